@@ -1,0 +1,1 @@
+"""What load looks like, without any engine: requests, trace formats, generators, and when to send what."""

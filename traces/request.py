@@ -1,0 +1,137 @@
+"""The nouns of load: what is asked (Request) and what came of it (RequestRecord)."""
+
+from __future__ import annotations
+
+import hashlib
+from typing import Literal
+
+import msgspec
+import numpy as np
+
+TIERS = ("gpu", "cpu", "disk", "shared")
+Phase = Literal["warm", "measure"]
+Verdict = Literal["proven", "contradicted", "unproven"]
+
+
+class Segment(msgspec.Struct, frozen=True, array_like=True):
+    """`tokens` leading tokens of the endless token stream that `hash_id` names."""
+
+    hash_id: int
+    tokens: int
+
+
+class Request(msgspec.Struct, frozen=True, kw_only=True):
+    """One request: the recipe of its prompt and when it wants to be sent.
+
+    at_s: intended send time in seconds from the load's start; None: as soon as a slot is free.
+    session, turn: turn k+1 of a session is sent `delay_s` after turn k completed, and not before `at_s`.
+    """
+
+    id: str
+    prompt: tuple[Segment, ...]
+    output_tokens: int
+    at_s: float | None = None
+    session: str | None = None
+    turn: int = 0
+    delay_s: float = 0.0
+
+    @property
+    def prompt_tokens(self) -> int:
+        return sum(segment.tokens for segment in self.prompt)
+
+
+class TokensByTier(msgspec.Struct, frozen=True, kw_only=True):
+    """Prompt tokens by where their KV came from. None: the engine does not say; it is not zero."""
+
+    computed: int | None = None
+    gpu: int | None = None
+    cpu: int | None = None
+    disk: int | None = None
+    shared: int | None = None
+
+
+class RequestRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """One row: what was intended, what was seen.
+
+    Times are seconds on the run's own clock (the manifest says when it started); None: it did not happen.
+    scheduled_s is the intended send time, sent_s the actual one. first_chunk_s is the first streamed chunk,
+    first_token_s the first chunk that carried a token. token_s holds the arrival of every chunk with tokens.
+    expected_tier is the warmed state ('recompute', 'gpu', 'cpu', 'disk', 'disk_cold'), None for free load.
+    cached_tokens is what the engine's own usage says for this request.
+    """
+
+    id: str
+    cell: str = ""
+    phase: Phase = "measure"
+    sample: int = 0
+    attempt: int = 0
+    expected_tier: str | None = None
+    expected_hit_tokens: int | None = None
+    verdict: Verdict | None = None
+    verdict_reason: str | None = None
+    scheduled_s: float
+    sent_s: float
+    first_chunk_s: float | None = None
+    first_token_s: float | None = None
+    last_token_s: float | None = None
+    token_s: tuple[float, ...] = ()
+    prompt_tokens: int
+    output_tokens: int | None = None
+    cached_tokens: int | None = None
+    tokens_by_tier: TokensByTier = TokensByTier()
+    session: str | None = None
+    turn: int = 0
+    error: str | None = None
+
+    @property
+    def ttft_s(self) -> float | None:
+        """Time to the first token, from the actual send; None for a failed request."""
+        return None if self.first_token_s is None else self.first_token_s - self.sent_s
+
+    @property
+    def e2e_s(self) -> float | None:
+        return None if self.last_token_s is None else self.last_token_s - self.sent_s
+
+    @property
+    def tpot_s(self) -> float | None:
+        """Mean time per output token after the first; None with fewer than two tokens."""
+        if self.first_token_s is None or self.last_token_s is None or (self.output_tokens or 0) < 2:
+            return None
+        return (self.last_token_s - self.first_token_s) / (self.output_tokens - 1)  # type: ignore[operator]
+
+
+class TokenSource:
+    """Expands prompt recipes into token ids. The same seed and hash id give the same tokens, always.
+
+    Ids lie in [reserved, vocab_size): the first ones are special tokens in most vocabularies.
+    """
+
+    def __init__(self, seed: int, vocab_size: int, reserved: int = 256) -> None:
+        if vocab_size <= reserved:
+            raise ValueError(f"vocab_size {vocab_size} must be larger than the {reserved} reserved ids")
+        self._seed, self._low, self._high = seed, reserved, vocab_size
+        self._streams: dict[int, np.ndarray[tuple[int], np.dtype[np.int64]]] = {}
+
+    def expand(self, prompt: tuple[Segment, ...]) -> list[int]:
+        """Token ids of a prompt, prompt_tokens of them."""
+        ids: list[int] = []
+        for segment in prompt:
+            ids.extend(self._stream(segment.hash_id, segment.tokens)[: segment.tokens].tolist())
+        return ids
+
+    def _stream(self, hash_id: int, tokens: int) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
+        known = self._streams.get(hash_id)
+        if known is None or len(known) < tokens:
+            # A stream of a given key only ever grows at its end, so a longer look keeps the shorter one's tokens.
+            rng = np.random.Generator(np.random.Philox(key=[self._seed, hash_id]))
+            known = rng.integers(self._low, self._high, size=tokens, dtype=np.int64)
+            if len(self._streams) > 4096:
+                self._streams.clear()
+            self._streams[hash_id] = known
+        return known
+
+
+def stable_id(*parts: object) -> int:
+    """A hash id from names: 63 bits, the same on every machine and run."""
+    digest = hashlib.blake2b("\x1f".join(map(str, parts)).encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "big") >> 1
