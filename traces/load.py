@@ -10,6 +10,7 @@ intended moments.
 from __future__ import annotations
 
 import heapq
+import math
 from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -48,55 +49,63 @@ Action = Send | WaitUntil | Blocked | Done
 class Load:
     """An order of requests with their three constraints: a time, a predecessor, a free slot.
 
-    Open loop: requests carry at_s, concurrency is None. Closed loop: at_s is None, concurrency says how many may
-    be in flight. Sessions: turn k+1 waits for turn k. All mix. Requests that are ready at the same moment go in
-    the order in which they were given.
+    Open loop: requests carry at_s, concurrency is None. Closed loop: at_s is None, concurrency says how many
+    may be in flight. Sessions: turn k+1 waits for turn k. All mix.
+
+    What is due goes by its due time, then in the order given. Requests without a time come after all that is
+    due, in the order given: they fill the slots that are left, so a session under way goes on before a new one
+    begins.
     """
 
     def __init__(self, requests: Iterable[Request], concurrency: int | None = None) -> None:
         if concurrency is not None and concurrency < 1:
             raise ValueError(f"concurrency must be at least 1, not {concurrency}")
         self.requests = tuple(requests)
-        self._concurrency = concurrency
         self._in_flight: dict[str, int] = {}
-        self._free_since = 0.0
+        # Since when each free slot has been free, oldest first; None: there are always enough.
+        self._slots = None if concurrency is None else deque([0.0] * concurrency)
+        self._timed: list[tuple[float, int]] = []
+        self._untimed: deque[int] = deque()
         self._later: dict[str, deque[int]] = {}
-        self._ready: list[tuple[float, int]] = []
-        queued: set[str] = set()
+        begun: set[str] = set()
         for order, request in enumerate(self.requests):
-            if request.session is not None and request.session in queued:
+            if request.session is not None and request.session in begun:
                 self._later.setdefault(request.session, deque()).append(order)
                 continue
             if request.session is not None:
-                queued.add(request.session)
-            self._ready.append((request.at_s or 0.0, order))
-        heapq.heapify(self._ready)
+                begun.add(request.session)
+            if request.at_s is None:
+                self._untimed.append(order)
+            else:
+                self._timed.append((request.at_s, order))
+        heapq.heapify(self._timed)
         self._waiting_turns = sum(map(len, self._later.values()))
 
     def next(self, now_s: float) -> Action:
-        if not self._ready:
+        if not self._timed and not self._untimed:
             return Blocked() if self._waiting_turns else Done()
-        if self._concurrency is not None and len(self._in_flight) >= self._concurrency:
+        if self._slots is not None and not self._slots:
             return Blocked()
-        ready_s, order = self._ready[0]
-        if ready_s > now_s:
-            return WaitUntil(ready_s)
-        heapq.heappop(self._ready)
+        due_s = self._timed[0][0] if self._timed else math.inf
+        if due_s > now_s and not self._untimed:
+            return WaitUntil(due_s)
+        order = heapq.heappop(self._timed)[1] if due_s <= now_s else self._untimed.popleft()
         request = self.requests[order]
         if request.id in self._in_flight:
             raise ValueError(f"request id {request.id!r} is in flight already: ids must be unique")
         self._in_flight[request.id] = order
+        free_since_s = self._slots.popleft() if self._slots is not None else 0.0
         # A request without a time of its own was meant to go when the slot it takes became free.
-        scheduled_s = ready_s if request.at_s is not None or request.turn else max(ready_s, self._free_since)
-        return Send(request, scheduled_s)
+        return Send(request, due_s if due_s <= now_s else free_since_s)
 
     def completed(self, request_id: str, now_s: float) -> None:
         """Tell that a request ended, well or not: its slot is free and its session goes on."""
         request = self.requests[self._in_flight.pop(request_id)]
-        self._free_since = now_s
+        if self._slots is not None:
+            self._slots.append(now_s)
         turns = self._later.get(request.session) if request.session is not None else None
         if turns:
             order = turns.popleft()
             following = self.requests[order]
             self._waiting_turns -= 1
-            heapq.heappush(self._ready, (max(now_s + following.delay_s, following.at_s or 0.0), order))
+            heapq.heappush(self._timed, (max(now_s + following.delay_s, following.at_s or 0.0), order))
