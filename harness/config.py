@@ -152,7 +152,10 @@ class Cache(Strict):
                 f"chunk_tokens {self.chunk_tokens} is not a multiple of block_tokens {self.block_tokens};"
                 " choose a multiple"
             )
-        for name, size in (("gpu", self.gpu), ("cpu", self.cpu), ("disk", self.disk and self.disk.capacity)):
+        if self.disk is not None and self.cpu is None:
+            raise ValueError("disk needs cpu: chunks pass through CPU RAM on their way; give cpu a size, e.g. 1GiB")
+        disk_bytes = None if self.disk is None else self.disk.capacity
+        for name, size in (("gpu", self.gpu), ("cpu", self.cpu), ("disk", disk_bytes)):
             if size is not None and size < 1:
                 raise ValueError(f"{name} has capacity 0; give it a size, or leave the tier out (null)")
         return self
@@ -314,6 +317,11 @@ def _check_tiers(measure: Measure, cache: Cache) -> None:
         raise ValueError("measure.tiers names cpu, but cache.cpu is not set; give it a size, e.g. 2GiB")
     if {"disk", "disk_cold"} & set(measure.tiers) and cache.disk is None:
         raise ValueError("measure.tiers names disk, but cache.disk is not set; add it, e.g. {capacity: 8GiB}")
+
+    if "disk" in measure.tiers and cache.disk is not None and cache.disk.odirect:
+        raise ValueError(
+            "measure.tiers names disk (page cache warm), but odirect bypasses the page cache; use disk_cold"
+        )
 
 
 def _check_arrivals(workload: SyntheticWorkload | SessionsWorkload | TraceWorkload) -> None:

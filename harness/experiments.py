@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import copy
 import difflib
+import hashlib
 import itertools
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -47,6 +48,10 @@ class Plan(msgspec.Struct, frozen=True):
     lines: dict[tuple[str, ...], int]
     axes: dict[str, tuple[Any, ...]]
     experiment: Experiment
+
+    def origin(self) -> dict[str, Any]:
+        """Which file this was, for the manifest."""
+        return {"path": str(self.path), "sha256": hashlib.sha256(self.path.read_bytes()).hexdigest()}
 
     def cells(self) -> list[Cell]:
         """Every combination of the axes, the last axis fastest; one cell without axes."""

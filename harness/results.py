@@ -42,7 +42,7 @@ class HostSample(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Sample(msgspec.Struct, frozen=True, kw_only=True):
-    """One measured batch in one warm state: what the counters moved by, against what they had to."""
+    """One measured batch: what the counters moved by, against what they had to. A free load has no verdict."""
 
     cell: str
     tier: str
@@ -50,7 +50,7 @@ class Sample(msgspec.Struct, frozen=True, kw_only=True):
     attempt: int = 0
     started_s: float
     ended_s: float
-    verdict: Verdict
+    verdict: Verdict | None
     reason: str | None = None
     observed: Counters
     expected: Counters
@@ -63,6 +63,7 @@ class RunFolder:
     def __init__(self, path: Path, manifest: dict[str, Any], lock: int | None) -> None:
         self.path, self.manifest, self._lock = path, manifest, lock
         self._files: dict[str, int] = {}
+        self._again: dict[str, Iterator[bytes]] = {}
 
     @classmethod
     def create(cls, path: Path, manifest: dict[str, Any]) -> RunFolder:
@@ -97,11 +98,29 @@ class RunFolder:
     def append_sample(self, sample: Sample) -> None:
         self._append("samples.jsonl", [sample])
 
+    def expect_again(self) -> None:
+        """Lets a deterministic engine begin again: what is appended is compared with the lines that are there first."""
+        if not self._again:
+            self._again = {name: _lines(self.path / name) for name in ("rows.jsonl", "samples.jsonl")}
+
     def _append(self, name: str, records: Iterable[msgspec.Struct]) -> None:
+        new = []
+        for record in records:
+            line = msgspec.json.encode(record) + b"\n"
+            known = next(self._again.get(name, iter(())), None)
+            if known is None:
+                new.append(line)
+            elif known != line:
+                raise ResultsError(
+                    f"{self.path}/{name}: the resumed run gives other rows than the first one; was the code, the config"
+                    " or the trace changed? Start a new run"
+                )
+        self._write(name, b"".join(new))
+
+    def _write(self, name: str, data: bytes) -> None:
         if name not in self._files:
             flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC
             self._files[name] = os.open(self.path / name, flags, 0o644)
-        data = b"".join(msgspec.json.encode(record) + b"\n" for record in records)
         view = memoryview(data)
         while view:
             view = view[os.write(self._files[name], view) :]
@@ -189,6 +208,12 @@ def _read_lines(path: Path, kind: type[_T]) -> Iterator[_T]:
                 yield decoder.decode(line)
             except (msgspec.DecodeError, msgspec.ValidationError) as error:
                 raise ResultsError(f"{path}:{number}: not a {kind.__name__} ({error}); restore the file") from None
+
+
+def _lines(path: Path) -> Iterator[bytes]:
+    if path.exists():
+        with path.open("rb") as file:
+            yield from file.read().splitlines(keepends=True)
 
 
 def _cut_torn_line(path: Path) -> None:

@@ -6,6 +6,8 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from harness.engines.base import Counters
+from harness.results import Sample
 from harness.stats import coefficient_of_variation, mean_interval, percentile, samples_needed
 from traces.request import RequestRecord
 
@@ -14,8 +16,10 @@ FREE_LOAD = "load"
 _HIT_TIERS = ("gpu", "cpu", "disk", "shared")
 
 
-def summarize(manifest: dict[str, Any], rows: Iterable[RequestRecord]) -> dict[str, Any]:
-    """Per cell and tier: counts, latencies with intervals, tokens by tier, throughput.
+def summarize(
+    manifest: dict[str, Any], rows: Iterable[RequestRecord], samples: Iterable[Sample] = ()
+) -> dict[str, Any]:
+    """Per cell and tier: counts, latencies with intervals, tokens by tier, throughput, what the counters moved by.
 
     A tier's figures hold its proven rows only (or, in a free load without warm states, all rows without error);
     rows left out are counted with their reasons.
@@ -28,6 +32,9 @@ def summarize(manifest: dict[str, Any], rows: Iterable[RequestRecord]) -> dict[s
             warm += 1
             continue
         groups.setdefault(row.cell, {}).setdefault(row.expected_tier or FREE_LOAD, []).append(row)
+    counters: dict[tuple[str, str], list[Counters]] = {}
+    for sample in samples:
+        counters.setdefault((sample.cell, sample.tier), []).append(sample.observed)
     measured = [row for tiers in groups.values() for group in tiers.values() for row in group]
     return {
         "run_id": manifest["run_id"],
@@ -38,7 +45,10 @@ def summarize(manifest: dict[str, Any], rows: Iterable[RequestRecord]) -> dict[s
             {
                 "key": cell["key"],
                 "overrides": cell["overrides"],
-                "tiers": {tier: tier_figures(group) for tier, group in groups[cell["key"]].items()},
+                "tiers": {
+                    tier: tier_figures(group) | {"counters": _moved(counters.get((cell["key"], tier), []))}
+                    for tier, group in groups[cell["key"]].items()
+                },
             }
             for cell in manifest["cells"]
         ],
@@ -84,6 +94,11 @@ def latency_figures(values: Sequence[float]) -> dict[str, Any] | None:
         "cv": coefficient_of_variation(values),
         "samples_for_5_percent": samples_needed(values, 0.05),
     }
+
+
+def _moved(moved: Sequence[Counters]) -> dict[str, int | None]:
+    """Sum of the counters' movements over all samples, proven or not; None where one sample lacks a counter."""
+    return {name: _sum_or_none([getattr(one, name) for one in moved]) for name in Counters.__struct_fields__}
 
 
 def _reason(row: RequestRecord) -> str:

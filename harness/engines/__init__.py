@@ -1,0 +1,66 @@
+"""Engines by name."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+from harness.config import EngineName, Experiment
+from harness.engines.base import Engine
+from simulator.models import ModelSpec
+
+Clock = Callable[[], float]
+
+
+def make_engine(name: EngineName, experiment: Experiment, model: ModelSpec, folder: Path, clock: Clock) -> Engine:
+    """The engine an experiment asks for; nothing is started. Raises SettingsError and other ValueErrors of one line."""
+    makers = {"sim": _sim, "vllm": _vllm, "openai": _openai, "fake": _fake}
+    return makers[name](experiment, model, folder, clock)
+
+
+def _sim(experiment: Experiment, model: ModelSpec, _folder: Path, _clock: Clock) -> Engine:
+    from harness.engines.sim import SimEngine
+    from simulator.calibration import load_calibration
+    from simulator.policies import engine_policy, tier_policy
+    from simulator.simulate import Simulator
+
+    cache, settings = experiment.cache, experiment.engines.sim
+    calibration = load_calibration(settings.hardware)
+    engine_rules, tier_rules = engine_policy(settings.engine_policy), tier_policy(settings.tier_policy)
+
+    def fresh() -> Simulator:
+        return Simulator(
+            model,
+            calibration,
+            engine_rules,
+            tier_rules,
+            gpu_blocks=cache.gpu // (model.kv_bytes_per_token * cache.block_tokens),
+            block_tokens=cache.block_tokens,
+            chunk_tokens=cache.chunk_tokens,
+            cpu_bytes=cache.cpu,
+            disk_bytes=cache.disk.capacity if cache.disk else None,
+            odirect=cache.disk.odirect if cache.disk else False,
+            max_num_batched_tokens=settings.max_batched_tokens,
+            max_num_seqs=settings.max_sequences,
+            record_token_times=settings.token_times,
+        )
+
+    return SimEngine(fresh)
+
+
+def _vllm(experiment: Experiment, model: ModelSpec, folder: Path, clock: Clock) -> Engine:
+    from harness.engines.vllm import VllmEngine
+
+    return VllmEngine(experiment, model, folder, clock)
+
+
+def _openai(experiment: Experiment, model: ModelSpec, _folder: Path, clock: Clock) -> Engine:
+    from harness.engines.openai import OpenAIEngine
+
+    return OpenAIEngine(experiment, model, clock)
+
+
+def _fake(experiment: Experiment, model: ModelSpec, _folder: Path, clock: Clock) -> Engine:
+    from harness.engines.fake import FakeEngine
+
+    return FakeEngine(experiment, model, clock)

@@ -1,6 +1,6 @@
 """The Engine seam: one working verb (`replay`) and a lifecycle.
 
-`start · ready · reset · replay · metrics · stop`, with abilities declared before the run. The run loop knows
+`start · ready · reset · replay · metrics · now_s · stop`, with abilities declared before the run. The run loop knows
 nothing else about engines, so the simulator, vLLM and the fake of the tests are measured by the same code.
 """
 
@@ -19,6 +19,10 @@ Emit = Callable[[RequestRecord], None]
 
 class EngineError(Exception):
     """A run cannot go on: the engine did not start, died, or does not answer. Its text names the cure."""
+
+
+class SettingsError(ValueError):
+    """The settings of the chosen engine cannot work. One line, with the cure; nothing was started."""
 
 
 class Capabilities(msgspec.Struct, frozen=True, kw_only=True):
@@ -97,6 +101,9 @@ class Engine(Protocol):
 
     async def replay(self, load: Load, emit: Emit) -> None:
         """Sends the load and emits one record a request, as each completes. A failed request is a record."""
+
+    def now_s(self) -> float:
+        """The run's clock: what the records' times are on. Virtual for a simulator."""
 
     async def metrics(self) -> Counters:
         """Totals, after all stores that earlier requests caused have ended."""

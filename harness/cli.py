@@ -1,0 +1,137 @@
+"""The commands, one short function each. What they do is elsewhere; heavy imports wait until a command runs."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated, Literal
+
+from cyclopts import App, Group, Parameter
+
+app = App(
+    name="harness",
+    help="""Measures what a prefix served from GPU, CPU RAM or disk does to LLM serving, and proves it.
+
+    Examples:
+
+        harness run configs/experiments/quickstart.yaml --engine sim
+
+        harness run configs/experiments/quickstart.yaml --engine vllm --set workload.prompt_tokens=8193
+
+        harness sweep configs/experiments/thesis_exp2_hit_rate.yaml --engine sim --size paper
+
+        harness report results/*
+
+        harness doctor
+    """,
+    help_format="plaintext",
+    version="0.1.0",
+)
+traces = App(name="traces", help="Public traces: what there is, and fetching it.", help_format="plaintext")
+app.command(traces)
+
+EngineChoice = Literal["sim", "vllm", "openai", "fake"]
+Experiment = Annotated[Path | None, Parameter(help="The experiment file. Not needed with --resume.")]
+Engine = Annotated[EngineChoice | None, Parameter(help="What serves the load.")]
+Overrides = Annotated[
+    list[str] | None, Parameter(name="--set", help="KEY=VALUE overrides any key of the file, e.g. seed=2. Repeatable.")
+]
+Size = Annotated[str | None, Parameter(help="One of the file's sizes, e.g. paper.")]
+Out = Annotated[Path | None, Parameter(help="The run's folder; it must not exist. Default: results/<run id>.")]
+Resume = Annotated[Path | None, Parameter(help="An unfinished run's folder: goes on where it stopped.")]
+
+
+@app.command
+def run(
+    experiment: Experiment = None,
+    /,
+    *,
+    engine: Engine = None,
+    overrides: Overrides = None,
+    size: Size = None,
+    out: Out = None,
+    resume: Resume = None,
+) -> int:
+    """Measures an experiment's base point.
+
+    Example: harness run configs/experiments/quickstart.yaml --engine sim --set seed=2
+    """
+    from harness.session import measure
+
+    return measure(experiment, engine, overrides or [], size, out, resume, sweep=False)
+
+
+@app.command
+def sweep(
+    experiment: Experiment = None,
+    /,
+    *,
+    engine: Engine = None,
+    overrides: Overrides = None,
+    size: Size = None,
+    out: Out = None,
+    resume: Resume = None,
+) -> int:
+    """Measures every point of the file's `sweep` axes, into one folder.
+
+    Example: harness sweep configs/experiments/thesis_exp2_hit_rate.yaml --engine vllm
+    """
+    from harness.session import measure
+
+    return measure(experiment, engine, overrides or [], size, out, resume, sweep=True)
+
+
+@app.command
+def report(*folders: Annotated[Path, Parameter(help="Run folders.")]) -> int:
+    """Makes summary, table and report.html again, from the rows alone.
+
+    Example: harness report results/*
+    """
+    from harness.session import report_again
+
+    return report_again(list(folders))
+
+
+@app.command
+def doctor() -> int:
+    """Says what this machine can and cannot do, each with the cure."""
+    from harness.doctor import checks, render
+
+    found = checks(Path.cwd())
+    print(render(found))
+    return 0
+
+
+@traces.command(name="list")
+def list_traces() -> int:
+    """Lists the catalogue."""
+    from harness.session import list_traces
+
+    return list_traces()
+
+
+@traces.command
+def fetch(
+    name: Annotated[str, Parameter(help="A name from `harness traces list`.")],
+    /,
+    *,
+    into: Annotated[Path | None, Parameter(help="The folder. Default: $HARNESS_TRACES, else traces/data.")] = None,
+    accept_digest: Annotated[str | None, Parameter(help="The sha256 to accept where the catalogue has none.")] = None,
+) -> int:
+    """Downloads a trace and checks its sha256.
+
+    Example: harness traces fetch mooncake_conversation
+    """
+    from harness.session import fetch_trace
+
+    return fetch_trace(name, into, accept_digest)
+
+
+def main() -> None:
+    """Exit codes: 0 done; 1 the run failed; 2 the user's mistake; 130, 143 interrupted."""
+    app["--help"].group = app["--version"].group = Group("Help")
+    sys.exit(app())
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,37 @@
+"""One look at a /metrics page."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+
+
+class Metrics:
+    """The samples of one scrape."""
+
+    def __init__(self, text: str) -> None:
+        from prometheus_client.parser import text_string_to_metric_families
+
+        self._samples = [sample for family in text_string_to_metric_families(text) for sample in family.samples]
+
+    def total(self, name: str, **labels: str) -> int | None:
+        """Sum over all label sets that agree with `labels`; None where the metric has no such sample."""
+        values = [sample.value for sample in self._matching(name, labels)]
+        return round(sum(values)) if values else None
+
+    def labels(self, name: str) -> dict[str, str]:
+        """Labels of the metric's first sample: how info metrics carry their facts; empty where there is none."""
+        return next((dict(sample.labels) for sample in self._matching(name, {})), {})
+
+    def _matching(self, name: str, labels: dict[str, str]) -> Iterator[Any]:
+        wanted = labels.items()
+        return (s for s in self._samples if s.name == name and all(s.labels.get(k) == v for k, v in wanted))
+
+
+async def scrape(client: httpx.AsyncClient, url: str) -> Metrics:
+    """Raises httpx.HTTPError."""
+    response = await client.get(url)
+    response.raise_for_status()
+    return Metrics(response.text)

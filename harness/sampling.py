@@ -1,0 +1,64 @@
+"""How many samples each tier gets, and in which order: pure decisions on the values seen so far.
+
+Tiers are interleaved, one sample of each a round, so that drift of the machine falls on all alike. A round goes from
+recompute down the tiers, because a prefix is moved down cheaply and up only by computing it again.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from harness.config import TIER_STATES, Measure
+from harness.stats import relative_half_width
+
+GIVE_UP_AFTER = 5
+
+
+@dataclass
+class _Tier:
+    values: list[float] = field(default_factory=list)
+    samples: int = 0
+    not_proven_in_a_row: int = 0
+
+
+class Sampler:
+    """Asks for rounds until every tier has enough. Feed it with `add` after each sample."""
+
+    def __init__(self, measure: Measure) -> None:
+        self._measure = measure
+        self._tiers = {tier: _Tier() for tier in TIER_STATES if tier in measure.tiers}
+
+    def add(self, tier: str, values: list[float], *, proven: bool) -> None:
+        """One sample of a tier: the metric of its proven rows, and whether the tier was proven at all."""
+        state = self._tiers[tier]
+        state.samples += 1
+        state.values += values
+        state.not_proven_in_a_row = 0 if proven else state.not_proven_in_a_row + 1
+
+    def round(self, elapsed_s: float) -> list[str]:
+        """Tiers to sample next, in order; empty when all have enough or the budget is spent."""
+        budget_s = self._measure.budget
+        if budget_s is not None and elapsed_s >= budget_s:
+            return []
+        return [tier for tier, state in self._tiers.items() if not self._enough(state)]
+
+    def samples_of(self, tier: str) -> int:
+        return self._tiers[tier].samples
+
+    def gave_up(self) -> list[str]:
+        """Tiers that are sampled no more because their evidence failed again and again."""
+        return [tier for tier, state in self._tiers.items() if state.not_proven_in_a_row >= GIVE_UP_AFTER]
+
+    def state(self, tier: str) -> str:
+        """For the progress line: how wide the interval is now."""
+        width = relative_half_width(self._tiers[tier].values)
+        return f"{tier} #{self._tiers[tier].samples + 1}" + (f" ±{width:.1%}" if width is not None else "")
+
+    def _enough(self, state: _Tier) -> bool:
+        until = self._measure.until
+        if until is None:
+            return state.samples >= (self._measure.samples or 0)
+        if state.not_proven_in_a_row >= GIVE_UP_AFTER or state.samples >= until.max_samples:
+            return True
+        width = relative_half_width(state.values, until.confidence)
+        return state.samples >= until.min_samples and width is not None and width <= until.half_width

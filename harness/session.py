@@ -1,0 +1,186 @@
+"""What stands between a command line and a run: reading, running, telling. Errors end here, as one line each."""
+
+from __future__ import annotations
+
+import signal
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from harness.config import EngineName
+from harness.config import Experiment as ExperimentConfig
+from harness.engines.base import EngineError
+from harness.experiments import Cell, ConfigError, Plan, load_experiment
+from harness.results import ResultsError, read_manifest
+from harness.run import Interrupted, RunRequest
+from harness.run import run as run_cells
+
+USER_ERROR, RUN_FAILED = 2, 1
+
+
+def measure(
+    experiment: Path | None,
+    engine: EngineName | None,
+    overrides: list[str],
+    size: str | None,
+    out: Path | None,
+    resume: Path | None,
+    *,
+    sweep: bool,
+) -> int:
+    """Runs or resumes; returns the exit code."""
+    return _told(lambda: _measure(experiment, engine, overrides, size, out, resume, sweep=sweep))
+
+
+def _measure(
+    experiment: Path | None,
+    engine: EngineName | None,
+    overrides: list[str],
+    size: str | None,
+    out: Path | None,
+    resume: Path | None,
+    *,
+    sweep: bool,
+) -> int:
+    from rich.console import Console
+
+    from harness.report.terminal import Progress, render_summary
+    from harness.seal import seal
+
+    plan = None if experiment is None else load_experiment(experiment, overrides, size)
+    request = _resumed(resume, plan, engine, sweep) if resume else _fresh(plan, engine, out, sweep)
+    folder = resume or request.out
+    try:
+        with Progress() as progress:
+            folder = run_cells(request, progress)
+    except (EngineError, Interrupted):
+        if folder is not None and (folder / "manifest.json").exists():
+            seal(folder)
+        raise
+    summary = seal(folder)
+    Console().print(render_summary(summary, read_manifest(folder)))
+    print(f"report: {folder / 'report.html'}")
+    return 0 if summary["rows"]["counted"] else RUN_FAILED
+
+
+def _fresh(plan: Plan | None, engine: EngineName | None, out: Path | None, sweep: bool) -> RunRequest:
+    if plan is None:
+        raise ConfigError("no experiment given; name a file, e.g. configs/experiments/quickstart.yaml")
+    if engine is None:
+        raise ConfigError("no engine given; add --engine sim, vllm or openai")
+    if out is not None and out.exists():
+        raise ConfigError(f"--out {out}: exists already; choose another folder, or go on with --resume {out}")
+    if sweep and not plan.axes:
+        raise ConfigError(f"{plan.path}: has no sweep axes; add `sweep: {{KEY: [values]}}`, or use harness run")
+    cells = plan.cells() if sweep else [plan.base_cell()]
+    return RunRequest(name=plan.experiment.name, cells=cells, engine=engine, experiment=plan.origin(), out=out)
+
+
+def _resumed(resume: Path, plan: Plan | None, engine: EngineName | None, sweep: bool) -> RunRequest:
+    """The cells that the manifest holds; a file that is also given has to say the same."""
+    manifest = read_manifest(resume)
+    if manifest["status"] == "complete":
+        raise ResultsError(f"{resume}: is complete already; nothing to resume")
+    if engine is not None and engine != manifest["engine"]:
+        raise ConfigError(f"--engine {engine}: {resume} was made with {manifest['engine']}; leave --engine out")
+    cells = [
+        Cell(
+            entry["key"],
+            entry["overrides"],
+            ExperimentConfig.model_validate_json(_json(entry["config"]), context={"resolved": True}),
+        )
+        for entry in manifest["cells"]
+    ]
+    if plan is not None and [c.experiment for c in (plan.cells() if sweep else [plan.base_cell()])] != [
+        c.experiment for c in cells
+    ]:
+        raise ConfigError(f"{plan.path}: differs from what {resume} was started with; resume without naming the file")
+    return RunRequest(
+        name=manifest["name"],
+        cells=cells,
+        engine=manifest["engine"],
+        experiment=manifest["experiment"],
+        resume=resume,
+    )
+
+
+def _json(config: object) -> bytes:
+    import msgspec
+
+    return msgspec.json.encode(config)
+
+
+def report_again(folders: Sequence[Path]) -> int:
+    """Seals each folder again; returns the exit code."""
+    return _told(lambda: _report_again(folders))
+
+
+def _report_again(folders: Sequence[Path]) -> int:
+    from rich.console import Console
+
+    from harness.report.terminal import render_summary
+    from harness.seal import seal
+
+    if not folders:
+        raise ConfigError("no folder given; name one, e.g. harness report results/*")
+    for folder in folders:
+        summary = seal(folder)
+        Console().print(render_summary(summary, read_manifest(folder)))
+        print(f"report: {folder / 'report.html'}")
+    return 0
+
+
+def list_traces() -> int:
+    """Prints the catalogue; returns the exit code."""
+    from traces.catalogue import catalogue
+
+    for name, entry in catalogue().items():
+        print(f"{name:24} {entry.format:9} {entry.licence:12} {entry.description}")
+    return 0
+
+
+def fetch_trace(name: str, into: Path | None, accept_digest: str | None) -> int:
+    """Downloads one trace; returns the exit code."""
+    return _told(lambda: _fetch_trace(name, into, accept_digest))
+
+
+def _fetch_trace(name: str, into: Path | None, accept_digest: str | None) -> int:
+    import os
+
+    from harness.report.terminal import Progress
+    from traces.catalogue import fetch
+
+    target = into or Path(os.environ.get("HARNESS_TRACES", "traces/data"))
+    with Progress() as progress:
+        told = 0
+
+        def tell(done: int, total: int | None) -> None:
+            nonlocal told
+            if not told:
+                progress.start(total, f"{name} (bytes)")
+            progress.advance(done - told)
+            told = done
+
+        path = fetch(name, target, accept_digest=accept_digest, progress=tell)
+    print(path)
+    return 0
+
+
+def _told(work: Callable[[], int]) -> int:
+    """Runs a command; what goes wrong becomes one line on stderr and an exit code. Bugs keep their traceback."""
+    try:
+        return work()
+    except (EngineError, ResultsError) as error:
+        print(f"harness: {error}", file=sys.stderr)
+        return RUN_FAILED if isinstance(error, EngineError) else USER_ERROR
+    except Interrupted as error:
+        print(f"harness: {error}; its rows are kept, --resume goes on", file=sys.stderr)
+        return 128 + error.signal
+    except KeyboardInterrupt:
+        return 128 + signal.SIGINT
+    except ValueError as error:
+        # ConfigError, PreflightError, TraceError, SpecError, ModelError, CalibrationError: the user's mistakes.
+        if type(error) is ValueError or not type(error).__module__.startswith(("harness", "simulator", "traces")):
+            raise
+        print(f"harness: {error}", file=sys.stderr)
+        return USER_ERROR
