@@ -1,6 +1,24 @@
-use pyo3::prelude::*;
+//! The core of the simulator: an engine and its cache tiers in virtual time. This file is the Python face only.
 
-#[pymodule]
-fn _core(_m: &Bound<'_, PyModule>) -> PyResult<()> {
-    Ok(())
-}
+mod blocks;
+mod cost;
+mod decode;
+mod device;
+mod engine;
+mod keys;
+mod lru;
+mod request;
+mod schedule;
+mod tiers;
+mod time;
+
+#[cfg(test)]
+mod tests;
+
+pub use engine::{Counters, Engine, EngineConfig};
+pub use keys::Segment;
+pub use request::{Completion, Sources, Submission};
+pub use time::{FOREVER, Ticks, from_s, to_s};
+
+#[cfg(feature = "python")]
+mod python;

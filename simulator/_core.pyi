@@ -1,0 +1,17 @@
+"""The Rust core, as simulate.py sees it."""
+
+from collections.abc import Sequence
+
+from traces.request import Segment
+
+_Times = tuple[float | None, float | None, tuple[float, ...]]
+_Counts = tuple[int, int, int, int, int, int, int]
+
+class Engine:
+    now_s: float
+    idle: bool
+    def __init__(self, config: object) -> None: ...
+    def submit(self, id: str, prompt: Sequence[Segment], output_tokens: int, reply_id: int, at_s: float) -> None: ...
+    def advance(self, until_s: float) -> list[tuple[str, _Times, _Counts, str | None]]: ...
+    def reset(self, gpu: bool, cpu: bool, disk: bool, page_cache: bool) -> None: ...
+    def counters(self) -> tuple[tuple[int, int, int], tuple[int, int, int], tuple[int, int, int]]: ...

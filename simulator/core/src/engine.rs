@@ -1,0 +1,392 @@
+//! The engine: continuous batching in virtual time, as a state machine that never sleeps.
+//!
+//! Events (arrivals, ends of transfers) come first at any moment, then the end of the step in flight, then the next
+//! schedule. `schedule.rs` decides what a step computes, `decode.rs` takes many decode steps at once.
+
+use std::cmp::Reverse;
+use std::collections::{BTreeSet, BinaryHeap, VecDeque};
+
+use crate::blocks::BlockPool;
+use crate::cost::{Cost, CostConfig};
+use crate::keys::{Key, Segment, block_keys};
+use crate::request::{Completion, Lookup, Request, Status, Submission};
+use crate::schedule::Batch;
+use crate::tiers::{Ended, IoId, Slot, TierConfig, TierCounters, Tiers};
+use crate::time::{FOREVER, Ticks};
+
+#[derive(Clone, Debug)]
+#[cfg_attr(feature = "python", derive(pyo3::FromPyObject))]
+pub struct EngineConfig {
+    /// Blocks as the engine counts them; `null_blocks` of them hold no request's tokens.
+    pub gpu_blocks: u32,
+    pub null_blocks: u32,
+    pub block_tokens: u64,
+    pub chunk_tokens: u64,
+    pub max_num_batched_tokens: u64,
+    pub max_num_seqs: u64,
+    pub max_model_len: u64,
+    pub record_token_times: bool,
+    pub macro_steps: bool,
+    pub cost: CostConfig,
+    pub tiers: Option<TierConfig>,
+}
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Counters {
+    pub computed_tokens: u64,
+    pub gpu_hit_tokens: u64,
+    pub external_tokens: u64,
+    pub tiers: TierCounters,
+}
+
+#[derive(Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum Event {
+    Arrival(usize),
+    IoDone(IoId),
+}
+
+pub struct Engine {
+    pub(crate) config: EngineConfig,
+    pub(crate) cost: Cost,
+    pub(crate) now: Ticks,
+    pub(crate) pool: BlockPool,
+    pub(crate) tiers: Option<Tiers>,
+    pub(crate) requests: Vec<Request>,
+    spare: Vec<Slot>,
+    pub(crate) running: Vec<Slot>,
+    pub(crate) waiting: VecDeque<Slot>,
+    /// Waiting requests that hold blocks (their load is in flight or done): looked at before all others.
+    pub(crate) holding: VecDeque<Slot>,
+    /// Requests that are prefilling or loading: the blocks that they still lack are spoken for.
+    pub(crate) prefilling: BTreeSet<Slot>,
+    pub(crate) counters: Counters,
+    /// The key that would lengthen the hit of the request that waits for blocks.
+    pub(crate) watched: Option<Key>,
+    /// The last schedule would be made again and again until an event or a request's end.
+    pub(crate) steady: bool,
+    step: Option<(Ticks, Batch)>,
+    events: BinaryHeap<Reverse<(Ticks, u64, Event)>>,
+    next_event: u64,
+    arriving: Vec<Option<Submission>>,
+    spare_arrivals: Vec<usize>,
+    ids: BTreeSet<String>,
+    completed: Vec<Completion>,
+}
+
+impl Engine {
+    /// Errors: a configuration that could serve nothing, in one line.
+    pub fn new(config: EngineConfig) -> Result<Self, String> {
+        let needed = [
+            ("block_tokens", config.block_tokens),
+            ("chunk_tokens", config.chunk_tokens),
+            ("max_num_batched_tokens", config.max_num_batched_tokens),
+            ("max_num_seqs", config.max_num_seqs),
+        ];
+        if let Some((name, _)) = needed.iter().find(|(_, value)| *value == 0) {
+            return Err(format!("{name} must be at least 1, not 0"));
+        }
+        if config.max_model_len > u64::from(u32::MAX) {
+            return Err(format!("max_model_len {} is more than {}", config.max_model_len, u32::MAX));
+        }
+        if config.gpu_blocks <= config.null_blocks {
+            return Err(format!(
+                "gpu_blocks must be more than {}, not {}",
+                config.null_blocks, config.gpu_blocks
+            ));
+        }
+        Ok(Self {
+            cost: Cost::new(&config.cost),
+            now: 0,
+            pool: BlockPool::new(config.gpu_blocks - config.null_blocks),
+            tiers: config.tiers.clone().map(Tiers::new),
+            requests: Vec::new(),
+            spare: Vec::new(),
+            running: Vec::new(),
+            waiting: VecDeque::new(),
+            holding: VecDeque::new(),
+            prefilling: BTreeSet::new(),
+            counters: Counters::default(),
+            watched: None,
+            steady: false,
+            step: None,
+            events: BinaryHeap::new(),
+            next_event: 0,
+            arriving: Vec::new(),
+            spare_arrivals: Vec::new(),
+            ids: BTreeSet::new(),
+            completed: Vec::new(),
+            config,
+        })
+    }
+
+    pub fn now(&self) -> Ticks {
+        self.now
+    }
+
+    /// Nothing is asked, computed or transferred.
+    pub fn idle(&self) -> bool {
+        self.ids.is_empty() && self.tiers.as_ref().is_none_or(Tiers::idle)
+    }
+
+    pub fn counters(&self) -> Counters {
+        Counters { tiers: self.tiers.as_ref().map(Tiers::counters).unwrap_or_default(), ..self.counters }
+    }
+
+    /// Takes a request that is sent at `at`. A request that can never be served completes with an error.
+    pub fn submit(&mut self, submission: Submission, at: Ticks) -> Result<(), String> {
+        if at < self.now {
+            return Err(format!("request {:?} is submitted for a moment that has passed", submission.id));
+        }
+        if !self.ids.insert(submission.id.clone()) {
+            return Err(format!("request id {:?} is in flight already: ids must be unique", submission.id));
+        }
+        let tokens = submission.prompt_tokens().unwrap_or(0).min(self.config.max_model_len);
+        let arrives = at.saturating_add(self.cost.arrival(tokens));
+        let index = self.spare_arrivals.pop().unwrap_or(self.arriving.len());
+        if index == self.arriving.len() {
+            self.arriving.push(None);
+        }
+        self.arriving[index] = Some(submission);
+        self.push_event(arrives, Event::Arrival(index));
+        Ok(())
+    }
+
+    /// Runs until `until` or the first moment at which requests complete, and returns those. FOREVER: until requests
+    /// complete or nothing is left to do. Error: requests wait for what can never come.
+    pub fn advance(&mut self, until: Ticks) -> Result<Vec<Completion>, String> {
+        loop {
+            self.take_events();
+            self.end_step();
+            if !self.completed.is_empty() {
+                return Ok(std::mem::take(&mut self.completed));
+            }
+            if self.step.is_none() {
+                self.decode_ahead(until.min(self.next_event_at()));
+                if self.next_event_at() <= self.now {
+                    continue;
+                }
+                self.begin_step();
+            }
+            let step_end = self.step.as_ref().map_or(FOREVER, |(end, _)| *end);
+            let next = step_end.min(self.next_event_at());
+            if next > until || next == FOREVER {
+                self.now = if until == FOREVER { self.now } else { self.now.max(until) };
+                let stuck = next == FOREVER && !self.ids.is_empty();
+                return if stuck { Err(self.stuck()) } else { Ok(Vec::new()) };
+            }
+            self.now = self.now.max(next);
+        }
+    }
+
+    /// Empties tiers. Error: requests or transfers are in flight.
+    pub fn reset(&mut self, gpu: bool, cpu: bool, disk: bool, page_cache: bool) -> Result<(), String> {
+        if !self.idle() {
+            return Err("a reset needs an idle engine: drain it first".to_string());
+        }
+        if gpu {
+            self.pool.reset();
+        }
+        if let Some(tiers) = &mut self.tiers {
+            if cpu {
+                tiers.reset_cpu();
+            }
+            if disk {
+                tiers.reset_disk();
+            }
+            if page_cache {
+                tiers.reset_page_cache();
+            }
+        }
+        Ok(())
+    }
+
+    fn next_event_at(&self) -> Ticks {
+        self.events.peek().map_or(FOREVER, |Reverse((at, _, _))| *at)
+    }
+
+    fn push_event(&mut self, at: Ticks, event: Event) {
+        self.events.push(Reverse((at, self.next_event, event)));
+        self.next_event += 1;
+    }
+
+    /// Puts the ends of transfers that the tiers have begun among the events.
+    fn take_begun(&mut self) {
+        let begun = self.tiers.as_mut().map(Tiers::take_begun).unwrap_or_default();
+        for (end, id) in begun {
+            self.push_event(end, Event::IoDone(id));
+        }
+    }
+
+    fn take_events(&mut self) {
+        if self.next_event_at() > self.now {
+            return;
+        }
+        self.steady = false;
+        if let Some((_, batch)) = &mut self.step {
+            batch.steady = false;
+        }
+        if let Some(tiers) = &mut self.tiers {
+            tiers.tick(self.now);
+        }
+        while self.next_event_at() <= self.now {
+            match self.events.pop() {
+                Some(Reverse((_, _, Event::Arrival(index)))) => self.arrive(index),
+                Some(Reverse((_, _, Event::IoDone(id)))) => self.io_done(id),
+                None => return,
+            }
+        }
+    }
+
+    fn arrive(&mut self, index: usize) {
+        self.spare_arrivals.push(index);
+        let Some(submission) = self.arriving[index].take() else { return };
+        if let Some(error) = self.refusal(&submission) {
+            self.ids.remove(&submission.id);
+            let tokens = submission.prompt_tokens().unwrap_or(0);
+            self.completed.push(Completion::failed(submission.id, tokens, error));
+            return;
+        }
+        let prompt: u64 = submission.prompt.iter().map(|segment| segment.tokens).sum();
+        let chunk_keys = match self.tiers {
+            Some(_) => block_keys(&submission.prompt, self.config.chunk_tokens),
+            None => Vec::new(),
+        };
+        let mut recipe = submission.prompt;
+        recipe.push(Segment { hash_id: submission.reply_id, tokens: submission.output_tokens });
+        let request = Request {
+            id: submission.id,
+            prompt,
+            output: submission.output_tokens,
+            block_keys: block_keys(&recipe, self.config.block_tokens),
+            chunk_keys,
+            ..Request::default()
+        };
+        let slot = self.spare.pop().unwrap_or(self.requests.len());
+        if slot == self.requests.len() {
+            self.requests.push(request);
+        } else {
+            self.requests[slot] = request;
+        }
+        self.waiting.push_back(slot);
+    }
+
+    /// Why a request can never be served; None: it can.
+    fn refusal(&self, submission: &Submission) -> Option<String> {
+        let output = submission.output_tokens;
+        let prompt = submission.prompt_tokens().unwrap_or(u64::MAX);
+        if prompt == 0 || output == 0 {
+            return Some(format!(
+                "a request needs tokens: this has {prompt} in its prompt and asks for {output}"
+            ));
+        }
+        let limit = self.config.max_model_len;
+        if prompt.saturating_add(output) > limit {
+            return Some(format!(
+                "{prompt} prompt and {output} output tokens exceed the model's {limit} positions"
+            ));
+        }
+        // The last token's KV is never needed.
+        let needed = (prompt + output - 1).div_ceil(self.config.block_tokens);
+        let blocks = self.pool.len();
+        (needed > blocks)
+            .then(|| format!("{needed} blocks are needed and the GPU has {blocks}: it can never fit"))
+    }
+
+    fn io_done(&mut self, id: IoId) {
+        let Some(tiers) = &mut self.tiers else { return };
+        match tiers.io_done(self.now, id) {
+            Ended::Lookup(slot, hit) => self.requests[slot].lookup = Lookup::Answered(hit),
+            Ended::Load(slot) => self.requests[slot].status = Status::Loaded,
+            Ended::Store(slot) => {
+                self.requests[slot].stores_in_flight -= 1;
+                self.retire_if_done(slot);
+            }
+            Ended::Nothing => {}
+        }
+        self.take_begun();
+    }
+
+    fn begin_step(&mut self) {
+        let mut batch = self.schedule();
+        if batch.slots.is_empty() && batch.preempted {
+            // The only running request preempted itself; a step of nothing takes no time.
+            batch = self.schedule();
+        }
+        self.take_begun();
+        if !batch.slots.is_empty() {
+            let end = self.now + self.cost.step(&batch.work);
+            self.step = Some((end, batch));
+        }
+    }
+
+    /// Ends the step in flight if it is due: tokens appear, chunks are stored, requests finish.
+    fn end_step(&mut self) {
+        if self.step.as_ref().is_none_or(|(end, _)| *end > self.now) {
+            return;
+        }
+        let Some((_, batch)) = self.step.take() else { return };
+        self.steady = batch.steady;
+        if let Some(tiers) = &mut self.tiers {
+            tiers.tick(self.now);
+        }
+        for slot in batch.slots {
+            self.store_chunks(slot);
+            let request = &mut self.requests[slot];
+            if request.computed < request.tokens_known() {
+                continue;
+            }
+            request.generated += 1;
+            request.first_token.get_or_insert(self.now);
+            request.last_token = Some(self.now);
+            if self.config.record_token_times {
+                request.tokens.push(self.now);
+            }
+            if request.generated == request.output {
+                self.finish(slot);
+            }
+        }
+        self.take_begun();
+    }
+
+    /// Begins to store the prompt's whole chunks that are computed and were not stored or loaded before.
+    fn store_chunks(&mut self, slot: Slot) {
+        let Some(tiers) = &mut self.tiers else { return };
+        let request = &mut self.requests[slot];
+        let computed = request.computed.min(request.prompt) / self.config.chunk_tokens;
+        if computed > request.stored_chunks {
+            let keys = &request.chunk_keys[request.stored_chunks as usize..computed as usize];
+            request.stores_in_flight += u64::from(tiers.store(self.now, slot, keys));
+            request.stored_chunks = computed;
+        }
+    }
+
+    fn finish(&mut self, slot: Slot) {
+        self.steady = false;
+        self.running.retain(|&other| other != slot);
+        let request = &mut self.requests[slot];
+        self.ids.remove(&request.id);
+        let stores_in_flight = request.stores_in_flight;
+        let kept = Request {
+            status: Status::Finished,
+            blocks: std::mem::take(&mut request.blocks),
+            stores_in_flight,
+            ..Request::default()
+        };
+        self.completed.push(std::mem::replace(request, kept).into_completion());
+        self.retire_if_done(slot);
+    }
+
+    /// Frees a finished request's blocks, which its stores read from, once those have ended.
+    fn retire_if_done(&mut self, slot: Slot) {
+        let request = &mut self.requests[slot];
+        if request.status == Status::Finished && request.stores_in_flight == 0 {
+            self.pool.release(&std::mem::take(&mut request.blocks));
+            self.spare.push(slot);
+        }
+    }
+
+    fn stuck(&self) -> String {
+        let waiting = self.waiting.len() + self.holding.len();
+        format!("{waiting} requests wait for blocks that nothing will free: raise gpu_blocks")
+    }
+}

@@ -1,0 +1,102 @@
+//! Block identity without tokens: the key of a block is a chain hash over the pieces of streams that it holds.
+
+use std::collections::HashMap;
+use std::hash::{BuildHasherDefault, Hasher};
+
+pub type Key = u64;
+
+/// `tokens` leading tokens of the endless token stream that `hash_id` names.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[cfg_attr(feature = "python", derive(pyo3::FromPyObject))]
+pub struct Segment {
+    pub hash_id: i64,
+    pub tokens: u64,
+}
+
+/// Keys are hashes already, so maps take them as they are. Nothing depends on a map's order.
+#[derive(Default)]
+pub struct AsIs(u64);
+
+impl Hasher for AsIs {
+    fn finish(&self) -> u64 {
+        self.0
+    }
+    fn write(&mut self, bytes: &[u8]) {
+        for byte in bytes {
+            self.0 = mix(self.0 ^ u64::from(*byte));
+        }
+    }
+    fn write_u64(&mut self, value: u64) {
+        self.0 = value;
+    }
+}
+
+pub type KeyMap<V> = HashMap<Key, V, BuildHasherDefault<AsIs>>;
+
+/// The finalizer of splitmix64: every input bit reaches every output bit.
+fn mix(value: u64) -> u64 {
+    let value = value.wrapping_add(0x9e37_79b9_7f4a_7c15);
+    let value = (value ^ (value >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    let value = (value ^ (value >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+    value ^ (value >> 31)
+}
+
+/// Keys of the whole blocks of `size` tokens in a recipe. Equal keys: the recipes agree on every token up to there.
+///
+/// Every segment starts its stream at 0, and a piece never spans two segments, so a run of tokens can be written in
+/// one way only (a segment of no tokens is left out): equal tokens give equal pieces.
+pub fn block_keys(recipe: &[Segment], size: u64) -> Vec<Key> {
+    let tokens: u64 = recipe.iter().map(|segment| segment.tokens).sum();
+    let mut keys = Vec::with_capacity((tokens / size) as usize);
+    let (mut key, mut room) = (mix(size), size);
+    for segment in recipe {
+        let mut offset = 0;
+        while offset < segment.tokens {
+            let piece = room.min(segment.tokens - offset);
+            key = mix(key ^ mix(segment.hash_id as u64));
+            key = mix(key ^ mix(offset).rotate_left(17) ^ mix(piece).rotate_left(43));
+            offset += piece;
+            room -= piece;
+            if room == 0 {
+                keys.push(key);
+                room = size;
+            }
+        }
+    }
+    keys
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn recipe(parts: &[(i64, u64)]) -> Vec<Segment> {
+        let segment = |&(hash_id, tokens)| Segment { hash_id, tokens };
+        parts.iter().map(segment).collect()
+    }
+
+    #[test]
+    fn prompts_share_a_block_only_up_to_where_they_agree() {
+        let a = block_keys(&recipe(&[(1, 40), (2, 100)]), 16);
+        let b = block_keys(&recipe(&[(1, 40), (3, 100)]), 16);
+        assert_eq!(a.len(), 8);
+        assert_eq!(a[..2], b[..2]);
+        assert!((2..8).all(|i| a[i] != b[i]));
+    }
+
+    #[test]
+    fn a_longer_look_at_a_stream_keeps_the_shorter_ones_keys() {
+        let short = block_keys(&recipe(&[(7, 50)]), 16);
+        let long = block_keys(&recipe(&[(7, 90)]), 16);
+        assert_eq!(short[..], long[..3]);
+        assert_eq!(block_keys(&recipe(&[(9, 0), (7, 50)]), 16), short);
+    }
+
+    #[test]
+    fn a_stream_that_restarts_is_not_one_that_goes_on() {
+        let once = block_keys(&recipe(&[(7, 32)]), 16);
+        let twice = block_keys(&recipe(&[(7, 16), (7, 16)]), 16);
+        assert_eq!(once[0], twice[0]);
+        assert_ne!(once[1], twice[1]);
+    }
+}

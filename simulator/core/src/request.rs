@@ -1,0 +1,133 @@
+//! What the engine keeps of a request, and what it says of it in the end.
+
+use crate::blocks::BlockId;
+use crate::keys::{Key, Segment};
+use crate::tiers::Hit;
+use crate::time::Ticks;
+
+/// A request as it is handed in. `reply_id` names the stream of the tokens that will be generated.
+#[derive(Clone, Debug)]
+pub struct Submission {
+    pub id: String,
+    pub prompt: Vec<Segment>,
+    pub output_tokens: u64,
+    pub reply_id: i64,
+}
+
+impl Submission {
+    /// None: more tokens than can be counted.
+    pub fn prompt_tokens(&self) -> Option<u64> {
+        self.prompt.iter().try_fold(0u64, |sum, segment| sum.checked_add(segment.tokens))
+    }
+}
+
+/// Prompt tokens by where their KV came from, as decided at the first admission.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Sources {
+    pub computed: u64,
+    pub gpu: u64,
+    pub cpu: u64,
+    pub disk: u64,
+}
+
+#[derive(Clone, Debug, PartialEq)]
+pub struct Completion {
+    pub id: String,
+    pub first_token: Option<Ticks>,
+    pub last_token: Option<Ticks>,
+    pub tokens: Vec<Ticks>,
+    pub prompt_tokens: u64,
+    pub output_tokens: u64,
+    pub sources: Sources,
+    pub preemptions: u64,
+    pub error: Option<String>,
+}
+
+impl Completion {
+    pub fn failed(id: String, prompt_tokens: u64, error: String) -> Self {
+        Self {
+            id,
+            first_token: None,
+            last_token: None,
+            tokens: Vec::new(),
+            prompt_tokens,
+            output_tokens: 0,
+            sources: Sources::default(),
+            preemptions: 0,
+            error: Some(error),
+        }
+    }
+}
+
+#[derive(Clone, Debug, Default)]
+pub enum Lookup {
+    #[default]
+    NotAsked,
+    Pending,
+    Answered(Hit),
+}
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Status {
+    #[default]
+    Waiting,
+    /// Holds its blocks while the tiers fill them.
+    Loading,
+    /// The tiers have filled them.
+    Loaded,
+    Running,
+    /// Answered; its blocks are held until its stores have ended.
+    Finished,
+}
+
+#[derive(Clone, Debug, Default)]
+pub struct Request {
+    pub id: String,
+    pub prompt: u64,
+    pub output: u64,
+    /// Keys of all whole blocks that prompt and output will fill.
+    pub block_keys: Vec<Key>,
+    /// Keys of the prompt's whole chunks.
+    pub chunk_keys: Vec<Key>,
+    pub status: Status,
+    pub blocks: Vec<BlockId>,
+    /// How many of `blocks` can be found by key.
+    pub registered: usize,
+    /// Tokens whose KV is there; after scheduling it counts the step in flight.
+    pub computed: u64,
+    pub generated: u64,
+    pub preemptions: u64,
+    pub lookup: Lookup,
+    pub stored_chunks: u64,
+    pub stores_in_flight: u64,
+    pub sources: Sources,
+    pub first_token: Option<Ticks>,
+    pub last_token: Option<Ticks>,
+    pub tokens: Vec<Ticks>,
+}
+
+impl Request {
+    /// Tokens known so far: the prompt and what was generated.
+    pub fn tokens_known(&self) -> u64 {
+        self.prompt + self.generated
+    }
+
+    /// True once only generated tokens are left to compute.
+    pub fn decoding(&self) -> bool {
+        self.generated > 0 && self.computed + 1 == self.tokens_known()
+    }
+
+    pub fn into_completion(self) -> Completion {
+        Completion {
+            id: self.id,
+            first_token: self.first_token,
+            last_token: self.last_token,
+            tokens: self.tokens,
+            prompt_tokens: self.prompt,
+            output_tokens: self.generated,
+            sources: self.sources,
+            preemptions: self.preemptions,
+            error: None,
+        }
+    }
+}

@@ -1,0 +1,432 @@
+//! Chunk tiers below the GPU: CPU memory and disk, with LMCache's rules as data.
+//!
+//! Sans I/O: the tiers say which transfer ends when, and act when told that it ended (`io_done`). Chunk counts stand
+//! for bytes throughout.
+
+use std::collections::{BTreeMap, VecDeque};
+
+use crate::device::{Device, DeviceConfig};
+use crate::keys::{Key, KeyMap};
+use crate::lru::Lru;
+use crate::time::{self, Ticks};
+
+pub type IoId = u64;
+/// The engine's name for a request, handed back in `Ended`.
+pub type Slot = usize;
+
+#[derive(Clone, Debug)]
+#[cfg_attr(feature = "python", derive(pyo3::FromPyObject))]
+pub struct TierPolicy {
+    /// Evict when a write needs room. Otherwise only at ticks, and a write without room is given up.
+    pub evict_on_demand: bool,
+    pub tick_s: f64,
+    pub watermark: f64,
+    pub evict_ratio: f64,
+    /// Chunks read from disk stay in the CPU tier.
+    pub keep_prefetched: bool,
+    pub max_prefetches: u64,
+    /// A full disk drops its least recently used chunks. Otherwise it takes no more.
+    pub disk_evicts: bool,
+}
+
+#[derive(Clone, Debug)]
+#[cfg_attr(feature = "python", derive(pyo3::FromPyObject))]
+pub struct TierConfig {
+    pub policy: TierPolicy,
+    pub chunk_bytes: u64,
+    pub cpu_chunks: u64,
+    /// None: there is no disk tier.
+    pub disk_chunks: Option<u64>,
+    /// Reads bypass the page cache.
+    pub odirect: bool,
+    pub cpu_read: DeviceConfig,
+    pub cpu_write: DeviceConfig,
+    pub disk_read: DeviceConfig,
+    pub disk_write: DeviceConfig,
+    pub page_cache_read: DeviceConfig,
+}
+
+/// A prefix of a request's chunks that the tiers hold, locked until `release`. The first `in_cpu.len()` chunks.
+#[derive(Clone, Debug, Default)]
+pub struct Hit {
+    pub keys: Vec<Key>,
+    /// Chunk by chunk: found in the CPU tier (else read from disk).
+    pub in_cpu: Vec<bool>,
+}
+
+impl Hit {
+    pub fn chunks(&self) -> u64 {
+        self.in_cpu.len() as u64
+    }
+
+    fn disk_chunks(&self) -> u64 {
+        self.in_cpu.iter().filter(|in_cpu| !**in_cpu).count() as u64
+    }
+
+    fn keys_where(&self, in_cpu: bool) -> impl DoubleEndedIterator<Item = Key> + '_ {
+        self.keys.iter().zip(&self.in_cpu).filter(move |(_, held)| **held == in_cpu).map(|(key, _)| *key)
+    }
+}
+
+/// What the engine has to know of a transfer that ended.
+#[derive(Debug)]
+pub enum Ended {
+    Lookup(Slot, Hit),
+    Load(Slot),
+    Store(Slot),
+    Nothing,
+}
+
+#[derive(Debug)]
+enum Op {
+    /// Disk to CPU: `warm` chunks are left to read from the page cache.
+    Prefetch {
+        slot: Slot,
+        hit: Hit,
+        warm: u64,
+    },
+    Load(Slot),
+    Store {
+        slot: Slot,
+        keys: Vec<Key>,
+    },
+    DiskWrite(Vec<Key>),
+}
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct TierCounters {
+    pub cpu_hit_chunks: u64,
+    pub disk_hit_chunks: u64,
+    pub disk_loaded_chunks: u64,
+    pub stores_begun: u64,
+    pub stores_ended: u64,
+    pub storage_read_bytes: u64,
+}
+
+#[derive(Debug)]
+struct Disk {
+    chunks: u64,
+    held: Lru,
+    writing: KeyMap<()>,
+    in_page_cache: KeyMap<()>,
+}
+
+#[derive(Debug)]
+pub struct Tiers {
+    config: TierConfig,
+    cpu: Lru,
+    /// Chunks of the CPU tier that transfers in flight write to.
+    staged: u64,
+    disk: Option<Disk>,
+    cpu_read: Device,
+    cpu_write: Device,
+    disk_read: Device,
+    disk_write: Device,
+    page_cache_read: Device,
+    ops: BTreeMap<IoId, Op>,
+    next_io: IoId,
+    prefetching: u64,
+    waiting_prefetches: VecDeque<(Slot, Hit)>,
+    ticked_until: Ticks,
+    counters: TierCounters,
+    /// Transfers begun since the engine last looked: their ends.
+    begun: Vec<(Ticks, IoId)>,
+}
+
+impl Tiers {
+    pub fn new(config: TierConfig) -> Self {
+        let disk = config.disk_chunks.map(|chunks| Disk {
+            chunks,
+            held: Lru::default(),
+            writing: KeyMap::default(),
+            in_page_cache: KeyMap::default(),
+        });
+        Self {
+            cpu: Lru::default(),
+            staged: 0,
+            disk,
+            cpu_read: Device::new(&config.cpu_read),
+            cpu_write: Device::new(&config.cpu_write),
+            disk_read: Device::new(&config.disk_read),
+            disk_write: Device::new(&config.disk_write),
+            page_cache_read: Device::new(&config.page_cache_read),
+            ops: BTreeMap::new(),
+            next_io: 0,
+            prefetching: 0,
+            waiting_prefetches: VecDeque::new(),
+            ticked_until: 0,
+            counters: TierCounters::default(),
+            begun: Vec::new(),
+            config,
+        }
+    }
+
+    pub fn counters(&self) -> TierCounters {
+        self.counters
+    }
+
+    pub fn idle(&self) -> bool {
+        self.ops.is_empty()
+    }
+
+    pub fn take_begun(&mut self) -> Vec<(Ticks, IoId)> {
+        std::mem::take(&mut self.begun)
+    }
+
+    /// Runs the eviction ticks up to `now`. Use changes only at events, so ticks between two events can wait for the
+    /// later one.
+    pub fn tick(&mut self, now: Ticks) {
+        let every = time::from_s(self.config.policy.tick_s);
+        if self.config.policy.evict_on_demand || every == 0 {
+            return;
+        }
+        let mut ticks = now / every - self.ticked_until / every;
+        self.ticked_until = now;
+        while ticks > 0 && self.above_watermark() {
+            let share = (self.config.policy.evict_ratio * self.cpu.len() as f64) as u64;
+            if self.cpu.drop_oldest(share.max(1)).is_empty() {
+                return;
+            }
+            ticks -= 1;
+        }
+    }
+
+    /// Begins to look for a prefix of `keys`. Some: the answer at once; None: `Ended::Lookup` brings it.
+    pub fn lookup(&mut self, now: Ticks, slot: Slot, keys: &[Key]) -> Option<Hit> {
+        let mut hit = Hit::default();
+        for &key in keys {
+            let in_cpu = self.cpu.contains(key);
+            if !in_cpu && !self.disk.as_ref().is_some_and(|disk| disk.held.contains(key)) {
+                break;
+            }
+            hit.keys.push(key);
+            hit.in_cpu.push(in_cpu);
+        }
+        // The tail of a prefix is the first to go, so it is the first to be touched.
+        hold(&mut self.cpu, hit.keys_where(true).rev());
+        if let Some(disk) = &mut self.disk {
+            hold(&mut disk.held, hit.keys_where(false).rev());
+        }
+        if hit.disk_chunks() == 0 {
+            self.count_hit(&hit);
+            return Some(hit);
+        }
+        if self.prefetching < self.config.policy.max_prefetches {
+            return self.prefetch(now, slot, hit);
+        }
+        self.waiting_prefetches.push_back((slot, hit));
+        None
+    }
+
+    /// Begins to copy `chunks` of a hit to the GPU; `Ended::Load` follows.
+    pub fn load(&mut self, now: Ticks, slot: Slot, chunks: u64) {
+        let end = self.cpu_read.submit(now, chunks, chunks * self.config.chunk_bytes);
+        self.begin(end, Op::Load(slot));
+    }
+
+    /// Unlocks a hit that is not needed any more.
+    pub fn release(&mut self, hit: &Hit) {
+        hit.keys_where(true).for_each(|key| self.cpu.unlock(key));
+        self.staged -= hit.disk_chunks();
+        if self.config.policy.keep_prefetched {
+            hit.keys_where(false).rev().for_each(|key| self.cpu.use_key(key));
+        }
+    }
+
+    /// Begins to copy chunks from the GPU to the CPU tier, all or none of those that it lacks. False: nothing begun.
+    pub fn store(&mut self, now: Ticks, slot: Slot, keys: &[Key]) -> bool {
+        let keys: Vec<Key> = keys.iter().copied().filter(|&key| !self.cpu.contains(key)).collect();
+        let count = keys.len() as u64;
+        if count == 0 || !self.reserve(count) {
+            return false;
+        }
+        self.counters.stores_begun += count;
+        let end = self.cpu_write.submit(now, count, count * self.config.chunk_bytes);
+        self.begin(end, Op::Store { slot, keys });
+        true
+    }
+
+    /// Acts on the end of a transfer. An unknown id changes nothing.
+    pub fn io_done(&mut self, now: Ticks, id: IoId) -> Ended {
+        match self.ops.remove(&id) {
+            Some(Op::Load(slot)) => Ended::Load(slot),
+            Some(Op::Prefetch { slot, hit, warm }) if warm > 0 => {
+                let end = self.page_cache_read.submit(now, warm, warm * self.config.chunk_bytes);
+                self.begin(end, Op::Prefetch { slot, hit, warm: 0 });
+                Ended::Nothing
+            }
+            Some(Op::Prefetch { slot, hit, .. }) => self.prefetched(now, slot, hit),
+            Some(Op::Store { slot, keys }) => {
+                self.stored(now, &keys);
+                Ended::Store(slot)
+            }
+            Some(Op::DiskWrite(keys)) => {
+                self.written(&keys);
+                Ended::Nothing
+            }
+            None => Ended::Nothing,
+        }
+    }
+
+    pub fn reset_cpu(&mut self) {
+        self.cpu = Lru::default();
+    }
+
+    pub fn reset_disk(&mut self) {
+        if let Some(disk) = &mut self.disk {
+            disk.held = Lru::default();
+            disk.in_page_cache.clear();
+        }
+    }
+
+    pub fn reset_page_cache(&mut self) {
+        if let Some(disk) = &mut self.disk {
+            disk.in_page_cache.clear();
+        }
+    }
+
+    fn begin(&mut self, end: Ticks, op: Op) {
+        self.ops.insert(self.next_io, op);
+        self.begun.push((end, self.next_io));
+        self.next_io += 1;
+    }
+
+    fn above_watermark(&self) -> bool {
+        let used = (self.cpu.len() + self.staged) as f64;
+        self.config.cpu_chunks > 0 && used / self.config.cpu_chunks as f64 >= self.config.policy.watermark
+    }
+
+    /// Room for `count` more chunks in the CPU tier.
+    fn reserve(&mut self, count: u64) -> bool {
+        let wanted = self.cpu.len() + self.staged + count;
+        let excess = wanted.saturating_sub(self.config.cpu_chunks);
+        if excess > 0 && self.config.policy.evict_on_demand && count <= self.config.cpu_chunks {
+            self.cpu.drop_oldest(excess);
+        }
+        let fits = self.cpu.len() + self.staged + count <= self.config.cpu_chunks;
+        self.staged += if fits { count } else { 0 };
+        fits
+    }
+
+    fn count_hit(&mut self, hit: &Hit) {
+        self.counters.cpu_hit_chunks += hit.chunks() - hit.disk_chunks();
+        self.counters.disk_hit_chunks += hit.disk_chunks();
+    }
+
+    /// Reads a hit's chunks from disk, one after another. Without room for all of them the hit ends before the first.
+    fn prefetch(&mut self, now: Ticks, slot: Slot, mut hit: Hit) -> Option<Hit> {
+        let count = hit.disk_chunks();
+        if !self.reserve(count) {
+            let keep = hit.in_cpu.iter().position(|in_cpu| !in_cpu).unwrap_or(hit.in_cpu.len());
+            let beyond = Hit { keys: hit.keys.split_off(keep), in_cpu: hit.in_cpu.split_off(keep) };
+            beyond.keys_where(true).for_each(|key| self.cpu.unlock(key));
+            if let Some(disk) = &mut self.disk {
+                beyond.keys_where(false).for_each(|key| disk.held.unlock(key));
+            }
+            self.count_hit(&hit);
+            return Some(hit);
+        }
+        self.prefetching += 1;
+        self.count_hit(&hit);
+        let odirect = self.config.odirect;
+        let mut warm = 0;
+        if let Some(disk) = &mut self.disk {
+            for key in hit.keys_where(false) {
+                warm += u64::from(!odirect && disk.in_page_cache.insert(key, ()).is_some());
+            }
+        }
+        let (cold, bytes) = (count - warm, self.config.chunk_bytes);
+        self.counters.storage_read_bytes += cold * bytes;
+        let (end, left) = match cold {
+            0 => (self.page_cache_read.submit(now, warm, warm * bytes), 0),
+            _ => (self.disk_read.submit(now, cold, cold * bytes), warm),
+        };
+        self.begin(end, Op::Prefetch { slot, hit, warm: left });
+        None
+    }
+
+    fn prefetched(&mut self, now: Ticks, slot: Slot, hit: Hit) -> Ended {
+        self.prefetching -= 1;
+        self.counters.disk_loaded_chunks += hit.disk_chunks();
+        if let Some(disk) = &mut self.disk {
+            hit.keys_where(false).for_each(|key| disk.held.unlock(key));
+        }
+        if let Some((next_slot, next_hit)) = self.waiting_prefetches.pop_front()
+            && let Some(short) = self.prefetch(now, next_slot, next_hit)
+        {
+            // It needs no transfer, but its answer goes the way of all: a transfer of nothing.
+            self.prefetching += 1;
+            self.begin(now, Op::Prefetch { slot: next_slot, hit: short, warm: 0 });
+        }
+        Ended::Lookup(slot, hit)
+    }
+
+    /// Chunks have arrived in the CPU tier: they can be found from now on, and are written to disk.
+    fn stored(&mut self, now: Ticks, keys: &[Key]) {
+        self.staged -= keys.len() as u64;
+        keys.iter().rev().for_each(|&key| self.cpu.use_key(key));
+        let writes = self.disk_room(keys);
+        let count = writes.len() as u64;
+        self.counters.stores_ended += keys.len() as u64 - count;
+        if count > 0 {
+            writes.iter().for_each(|&key| self.cpu.lock(key));
+            let end = self.disk_write.submit(now, count, count * self.config.chunk_bytes);
+            self.begin(end, Op::DiskWrite(writes));
+        }
+    }
+
+    /// Those of the keys that the disk lacks and has room for, marked as being written.
+    fn disk_room(&mut self, keys: &[Key]) -> Vec<Key> {
+        let evicts = self.config.policy.disk_evicts;
+        let Some(disk) = &mut self.disk else { return Vec::new() };
+        let mut writes = Vec::new();
+        for &key in keys {
+            if disk.held.contains(key) || disk.writing.contains_key(&key) {
+                continue;
+            }
+            let full = |disk: &Disk| disk.held.len() + disk.writing.len() as u64 >= disk.chunks;
+            if full(disk) && evicts {
+                for gone in disk.held.drop_oldest(1) {
+                    disk.in_page_cache.remove(&gone);
+                }
+            }
+            if full(disk) {
+                break;
+            }
+            disk.writing.insert(key, ());
+            writes.push(key);
+        }
+        writes
+    }
+
+    fn written(&mut self, keys: &[Key]) {
+        self.counters.stores_ended += keys.len() as u64;
+        keys.iter().for_each(|&key| self.cpu.unlock(key));
+        let odirect = self.config.odirect;
+        let Some(disk) = &mut self.disk else { return };
+        for &key in keys.iter().rev() {
+            disk.writing.remove(&key);
+            disk.held.use_key(key);
+            if !odirect {
+                disk.in_page_cache.insert(key, ());
+            }
+        }
+    }
+}
+
+/// Makes keys the most recently used ones, the last given most of all, and locks them.
+fn hold(tier: &mut Lru, keys: impl Iterator<Item = Key>) {
+    for key in keys {
+        tier.use_key(key);
+        tier.lock(key);
+    }
+}
+
+#[cfg(test)]
+impl Tiers {
+    /// Chunks held and being written: in the CPU tier, on disk.
+    pub fn used(&self) -> (u64, u64) {
+        let disk = self.disk.as_ref().map_or(0, |disk| disk.held.len() + disk.writing.len() as u64);
+        (self.cpu.len() + self.staged, disk)
+    }
+}

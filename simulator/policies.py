@@ -1,0 +1,82 @@
+"""What engines and cache servers of a named release do, as data.
+
+The rules were read in the releases' sources; each field says what differs between releases, nothing else is a knob.
+"""
+
+from __future__ import annotations
+
+from typing import TypeVar
+
+import msgspec
+
+Pack = TypeVar("Pack")
+
+
+class EnginePolicy(msgspec.Struct, frozen=True, kw_only=True):
+    """null_blocks: blocks of the engine's own count that never hold a request's tokens."""
+
+    name: str
+    null_blocks: int
+
+
+class TierPolicy(msgspec.Struct, frozen=True, kw_only=True):
+    """How a cache server fills and empties its tiers. All of them keep whole chunks of prompts, never of replies.
+
+    evict_on_demand: a write that needs room evicts; otherwise only ticks do, and a write without room is given up.
+    tick_s, watermark, evict_ratio: each tick at or above the watermark drops int(ratio x keys) of them, at least
+        one, the least recently used first.
+    keep_prefetched: chunks read from disk stay in the CPU tier.
+    max_prefetches: requests that read from disk at a time; further ones wait.
+    disk_evicts: a full disk drops its least recently used chunks; otherwise it takes no more.
+    """
+
+    name: str
+    evict_on_demand: bool
+    tick_s: float
+    watermark: float
+    evict_ratio: float
+    keep_prefetched: bool
+    max_prefetches: int
+    disk_evicts: bool
+
+
+ENGINE_POLICIES = {"vllm-0.32": EnginePolicy(name="vllm-0.32", null_blocks=1)}
+
+TIER_POLICIES = {
+    "lmcache-0.5.6-mp": TierPolicy(
+        name="lmcache-0.5.6-mp",
+        evict_on_demand=False,
+        tick_s=1.0,
+        watermark=0.8,
+        evict_ratio=0.2,
+        keep_prefetched=False,
+        max_prefetches=8,
+        disk_evicts=False,
+    ),
+    "lru": TierPolicy(
+        name="lru",
+        evict_on_demand=True,
+        tick_s=0.0,
+        watermark=1.0,
+        evict_ratio=0.0,
+        keep_prefetched=True,
+        max_prefetches=8,
+        disk_evicts=True,
+    ),
+}
+
+
+def engine_policy(name: str) -> EnginePolicy:
+    """The pack of that name; ValueError names the known ones."""
+    return _pick("engine policy", ENGINE_POLICIES, name)
+
+
+def tier_policy(name: str) -> TierPolicy:
+    """The pack of that name; ValueError names the known ones."""
+    return _pick("tier policy", TIER_POLICIES, name)
+
+
+def _pick(what: str, packs: dict[str, Pack], name: str) -> Pack:
+    if name not in packs:
+        raise ValueError(f"no {what} {name!r}: use one of {', '.join(sorted(packs))}")
+    return packs[name]

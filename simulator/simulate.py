@@ -1,0 +1,233 @@
+"""The simulator's Python face: requests in, completions out, in virtual time.
+
+    simulator = Simulator(load_model("tiny-llama"), load_calibration("cpu-2core"), "vllm-0.32", "lmcache-0.5.6-mp",
+                          gpu_blocks=4096, block_tokens=32, chunk_tokens=256, cpu_bytes=1 << 30,
+                          max_num_batched_tokens=2048, max_num_seqs=256)
+    simulator.submit(request, at_s=0.0)
+    completions = simulator.advance()
+
+It knows no HTTP, no files of results and no wall clock. The same calls give the same answers, to the last bit.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable
+from types import SimpleNamespace
+from typing import TypeVar
+
+import msgspec
+
+from simulator import _core
+from simulator.calibration import COST, Calibration
+from simulator.models import ModelSpec
+from simulator.policies import EnginePolicy, TierPolicy, engine_policy, tier_policy
+from traces.request import Request, stable_id
+
+Result = TypeVar("Result")
+TIERS = ("gpu", "cpu", "disk", "page_cache")
+
+
+class Completion(msgspec.Struct, frozen=True, kw_only=True):
+    """What came of a request. Times are the simulator's seconds; None: it did not happen.
+
+    computed, gpu, cpu, disk: prompt tokens by where their KV came from, as decided when the request was first
+    admitted; they sum up to prompt_tokens (all 0 with an error). token_s is kept only on request.
+    """
+
+    id: str
+    first_token_s: float | None
+    last_token_s: float | None
+    token_s: tuple[float, ...]
+    prompt_tokens: int
+    output_tokens: int
+    computed: int
+    gpu: int
+    cpu: int
+    disk: int
+    preemptions: int
+    error: str | None
+
+
+class SimCounters(msgspec.Struct, frozen=True, kw_only=True):
+    """Running totals, named as a real engine's and cache server's (the harness's Counters); None: no such tier.
+
+    stores_begun, stores_ended: chunks; a store ends when the chunk is in every tier that takes it.
+    storage_read_bytes: read from the disk device; a read that the page cache answers adds none.
+    """
+
+    computed_tokens: int
+    gpu_hit_tokens: int
+    external_tokens: int | None
+    l1_hit_tokens: int | None
+    l2_hit_tokens: int | None
+    l2_loaded_chunks: int | None
+    stores_begun: int | None
+    stores_ended: int | None
+    storage_read_bytes: int | None
+
+
+class Simulator:
+    """One engine with its cache tiers.
+
+    gpu_blocks: as the engine resolves it, vLLM's null block included. cpu_bytes None: nothing is offloaded.
+    disk_bytes None: there is no disk tier. odirect: disk reads bypass the page cache. macro_steps False takes every
+    decode step singly: slower, and the result is the same. Raises ValueError in one line for settings that could
+    serve nothing, and CalibrationError for a constant that these tiers need and the calibration lacks.
+    """
+
+    def __init__(
+        self,
+        model: ModelSpec,
+        calibration: Calibration,
+        engine_pack: EnginePolicy | str,
+        tier_pack: TierPolicy | str,
+        *,
+        gpu_blocks: int,
+        block_tokens: int,
+        chunk_tokens: int,
+        cpu_bytes: int | None = None,
+        disk_bytes: int | None = None,
+        odirect: bool = False,
+        max_num_batched_tokens: int,
+        max_num_seqs: int,
+        record_token_times: bool = False,
+        macro_steps: bool = True,
+    ) -> None:
+        if disk_bytes is not None and cpu_bytes is None:
+            raise ValueError("disk_bytes without cpu_bytes: the disk tier is filled through the CPU tier; give both")
+        self.model, self.calibration = model, calibration
+        self.engine_policy = engine_policy(engine_pack) if isinstance(engine_pack, str) else engine_pack
+        self.tier_policy = tier_policy(tier_pack) if isinstance(tier_pack, str) else tier_pack
+        self.gpu_blocks, self.block_tokens, self.chunk_tokens = gpu_blocks, block_tokens, chunk_tokens
+        self.cpu_bytes, self.disk_bytes, self.odirect = cpu_bytes, disk_bytes, odirect
+        config = SimpleNamespace(
+            gpu_blocks=gpu_blocks,
+            null_blocks=self.engine_policy.null_blocks,
+            block_tokens=block_tokens,
+            chunk_tokens=chunk_tokens,
+            max_num_batched_tokens=max_num_batched_tokens,
+            max_num_seqs=max_num_seqs,
+            max_model_len=model.max_position,
+            record_token_times=record_token_times,
+            macro_steps=macro_steps,
+            cost=SimpleNamespace(**{name: calibration.constant(name) for name in COST}),
+            tiers=self._tiers(),
+        )
+        self._core = _checked(lambda: _core.Engine(config))
+
+    @property
+    def now_s(self) -> float:
+        return self._core.now_s
+
+    @property
+    def idle(self) -> bool:
+        """True if nothing is asked, computed or stored."""
+        return self._core.idle
+
+    def submit(self, request: Request, at_s: float) -> None:
+        """Sends a request at `at_s`, now or later. One that can never be served completes with an error.
+
+        ValueError: the moment has passed, or a request of that id is in flight.
+        """
+        reply = reply_stream(request.id)
+        _checked(lambda: self._core.submit(request.id, request.prompt, request.output_tokens, reply, at_s))
+
+    def advance(self, until_s: float = math.inf) -> list[Completion]:
+        """Runs until `until_s` or the first moment at which requests complete, and returns those.
+
+        inf: until requests complete or nothing is left to do. RuntimeError: requests wait for blocks in vain.
+        """
+        return [_completion(row) for row in self._core.advance(until_s)]
+
+    def drain(self) -> None:
+        """Runs until all stores have ended. ValueError: a request is in flight (take its completion first)."""
+        if self._core.advance(self.now_s):
+            raise ValueError("drain: requests completed that nobody took; advance until they have")
+        while not self.idle:
+            if completions := self._core.advance(math.inf):
+                raise ValueError(f"drain: request {completions[0][0]!r} was in flight; advance until it completes")
+
+    def reset(self, what: Iterable[str]) -> None:
+        """Empties 'gpu', 'cpu', 'disk', or what the 'page_cache' holds. ValueError: unknown, or not idle."""
+        names = frozenset(what)
+        if unknown := names - frozenset(TIERS):
+            raise ValueError(f"reset: {', '.join(sorted(unknown))} is not one of {', '.join(TIERS)}")
+        self._core.reset(*(tier in names for tier in TIERS))
+
+    def counters(self) -> SimCounters:
+        (computed, gpu, external), (cpu, disk, loaded), (begun, ended, read_bytes) = self._core.counters()
+        has_cpu, has_disk = self.cpu_bytes is not None, self.disk_bytes is not None
+        return SimCounters(
+            computed_tokens=computed,
+            gpu_hit_tokens=gpu,
+            external_tokens=external if has_cpu else None,
+            l1_hit_tokens=cpu * self.chunk_tokens if has_cpu else None,
+            l2_hit_tokens=disk * self.chunk_tokens if has_disk else None,
+            l2_loaded_chunks=loaded if has_disk else None,
+            stores_begun=begun if has_cpu else None,
+            stores_ended=ended if has_cpu else None,
+            storage_read_bytes=read_bytes if has_disk else None,
+        )
+
+    def _tiers(self) -> SimpleNamespace | None:
+        if self.cpu_bytes is None:
+            return None
+        chunk_bytes = self.chunk_tokens * self.model.kv_bytes_per_token
+        has_disk = self.disk_bytes is not None
+        has_page_cache = has_disk and not self.odirect
+        return SimpleNamespace(
+            policy=self.tier_policy,
+            chunk_bytes=chunk_bytes,
+            cpu_chunks=self.cpu_bytes // max(chunk_bytes, 1),
+            disk_chunks=None if self.disk_bytes is None else self.disk_bytes // max(chunk_bytes, 1),
+            odirect=self.odirect,
+            cpu_read=self._device("cpu.read", True),
+            cpu_write=self._device("cpu.write", True),
+            disk_read=self._device("disk.read", has_disk),
+            disk_write=self._device("disk.write", has_disk),
+            page_cache_read=self._device("page_cache.read", has_page_cache),
+        )
+
+    def _device(self, name: str, used: bool) -> SimpleNamespace:
+        """A device's constants; those of a device that nothing uses need not be known."""
+        if not used:
+            return SimpleNamespace(latency_s=0.0, chunk_s=0.0, byte_s=0.0)
+        constant = self.calibration.constant
+        return SimpleNamespace(
+            latency_s=constant(f"{name}.latency_s"),
+            chunk_s=constant(f"{name}.chunk_s"),
+            byte_s=1 / constant(f"{name}.bytes_per_s"),
+        )
+
+
+def reply_stream(request_id: str) -> int:
+    """The hash id of the stream that a request's generated tokens lead: a later prompt may name it."""
+    return stable_id("reply", request_id)
+
+
+def _completion(row: tuple[str, _core._Times, _core._Counts, str | None]) -> Completion:
+    request_id, (first_s, last_s, token_s), counts, error = row
+    prompt, output, computed, gpu, cpu, disk, preemptions = counts
+    return Completion(
+        id=request_id,
+        first_token_s=first_s,
+        last_token_s=last_s,
+        token_s=token_s,
+        prompt_tokens=prompt,
+        output_tokens=output,
+        computed=computed,
+        gpu=gpu,
+        cpu=cpu,
+        disk=disk,
+        preemptions=preemptions,
+        error=error,
+    )
+
+
+def _checked(call: Callable[[], Result]) -> Result:
+    """Numbers that do not fit the core's integers (negative, absurdly large) are bad values as well."""
+    try:
+        return call()
+    except (OverflowError, TypeError) as error:
+        raise ValueError(f"not a usable value: {' '.join(str(error).split())}") from error
