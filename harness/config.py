@@ -195,12 +195,17 @@ class Cores(Strict):
 
 
 class VllmSettings(Strict):
-    """A real vLLM, from the environment that the user has. model_path None: random weights of the model's shape."""
+    """A real vLLM, from the environment that the user has.
+
+    model_path None: random weights of the model's shape. transport: how a vLLM without a GPU and the LMCache server
+    pass KV to each other; on a GPU they use CUDA IPC.
+    """
 
     python: str = ".engines/vllm/bin/python"
     model_path: str | None = None
     connector: Literal["mp", "in_process"] = "mp"
     device: Literal["cpu", "gpu"] = "cpu"
+    transport: Literal["shm", "pickle"] = "shm"
     max_batched_tokens: Positive | None = None
     max_sequences: Positive | None = None
     args: tuple[str, ...] = ()

@@ -16,6 +16,8 @@ from traces.request import Request
 _GIB = 2**30
 # LMCache begins to evict from L1 at this share of it (its default watermark).
 _CPU_WATERMARK = 0.8
+# Of vLLM 0.32: its attention on CPU knows no other block sizes.
+_CPU_ATTENTION_BLOCK = 32
 _DISK_RESERVE_BYTES = 2 * _GIB
 _REACH = {"cpu": ("gpu",), "disk": ("gpu", "cpu")}
 
@@ -40,7 +42,24 @@ def check_experiment(
         )
         check_working_set(experiment, configured)
     if engine == "vllm":
-        _check_vllm(experiment, model, results)
+        _check_vllm(experiment, results)
+
+
+def check_cache(experiment: Experiment, model: ModelSpec) -> None:
+    """Whether the tiers hold at least one block or chunk of this model. Raises PreflightError."""
+    cache, per_token = experiment.cache, model.kv_bytes_per_token
+    disk_bytes = cache.disk.capacity if cache.disk else None
+    smallest = (
+        ("gpu", cache.gpu, 2 * cache.block_tokens, "two blocks, one of which the engine keeps for itself"),
+        ("cpu", cache.cpu, cache.chunk_tokens, "one chunk"),
+        ("disk", disk_bytes, cache.chunk_tokens, "one chunk"),
+    )
+    for tier, size, tokens, what in smallest:
+        if size is not None and size < tokens * per_token:
+            raise PreflightError(
+                f"cache.{tier} {format_bytes(size)} does not hold {what}: {tokens} tokens of"
+                f" {format_bytes(per_token)}; enlarge it"
+            )
 
 
 def _check_capabilities(experiment: Experiment, capabilities: Capabilities, engine: str) -> None:
@@ -126,7 +145,7 @@ def check_prompts(requests: Sequence[Request], resolved: Resolved) -> None:
     )
 
 
-def _check_vllm(experiment: Experiment, model: ModelSpec, results: Path) -> None:
+def _check_vllm(experiment: Experiment, results: Path) -> None:
     cache, settings = experiment.cache, experiment.engines.vllm
     _check_cores(settings.cores.engine, "engine")
     _check_cores(settings.cores.client, "client")
@@ -136,10 +155,12 @@ def _check_vllm(experiment: Experiment, model: ModelSpec, results: Path) -> None
         raise PreflightError(
             f"engines.vllm.python: {settings.python} is no program; run scripts/engine_env vllm, or name your own"
         )
+    if settings.device == "cpu" and cache.block_tokens % _CPU_ATTENTION_BLOCK:
+        raise PreflightError(
+            f"cache.block_tokens {cache.block_tokens}: vLLM without a GPU takes multiples of {_CPU_ATTENTION_BLOCK}"
+        )
     if settings.connector == "mp" and cache.cpu is not None and cache.cpu % _GIB:
         raise PreflightError(f"cache.cpu {format_bytes(cache.cpu)}: LMCache takes whole GiB; use a multiple of 1GiB")
-    if cache.gpu // model.kv_bytes_per_token // cache.block_tokens < 2:
-        raise PreflightError(f"cache.gpu {format_bytes(cache.gpu)} holds no two blocks of {cache.block_tokens} tokens")
     if settings.model_path is not None and not Path(settings.model_path).exists():
         raise PreflightError(
             f"engines.vllm.model_path: {settings.model_path} does not exist; null makes random weights"

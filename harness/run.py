@@ -26,7 +26,7 @@ from harness.engines import make_engine
 from harness.engines.base import Capabilities, Counters, Engine, Resolved
 from harness.experiments import Cell
 from harness.loads import FreeLoad, free_load
-from harness.preflight import check_experiment, check_prompts, check_reach, check_working_set
+from harness.preflight import check_cache, check_experiment, check_prompts, check_reach, check_working_set
 from harness.results import HostSample, RunFolder, Sample, read_rows
 from harness.sampling import Sampler
 from harness.summary import FREE_LOAD, counted, metric_values
@@ -52,6 +52,7 @@ class RunRequest(msgspec.Struct, frozen=True, kw_only=True):
     cells: list[Cell]
     engine: EngineName
     experiment: dict[str, Any]
+    command: str = ""
     out: Path | None = None
     resume: Path | None = None
 
@@ -92,6 +93,7 @@ def _preflight(request: RunRequest) -> dict[str, FreeLoad]:
     for cell in request.cells:
         experiment, key = cell.experiment, _engine_key(cell)
         model = load_model(experiment.model)
+        check_cache(experiment, model)
         if key not in abilities:
             abilities[key] = make_engine(request.engine, experiment, model, results, time.perf_counter).capabilities
         check_experiment(experiment, model, abilities[key], request.engine, results)
@@ -124,6 +126,7 @@ def _open(request: RunRequest) -> RunFolder:
         "error": None,
         "engine": request.engine,
         "experiment": request.experiment,
+        "command": request.command,
         "created_at": created,
         "finished_at": None,
         "seed": request.cells[0].experiment.seed,
@@ -305,7 +308,9 @@ class _TierMeasurement:
 
     async def _sample(self, tier: str, index: int) -> None:
         """One sample: place, count, send, count, prove, write."""
-        engine, probe, warm, rows = self._engine, self._probe, [], []
+        engine, probe = self._engine, self._probe
+        warm: list[RequestRecord] = []
+        rows: list[RequestRecord] = []
         await place(engine, probe, tier, index, warm.append)
         fresh = needs_fresh_prefix(engine, tier)
         before, host = await engine.metrics(), self._host()

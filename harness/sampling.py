@@ -26,7 +26,7 @@ class Sampler:
 
     def __init__(self, measure: Measure) -> None:
         self._measure = measure
-        self._tiers = {tier: _Tier() for tier in TIER_STATES if tier in measure.tiers}
+        self._tiers: dict[str, _Tier] = {tier: _Tier() for tier in TIER_STATES if tier in measure.tiers}
 
     def add(self, tier: str, values: list[float], *, proven: bool) -> None:
         """One sample of a tier: the metric of its proven rows, and whether the tier was proven at all."""

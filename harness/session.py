@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import signal
 import sys
 from collections.abc import Callable, Sequence
@@ -73,7 +74,19 @@ def _fresh(plan: Plan | None, engine: EngineName | None, out: Path | None, sweep
     if sweep and not plan.axes:
         raise ConfigError(f"{plan.path}: has no sweep axes; add `sweep: {{KEY: [values]}}`, or use harness run")
     cells = plan.cells() if sweep else [plan.base_cell()]
-    return RunRequest(name=plan.experiment.name, cells=cells, engine=engine, experiment=plan.origin(), out=out)
+    return RunRequest(
+        name=plan.experiment.name,
+        cells=cells,
+        engine=engine,
+        experiment=plan.origin(),
+        command=_command(),
+        out=out,
+    )
+
+
+def _command() -> str:
+    """The command line that this is, for the report. Keys are in the environment, never here."""
+    return shlex.join(["harness", *sys.argv[1:]])
 
 
 def _resumed(resume: Path, plan: Plan | None, engine: EngineName | None, sweep: bool) -> RunRequest:

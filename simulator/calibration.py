@@ -13,6 +13,7 @@ from typing import Literal
 
 import msgspec
 
+from simulator import SettingError
 from simulator.models import load_config
 
 COST = ("step_s", "token_s", "attention_s", "decode_context_s", "request_s", "request_token_s")
@@ -22,7 +23,7 @@ CONSTANTS = (*COST, *(f"{device}.{of}" for device in DEVICES for of in ("latency
 State = Literal["recompute", "gpu", "cpu", "disk", "disk_cold"]
 
 
-class CalibrationError(ValueError):
+class CalibrationError(SettingError):
     """A calibration lacks a constant that is needed, or is not whole."""
 
 

@@ -9,6 +9,8 @@ from typing import TypeVar
 
 import msgspec
 
+from simulator import SettingError
+
 Pack = TypeVar("Pack")
 
 
@@ -78,5 +80,5 @@ def tier_policy(name: str) -> TierPolicy:
 
 def _pick(what: str, packs: dict[str, Pack], name: str) -> Pack:
     if name not in packs:
-        raise ValueError(f"no {what} {name!r}: use one of {', '.join(sorted(packs))}")
+        raise SettingError(f"no {what} {name!r}: use one of {', '.join(sorted(packs))}")
     return packs[name]

@@ -95,9 +95,10 @@ class RequestRecord(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def tpot_s(self) -> float | None:
         """Mean time per output token after the first; None with fewer than two tokens."""
-        if self.first_token_s is None or self.last_token_s is None or (self.output_tokens or 0) < 2:
+        tokens = self.output_tokens
+        if self.first_token_s is None or self.last_token_s is None or tokens is None or tokens < 2:
             return None
-        return (self.last_token_s - self.first_token_s) / (self.output_tokens - 1)  # type: ignore[operator]
+        return (self.last_token_s - self.first_token_s) / (tokens - 1)
 
 
 class TokenSource:

@@ -27,7 +27,9 @@ def read_host(device_path: Path | None) -> HostReading:
     """One reading. device_path: any path on the device of interest."""
     cpu = _cpu_ticks()
     moved = _device_bytes(device_path) if device_path else None
-    return HostReading(*(cpu or (None, None, None)), _own_ticks(), *(moved or (None, None)))
+    total, busy, steal = cpu or (None, None, None)
+    read_bytes, write_bytes = moved or (None, None)
+    return HostReading(total, busy, steal, _own_ticks(), read_bytes, write_bytes)
 
 
 def between(before: HostReading, after: HostReading) -> HostSample:
@@ -59,7 +61,7 @@ def _cpu_ticks() -> tuple[int, int, int] | None:
         fields = [int(x) for x in Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:]]
     except (OSError, ValueError):
         return None
-    user, nice, system, idle, iowait, irq, softirq, steal = fields[:8]
+    user, nice, system, _idle, _iowait, irq, softirq, steal = fields[:8]
     return sum(fields[:8]), user + nice + system + irq + softirq, steal
 
 
@@ -94,7 +96,7 @@ def _device_bytes(path: Path) -> tuple[int, int] | None:
     """Bytes read from and written to the block device below a path, since boot."""
     while not path.exists() and path != path.parent:
         path = path.parent
-    device = os.stat(path).st_dev
+    device = path.stat().st_dev
     try:
         fields = Path(f"/sys/dev/block/{os.major(device)}:{os.minor(device)}/stat").read_text().split()
     except OSError:

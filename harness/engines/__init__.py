@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from harness.config import EngineName, Experiment
-from harness.engines.base import Engine
+from harness.engines.base import Engine, SettingsError
 from simulator.models import ModelSpec
 
 Clock = Callable[[], float]
@@ -45,6 +45,10 @@ def _sim(experiment: Experiment, model: ModelSpec, _folder: Path, _clock: Clock)
             record_token_times=settings.token_times,
         )
 
+    try:
+        fresh()
+    except ValueError as error:
+        raise SettingsError(f"engines.sim: {error}") from None
     return SimEngine(fresh)
 
 

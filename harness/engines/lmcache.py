@@ -11,7 +11,7 @@ import contextlib
 import json
 import os
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 
 import httpx
@@ -37,6 +37,7 @@ class LMCacheSpec(msgspec.Struct, frozen=True, kw_only=True):
     odirect: bool
     log: Path
     cores: tuple[int, ...] | None
+    shared_memory: bool
     args: tuple[str, ...]
     start_timeout_s: float
 
@@ -65,9 +66,14 @@ class LMCacheServer:
         argv += ["--supported-transfer-mode", "auto", "--chunk-size", str(spec.chunk_tokens)]
         argv += ["--l1-size-gb", str(spec.cpu_bytes // _GIB), "--l1-init-size-gb", str(spec.cpu_bytes // _GIB)]
         argv += ["--no-l1-use-lazy", "--eviction-policy", "LRU", "--metrics-sample-rate", "1.0", *self._storage()]
+        scratch = [spec.disk_path] if spec.disk_path else []
+        if spec.shared_memory:
+            name = f"kv-harness-{os.getpid()}-{self.port}"
+            argv += ["--shm-name", name]
+            scratch.append(Path("/dev/shm") / name)
         env = child_environment({"LMCACHE_TRACK_USAGE": "false", "DO_NOT_TRACK": "1"})
         self._child = Child(
-            "LMCache server", [*argv, *spec.args], log=spec.log, env=env, cores=spec.cores, scratch=spec.disk_path
+            "LMCache server", [*argv, *spec.args], log=spec.log, env=env, cores=spec.cores, scratch=scratch
         )
         self._child.start()
 
@@ -201,8 +207,8 @@ def lookups(metrics: Metrics) -> int:
     return metrics.total(f"{_PREFIX}lookups_requests_total") or 0
 
 
-def mp_connector(port: int, args: Sequence[str] = ()) -> str:
-    """vLLM's --kv-transfer-config for a server on this machine. Short heartbeats: a lost server is noticed in seconds."""
+def mp_connector(port: int) -> str:
+    """vLLM's --kv-transfer-config for a server on this machine. Short heartbeats: a lost server shows in seconds."""
     extra = {
         "lmcache.mp.host": "tcp://127.0.0.1",
         "lmcache.mp.port": port,

@@ -21,7 +21,7 @@ class Child:
     """One child process and all of its descendants.
 
     argv: the command; env: its whole environment; log: where both of its streams go; cores: CPU cores, None for any;
-    scratch: a folder that is deleted when the child has ended, however that came about.
+    scratch: files and folders that are deleted when the child has ended, however that came about.
     """
 
     def __init__(
@@ -32,7 +32,7 @@ class Child:
         log: Path,
         env: Mapping[str, str],
         cores: Sequence[int] | None = None,
-        scratch: Path | None = None,
+        scratch: Sequence[Path] = (),
     ) -> None:
         self.name, self._argv, self._log, self._env = name, list(argv), log, dict(env)
         self._cores, self._scratch = cores, scratch
@@ -43,7 +43,7 @@ class Child:
         """Raises EngineError where the log cannot be written; a missing command shows in `wait_until`."""
         read_end, self._pipe = os.pipe2(os.O_CLOEXEC)
         cores = ",".join(map(str, self._cores)) if self._cores else "-"
-        scratch = str(self._scratch.absolute()) if self._scratch else "-"
+        scratch = ":".join(str(path.absolute()) for path in self._scratch) or "-"
         argv = [
             sys.executable,
             "-I",

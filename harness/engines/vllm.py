@@ -148,6 +148,7 @@ class VllmEngine:
                 odirect=cache.disk.odirect if cache.disk else False,
                 log=self._folder / "logs" / "lmcache.log",
                 cores=settings.cores.client,
+                shared_memory=settings.transport == "shm",
                 args=settings.lmcache_args,
                 start_timeout_s=settings.start_timeout,
             )

@@ -2,7 +2,7 @@
 
     python -I -S warden.py PIPE_FD GRACE_S CORES SCRATCH -- COMMAND…
 
-CORES: '0,1', or '-' for any. SCRATCH: a folder to delete at the end, or '-'.
+CORES: '0,1', or '-' for any. SCRATCH: files and folders to delete at the end, with ':' between them, or '-'.
 
 The harness holds the pipe's other end and never writes: end-of-file means that it is gone, even by SIGKILL. Engines
 start workers, and workers that outlive their parent are adopted here (subreaper), so none is lost. Needs the
@@ -45,8 +45,10 @@ def main() -> int:
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     code = watch(child, pipe)
     end_all(grace_s)
-    if scratch != "-":
-        shutil.rmtree(scratch, ignore_errors=True)
+    for path in scratch.split(":") if scratch != "-" else ():
+        shutil.rmtree(path, ignore_errors=True)
+        with contextlib.suppress(OSError):
+            Path(path).unlink()
     return code
 
 
@@ -87,15 +89,15 @@ def reap() -> None:
 def descendants() -> list[int]:
     """All living processes below this one, by their parents' ids."""
     children: dict[int, list[int]] = {}
-    for entry in os.listdir("/proc"):
-        if entry.isdigit():
+    for entry in os.scandir("/proc"):
+        if entry.name.isdigit():
             try:
-                stat = Path(f"/proc/{entry}/stat").read_text()
+                stat = Path(entry.path, "stat").read_text()
             except OSError:
                 continue
             state, parent = stat.rpartition(")")[2].split()[:2]
             if state != "Z":
-                children.setdefault(int(parent), []).append(int(entry))
+                children.setdefault(int(parent), []).append(int(entry.name))
     found, queue = [], [os.getpid()]
     while queue:
         below = children.get(queue.pop(), [])

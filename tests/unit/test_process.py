@@ -117,6 +117,17 @@ def test_a_deadline_is_kept_and_the_cores_are_set(tmp_path: Path) -> None:
     assert child.last_lines() == ["on [0]"]
 
 
+def test_scratch_is_deleted_with_the_child(tmp_path: Path) -> None:
+    folder, file = tmp_path / "chunks", tmp_path / "segment"
+    folder.mkdir()
+    (folder / "one.data").write_text("x")
+    file.write_text("x")
+    child = Child("c", ["true"], log=tmp_path / "log", env=child_environment({}), scratch=[folder, file])
+    child.start()
+    asyncio.run(child.stop())
+    assert not folder.exists() and not file.exists() and (tmp_path / "log").exists()
+
+
 def test_engines_may_write_byte_code(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTHONDONTWRITEBYTECODE", "1")
     environment = child_environment({"A": "b"})

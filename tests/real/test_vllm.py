@@ -1,0 +1,155 @@
+"""Real vLLM and LMCache: tiers proven, hits exact, nothing left behind."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from harness.experiments import load_experiment
+from harness.results import read_manifest, read_rows, read_samples
+from harness.run import RunRequest, run
+from harness.seal import seal
+from tests.unit.test_run_loop import Quiet, measured
+from traces.request import RequestRecord
+
+ROOT = Path(__file__).parents[2]
+PYTHON = ROOT / ".engines" / "vllm" / "bin" / "python"
+pytestmark = [
+    pytest.mark.real,
+    pytest.mark.skipif(not PYTHON.exists(), reason="no engine environment; `scripts/engine_env vllm` makes it"),
+]
+
+EXPERIMENT: dict[str, Any] = {
+    "name": "real",
+    "seed": 5,
+    "workload": {"kind": "prefix", "prompt_tokens": 641, "hit_rate": 1.0},
+    "measure": {"tiers": ["recompute", "gpu", "cpu", "disk", "disk_cold"], "samples": 2},
+    "cache": {"block_tokens": 32, "chunk_tokens": 64, "gpu": "512MiB", "cpu": "1GiB", "disk": {"capacity": "2GiB"}},
+    "engines": {"vllm": {"python": str(PYTHON)}},
+}
+
+
+def request(tmp_path: Path, **changes: Any) -> RunRequest:
+    path = tmp_path / "experiment.yaml"
+    path.write_text(yaml.safe_dump({**EXPERIMENT, **changes}))
+    plan = load_experiment(path)
+    return RunRequest(
+        name="real", cells=plan.cells(), engine="vllm", experiment=plan.origin(), out=tmp_path / "out"
+    )
+
+
+def left_behind(tmp_path: Path) -> list[str]:
+    """Processes that mention the run's folder, shared memory of ours, chunk files."""
+    processes = []
+    for cmdline in Path("/proc").glob("[0-9]*/cmdline"):
+        try:
+            text = cmdline.read_bytes().replace(b"\0", b" ").decode(errors="replace")
+        except OSError:
+            continue
+        if str(tmp_path) in text and "pytest" not in text:
+            processes.append(text)
+    memory = [str(path) for path in Path("/dev/shm").glob("kv-harness-*")]
+    return processes + memory + [str(path) for path in tmp_path.glob("**/*.data")]
+
+
+def test_every_tier_at_exact_hit_rates_and_concurrency(tmp_path: Path) -> None:
+    axes = {"workload.concurrency": [1, 3], "workload.hit_rate": [0.0, 0.5, 1.0]}
+    folder = run(request(tmp_path, sweep=axes), Quiet())
+    rows = measured(folder)
+    assert len(rows) == (1 + 3) * 3 * 5 * 2
+    assert {(row.verdict, row.verdict_reason) for row in rows} == {("proven", None)}
+    assert {(row.error, row.prompt_tokens, row.output_tokens) for row in rows} == {(None, 641, 1)}
+    for row in rows:
+        rate = float(row.cell.rsplit("=", 1)[1])
+        assert row.cached_tokens == (0 if row.expected_tier == "recompute" else round(rate * 640))
+    manifest = read_manifest(folder)
+    resolved = manifest["cells"][0]["resolved"]
+    assert resolved["gpu_blocks"] * 32 * 32768 == 512 * 2**20 and resolved["cpu_bytes"] == 2**30
+    assert resolved["versions"]["vllm"].startswith("0.") and manifest["status"] == "complete"
+    for sample in read_samples(folder):
+        assert sample.host.busy_share is not None and 0 <= sample.host.busy_share <= 1
+    assert (folder / "logs" / "vllm.log").stat().st_size and not left_behind(tmp_path)
+    seal(folder)
+    assert (folder / "report.html").stat().st_size > 100_000
+
+
+def test_a_trace_slice_sends_the_same_prompts_as_the_simulator(tmp_path: Path) -> None:
+    workload = {"kind": "trace", "trace": "tiny_conversation", "limit": 25, "block_tokens": 32,
+                "max_prompt_tokens": 1000, "max_output_tokens": 4, "time_scale": 0.05}  # fmt: skip
+    on_vllm = request(tmp_path, workload=workload, measure={})
+    rows = {row.id: row for row in measured(run(on_vllm, Quiet()))}
+    simulated = RunRequest(
+        name="real", cells=on_vllm.cells, engine="sim", experiment=on_vllm.experiment, out=tmp_path / "sim"
+    )
+    modelled = {row.id: row for row in measured(run(simulated, Quiet()))}
+    assert rows.keys() == modelled.keys() and len(rows) > 15
+    for name, row in rows.items():
+        assert row.error is None and row.prompt_tokens == modelled[name].prompt_tokens
+        assert abs(row.scheduled_s - min(r.scheduled_s for r in rows.values()) - modelled[name].scheduled_s) < 1e-6
+    [sample] = read_samples(tmp_path / "out")
+    moved = sample.observed
+    assert moved.computed_tokens is not None and moved.gpu_hit_tokens and moved.external_tokens is not None
+    assert moved.computed_tokens + moved.gpu_hit_tokens + moved.external_tokens == sum(
+        row.prompt_tokens for row in rows.values()
+    )
+
+
+def test_in_process_lmcache_without_a_gpu_recomputes_silently_and_the_evidence_says_so(tmp_path: Path) -> None:
+    """LMCache's in-process connector has no CPU transfer: requests succeed, and nothing is ever offloaded."""
+    engines = {"vllm": {"python": str(PYTHON), "connector": "in_process"}}
+    cache = {key: value for key, value in EXPERIMENT["cache"].items() if key != "disk"}
+    measure = {"tiers": ["recompute", "gpu", "cpu"], "samples": 1}
+    rows = measured(run(request(tmp_path, engines=engines, cache=cache, measure=measure), Quiet()))
+    verdicts: dict[str | None, RequestRecord] = {row.expected_tier: row for row in rows}
+    assert all(row.error is None for row in rows)
+    assert verdicts["recompute"].verdict == verdicts["gpu"].verdict == "proven"
+    assert verdicts["cpu"].verdict == "contradicted"
+    assert verdicts["cpu"].verdict_reason == "computed_tokens moved by 641, cpu needs 1"
+
+
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM])
+def test_nothing_is_left_when_the_harness_ends_in_the_middle(tmp_path: Path, how: signal.Signals) -> None:
+    path = tmp_path / "experiment.yaml"
+    path.write_text(yaml.safe_dump({**EXPERIMENT, "measure": {**EXPERIMENT["measure"], "samples": 1000}}))
+    command = [sys.executable, "-m", "harness.cli", "run", str(path), "--engine", "vllm", "--out", str(tmp_path / "out")]
+    process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    deadline = time.monotonic() + 240
+    while process.poll() is None and time.monotonic() < deadline:
+        if (tmp_path / "out" / "rows.jsonl").exists():
+            break
+        time.sleep(0.2)
+    assert process.poll() is None and left_behind(tmp_path)
+    os.kill(process.pid, how)
+    process.wait(timeout=60)
+    deadline = time.monotonic() + 60
+    while (left := left_behind(tmp_path)) and time.monotonic() < deadline:
+        time.sleep(0.2)
+    assert not left
+    if how == signal.SIGTERM:
+        assert process.returncode == 128 + signal.SIGTERM
+        assert read_manifest(tmp_path / "out")["error"] == "interrupted by SIGTERM"
+    assert list(read_rows(tmp_path / "out"))
+
+
+def test_a_vllm_that_cannot_start_is_told_with_its_last_words(tmp_path: Path) -> None:
+    engines = {"vllm": {"python": str(PYTHON), "args": ["--no-such-flag"]}}
+    done = subprocess.run(
+        [sys.executable, "-m", "harness.cli", "run", str(_written(tmp_path, engines)), "--engine", "vllm",
+         "--out", str(tmp_path / "out")],
+        cwd=ROOT, capture_output=True, text=True, timeout=280, check=False,
+    )  # fmt: skip
+    assert done.returncode == 1 and "Traceback" not in done.stderr.split("The end of")[0]
+    assert "no-such-flag" in done.stderr and read_manifest(tmp_path / "out")["status"] == "failed"
+    assert not left_behind(tmp_path)
+
+
+def _written(tmp_path: Path, engines: dict[str, Any]) -> Path:
+    path = tmp_path / "experiment.yaml"
+    path.write_text(yaml.safe_dump({**EXPERIMENT, "engines": engines}))
+    return path
