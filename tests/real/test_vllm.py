@@ -39,9 +39,7 @@ def request(tmp_path: Path, **changes: Any) -> RunRequest:
     path = tmp_path / "experiment.yaml"
     path.write_text(yaml.safe_dump({**EXPERIMENT, **changes}))
     plan = load_experiment(path)
-    return RunRequest(
-        name="real", cells=plan.cells(), engine="vllm", experiment=plan.origin(), out=tmp_path / "out"
-    )
+    return RunRequest(name="real", cells=plan.cells(), engine="vllm", experiment=plan.origin(), out=tmp_path / "out")
 
 
 def left_behind(tmp_path: Path) -> list[str]:
@@ -117,7 +115,17 @@ def test_in_process_lmcache_without_a_gpu_recomputes_silently_and_the_evidence_s
 def test_nothing_is_left_when_the_harness_ends_in_the_middle(tmp_path: Path, how: signal.Signals) -> None:
     path = tmp_path / "experiment.yaml"
     path.write_text(yaml.safe_dump({**EXPERIMENT, "measure": {**EXPERIMENT["measure"], "samples": 1000}}))
-    command = [sys.executable, "-m", "harness.cli", "run", str(path), "--engine", "vllm", "--out", str(tmp_path / "out")]
+    command = [
+        sys.executable,
+        "-m",
+        "harness.cli",
+        "run",
+        str(path),
+        "--engine",
+        "vllm",
+        "--out",
+        str(tmp_path / "out"),
+    ]
     process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     deadline = time.monotonic() + 240
     while process.poll() is None and time.monotonic() < deadline:

@@ -62,7 +62,8 @@ def test_nothing_outlives_the_harness(tmp_path: Path, how: signal.Signals) -> No
     log = tmp_path / "log"
     program = (
         "import sys, time\nfrom pathlib import Path\nimport harness.engines.process as p\np._GRACE_S = 0.5\n"
-        f"c = p.Child('x', [sys.executable, '-c', {STUBBORN!r}], log=Path({str(log)!r}), env=p.child_environment({{}}))\n"
+        f"argv, log = [sys.executable, '-c', {STUBBORN!r}], Path({str(log)!r})\n"
+        "c = p.Child('x', argv, log=log, env=p.child_environment({}))\n"
         "c.start()\ntime.sleep(600)\n"
     )
     parent = subprocess.Popen([sys.executable, "-c", program], start_new_session=True, stderr=subprocess.DEVNULL)

@@ -54,9 +54,7 @@ def request(tmp_path: Path, *, engine: Any = "fake", resume: Path | None = None,
     path.write_text(yaml.safe_dump({**EXPERIMENT, **changes}))
     plan = load_experiment(path)
     out = None if resume else tmp_path / "out"
-    return RunRequest(
-        name="loop", cells=plan.cells(), engine=engine, experiment=plan.origin(), out=out, resume=resume
-    )
+    return RunRequest(name="loop", cells=plan.cells(), engine=engine, experiment=plan.origin(), out=out, resume=resume)
 
 
 def measured(folder: Path) -> list[RequestRecord]:
@@ -199,8 +197,8 @@ def wait_for_rows(folder: Path, count: int) -> None:
     raise AssertionError(f"{folder} never had {count} rows")
 
 
-FREE = '''workload={"kind": "synthetic", "requests": 60, "prompt_tokens": 513, "hit_rate": 0.5, "prefixes": 3,
-"concurrency": 1}, measure={}'''
+FREE = """workload={"kind": "synthetic", "requests": 60, "prompt_tokens": 513, "hit_rate": 0.5, "prefixes": 3,
+"concurrency": 1}, measure={}"""
 
 
 @pytest.mark.parametrize(("extra", "total"), [("", 15), (FREE, 60)], ids=["tiers", "free load"])
@@ -248,7 +246,7 @@ def test_a_torn_line_is_cut_off_and_a_broken_one_is_told(tmp_path: Path) -> None
     RunFolder.resume(folder).close()
     assert rows.read_bytes() == whole
     rows.write_bytes(b"garbage\n" + whole)
-    with pytest.raises(ResultsError, match="rows.jsonl:1"):
+    with pytest.raises(ResultsError, match=r"rows\.jsonl:1"):
         list(read_rows(folder))
 
 

@@ -32,8 +32,8 @@ FREE: dict[str, Any] = {
 }
 SYNTHETIC: dict[str, Any] = {
     **FREE,
-    "workload": {"kind": "synthetic", "requests": 50, "prompt_tokens": 1025, "hit_rate": 0.5, "prefixes": 5, "zipf": 1.0,
-                 "arrivals": "poisson", "rate_per_s": 2.0, "output_tokens": 4},
+    "workload": {"kind": "synthetic", "requests": 50, "prompt_tokens": 1025, "hit_rate": 0.5, "prefixes": 5,
+                 "zipf": 1.0, "arrivals": "poisson", "rate_per_s": 2.0, "output_tokens": 4},
 }  # fmt: skip
 SESSIONS: dict[str, Any] = {
     **FREE,
@@ -47,9 +47,7 @@ def request(folder: Path, config: dict[str, Any], *, out: str = "out", resume: P
     path.write_text(yaml.safe_dump(config))
     plan = load_experiment(path)
     target = None if resume else folder / out
-    return RunRequest(
-        name="sim", cells=plan.cells(), engine="sim", experiment=plan.origin(), out=target, resume=resume
-    )
+    return RunRequest(name="sim", cells=plan.cells(), engine="sim", experiment=plan.origin(), out=target, resume=resume)
 
 
 @pytest.mark.parametrize("config", [TIERS, FREE, SYNTHETIC, SESSIONS], ids=["tiers", "trace", "synthetic", "sessions"])
