@@ -91,6 +91,15 @@ class RunFolder:
         self.manifest.update(changes)
         write_atomically(self.path / "manifest.json", _pretty(self.manifest))
 
+    def cell(self, key: str) -> dict[str, Any]:
+        """The manifest's entry of a cell."""
+        entry: dict[str, Any] = next(cell for cell in self.manifest["cells"] if cell["key"] == key)
+        return entry
+
+    def update_cell(self, key: str, **changes: Any) -> None:
+        self.cell(key).update(changes)
+        self.save_manifest()
+
     def append_rows(self, rows: Iterable[RequestRecord]) -> None:
         """Appends rows in one write: a killed process leaves all of them or none."""
         self._append("rows.jsonl", rows)

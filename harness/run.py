@@ -1,6 +1,6 @@
-"""THE run loop: preflight → start → ready → (warm → prove → measure)… → stop → seal.
+"""THE run loop: preflight → start → ready → measure every cell → stop. (Then `seal` makes summary and report.)
 
-    folder = run(RunRequest(cells=plan.cells(), engine="sim", experiment_path=path, name="quickstart"), progress)
+    folder = run(RunRequest(name="quickstart", cells=plan.cells(), engine="sim", experiment=plan.origin()), progress)
 
 A failed request is a row; a failed run is an exception with a cure, and a folder that can be resumed.
 """
@@ -13,36 +13,22 @@ import itertools
 import os
 import signal
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import msgspec
 
 from harness import provenance
-from harness.collectors.host import between, read_host
 from harness.config import EngineName, PrefixWorkload, results_root
 from harness.engines import make_engine
-from harness.engines.base import Capabilities, Counters, Engine, Resolved
+from harness.engines.base import Capabilities, Engine
 from harness.experiments import Cell
 from harness.loads import FreeLoad, free_load
-from harness.preflight import check_cache, check_experiment, check_prompts, check_reach, check_working_set
-from harness.results import HostSample, RunFolder, Sample, read_rows
-from harness.sampling import Sampler
-from harness.summary import FREE_LOAD, counted, metric_values
-from harness.warmup import Probe, after_sample, expected_counters, needs_fresh_prefix, place, prove, sealed
-from simulator.models import ModelSpec, load_model
-from traces.load import Load
-from traces.request import RequestRecord
-
-
-class Progress(Protocol):
-    """What the run tells while it goes on."""
-
-    def start(self, total: int | None, label: str) -> None: ...
-    def advance(self, n: int = 1) -> None: ...
-    def state(self, text: str) -> None: ...
-    def note(self, text: str) -> None: ...
+from harness.measure import Progress, TierMeasurement, measure_load
+from harness.preflight import check_cache, check_experiment
+from harness.results import RunFolder, read_rows
+from simulator.models import load_model
 
 
 class RunRequest(msgspec.Struct, frozen=True, kw_only=True):
@@ -66,17 +52,16 @@ class Interrupted(Exception):
 
 
 def run(request: RunRequest, progress: Progress) -> Path:
-    """Measures every cell and seals the folder; returns it.
+    """Measures every cell; returns the run's folder.
 
     Raises PreflightError, ConfigError and other ValueErrors before anything starts, EngineError and Interrupted when
     the run fails on its way: its rows are kept, and --resume goes on.
     """
-    model = load_model(request.cells[0].experiment.model)
     loads = _preflight(request)
     folder = _open(request)
     try:
         with asyncio.Runner(loop_factory=_new_loop) as runner:
-            runner.run(_run_all(request, folder, model, loads, progress))
+            runner.run(_run_all(request, folder, loads, progress))
     except BaseException as error:
         _fail(folder, error)
         raise
@@ -154,9 +139,7 @@ def _fail(folder: RunFolder, error: BaseException) -> None:
 # ---- the loop
 
 
-async def _run_all(
-    request: RunRequest, folder: RunFolder, model: ModelSpec, loads: dict[str, FreeLoad], progress: Progress
-) -> None:
+async def _run_all(request: RunRequest, folder: RunFolder, loads: dict[str, FreeLoad], progress: Progress) -> None:
     started = time.perf_counter()
 
     def clock() -> float:
@@ -166,7 +149,8 @@ async def _run_all(
         progress.start(_total(request.cells, loads), request.name)
         for _, group in itertools.groupby(request.cells, key=_engine_key):
             cells = list(group)
-            engine = make_engine(request.engine, cells[0].experiment, model, folder.path, clock)
+            experiment = cells[0].experiment
+            engine = make_engine(request.engine, experiment, load_model(experiment.model), folder.path, clock)
             await _run_group(engine, cells, folder, loads, progress)
     folder.manifest["attempts"][-1]["ended_at"] = provenance.now()
 
@@ -198,7 +182,8 @@ def _signals_cancel() -> Any:
 def _engine_key(cell: Cell) -> str:
     """Cells with the same key are measured on the same running engine."""
     experiment = cell.experiment
-    return repr((experiment.model, experiment.seed, experiment.cache, experiment.engines))
+    timeout_s = experiment.measure.request_timeout
+    return repr((experiment.model, experiment.seed, experiment.cache, experiment.engines, timeout_s))
 
 
 def _total(cells: Sequence[Cell], loads: dict[str, FreeLoad]) -> int | None:
@@ -220,8 +205,11 @@ async def _run_group(
 ) -> None:
     if engine.capabilities.deterministic:
         folder.expect_again()
-    elif all(_entry(folder, cell.key)["status"] == "complete" for cell in cells):
-        progress.advance(sum(1 for row in read_rows(folder.path) if row.phase == "measure"))
+    else:
+        complete = {cell.key for cell in cells if folder.cell(cell.key)["status"] == "complete"}
+        progress.advance(sum(row.cell in complete and row.phase == "measure" for row in read_rows(folder.path)))
+        cells = [cell for cell in cells if cell.key not in complete]
+    if not cells:
         return
     cores = cells[0].experiment.engines.vllm.cores.client
     try:
@@ -230,12 +218,12 @@ async def _run_group(
         resolved = await engine.ready()
         with _pinned(cores if engine.name == "vllm" else None):
             for cell in cells:
-                _update(folder, cell.key, status="started", resolved=msgspec.to_builtins(resolved))
+                folder.update_cell(cell.key, status="started", resolved=msgspec.to_builtins(resolved))
                 if isinstance(cell.experiment.workload, PrefixWorkload):
-                    await _TierMeasurement(engine, cell, resolved, folder, progress).run()
+                    await TierMeasurement(engine, cell, resolved, folder, progress).run()
                 else:
-                    await _measure_load(engine, cell, resolved, loads[cell.key], folder, progress)
-                _update(folder, cell.key, status="complete")
+                    await measure_load(engine, cell, resolved, loads[cell.key], folder, progress)
+                folder.update_cell(cell.key, status="complete")
     finally:
         # A second Ctrl-C must not leave an engine behind.
         await asyncio.shield(engine.stop())
@@ -250,172 +238,3 @@ def _pinned(cores: tuple[int, ...] | None) -> Any:
         yield
     finally:
         os.sched_setaffinity(0, before)
-
-
-def _entry(folder: RunFolder, key: str) -> dict[str, Any]:
-    entry: dict[str, Any] = next(cell for cell in folder.manifest["cells"] if cell["key"] == key)
-    return entry
-
-
-def _update(folder: RunFolder, key: str, **changes: Any) -> None:
-    _entry(folder, key).update(changes)
-    folder.save_manifest()
-
-
-def _attempt(folder: RunFolder, engine: Engine) -> int:
-    """Which attempt new rows belong to. A deterministic engine begins again, and its rows are the first attempt's."""
-    return 0 if engine.capabilities.deterministic else len(folder.manifest["attempts"]) - 1
-
-
-# ---- one cell, tier by tier
-
-
-class _TierMeasurement:
-    """Rounds over the tiers of one cell, until the sampler has enough."""
-
-    def __init__(self, engine: Engine, cell: Cell, resolved: Resolved, folder: RunFolder, progress: Progress) -> None:
-        workload = cell.experiment.workload
-        assert isinstance(workload, PrefixWorkload)
-        self._engine, self._cell, self._folder, self._progress = engine, cell, folder, progress
-        self._measure = cell.experiment.measure
-        self._probe = Probe(cell.key, cell.experiment, workload, resolved)
-        self._sampler = Sampler(self._measure)
-        self._attempt = _attempt(folder, engine)
-        disk = cell.experiment.cache.disk
-        self._device_path = Path(disk.path) if disk and disk.path else folder.path
-
-    async def run(self) -> None:
-        check_working_set(self._cell.experiment, self._probe.resolved)
-        if not self._engine.capabilities.deterministic:
-            self._recall()
-        await self._engine.reset(frozenset({"gpu", "cpu", "disk"}) & self._engine.capabilities.resets)
-        start_s = self._engine.now_s()
-        while tiers := self._sampler.round(self._engine.now_s() - start_s):
-            for tier in tiers:
-                self._progress.state(f"{self._cell.key} {self._sampler.state(tier)}")
-                await self._sample(tier, self._sampler.samples_of(tier))
-        for tier in self._sampler.gave_up():
-            self._progress.note(f"{self._cell.key}: {tier} could not be proven; its rows are kept, and left out")
-
-    def _recall(self) -> None:
-        """Tells the sampler what earlier attempts finished."""
-        rows: dict[tuple[str, int], list[RequestRecord]] = {}
-        for row in read_rows(self._folder.path):
-            if row.cell == self._cell.key and row.phase == "measure" and row.expected_tier is not None:
-                rows.setdefault((row.expected_tier, row.sample), []).append(row)
-        for (tier, _), group in rows.items():
-            self._add(tier, group)
-
-    async def _sample(self, tier: str, index: int) -> None:
-        """One sample: place, count, send, count, prove, write."""
-        engine, probe = self._engine, self._probe
-        warm: list[RequestRecord] = []
-        rows: list[RequestRecord] = []
-        await place(engine, probe, tier, index, warm.append)
-        fresh = needs_fresh_prefix(engine, tier)
-        before, host = await engine.metrics(), self._host()
-        started_s = engine.now_s()
-        await engine.replay(Load(probe.requests(tier, index, fresh_prefix=fresh)), rows.append)
-        ended_s, host_sample = engine.now_s(), host()
-        observed = (await engine.metrics()).since(before)
-        after_sample(probe, tier, fresh_prefix=fresh)
-        verdict, reason = prove(probe, tier, observed, rows)
-        common = {"cell": self._cell.key, "sample": index, "attempt": self._attempt}
-        done = [sealed(msgspec.structs.replace(row, **common), probe, tier, verdict, reason) for row in rows]
-        self._folder.append_sample(
-            Sample(
-                cell=self._cell.key,
-                tier=tier,
-                index=index,
-                attempt=self._attempt,
-                started_s=started_s,
-                ended_s=ended_s,
-                verdict=verdict,
-                reason=reason,
-                observed=observed,
-                expected=expected_counters(probe, tier),
-                host=host_sample,
-            )
-        )
-        # One write for the sample: a crash leaves all of its rows or none.
-        self._folder.append_rows([*(msgspec.structs.replace(row, phase="warm", **common) for row in warm), *done])
-        self._add(tier, done)
-
-    def _add(self, tier: str, rows: list[RequestRecord]) -> None:
-        metric = self._measure.until.metric if self._measure.until else "ttft_s"
-        good = [row for row in rows if counted(row)]
-        self._sampler.add(tier, metric_values(good, metric), proven=bool(good))
-        self._progress.advance(len(rows))
-
-    def _host(self) -> Callable[[], HostSample]:
-        """Starts a look at the machine; the returned function ends it. A virtual engine does not depend on it."""
-        if self._engine.capabilities.virtual_time:
-            return HostSample
-        before = read_host(self._device_path)
-        return lambda: between(before, read_host(self._device_path))
-
-
-# ---- one cell, as a free load
-
-
-async def _measure_load(
-    engine: Engine, cell: Cell, resolved: Resolved, load: FreeLoad, folder: RunFolder, progress: Progress
-) -> None:
-    check_prompts(load.requests, resolved)
-    check_reach(cell.experiment, load.requests, resolved)
-    _update(folder, cell.key, trace=load.trace)
-    finished = set() if engine.capabilities.deterministic else _finished(folder, cell.key)
-    rest = [request for request in load.requests if request.id not in finished]
-    progress.advance(len(finished))
-    attempt = _attempt(folder, engine)
-
-    def writer(phase: str) -> Callable[[RequestRecord], None]:
-        def write(row: RequestRecord) -> None:
-            folder.append_rows([msgspec.structs.replace(row, cell=cell.key, phase=phase, attempt=attempt)])
-            progress.advance(phase == "measure")
-
-        return write
-
-    await engine.reset(frozenset({"gpu", "cpu", "disk"}) & engine.capabilities.resets)
-    if rest and load.warmers:
-        progress.state(f"{cell.key} warming {len(load.warmers)} prefixes")
-        await engine.replay(Load(load.warmers, concurrency=1), writer("warm"))
-    progress.state(cell.key)
-    before, started_s = await engine.metrics(), engine.now_s()
-    host = None if engine.capabilities.virtual_time else read_host(folder.path)
-    await engine.replay(Load(_from_now(rest), load.concurrency), writer("measure"))
-    _append_load_sample(engine, folder, cell.key, attempt, started_s, (await engine.metrics()).since(before), host)
-
-
-def _append_load_sample(
-    engine: Engine, folder: RunFolder, key: str, attempt: int, started_s: float, observed: Counters, host: Any
-) -> None:
-    folder.append_sample(
-        Sample(
-            cell=key,
-            tier=FREE_LOAD,
-            index=0,
-            attempt=attempt,
-            started_s=started_s,
-            ended_s=engine.now_s(),
-            verdict=None,
-            observed=observed,
-            expected=Counters(),
-            host=between(host, read_host(folder.path)) if host is not None else HostSample(),
-        )
-    )
-
-
-def _finished(folder: RunFolder, key: str) -> set[str]:
-    return {row.id for row in read_rows(folder.path) if row.cell == key and row.phase == "measure"}
-
-
-def _from_now(requests: Sequence[Any]) -> list[Any]:
-    """What is left of a load, its first intended time moved to now: a resumed run does not wait for what is done."""
-    first_s = min((request.at_s for request in requests if request.at_s is not None), default=0.0)
-    if not first_s:
-        return list(requests)
-    return [
-        request if request.at_s is None else msgspec.structs.replace(request, at_s=request.at_s - first_s)
-        for request in requests
-    ]

@@ -44,6 +44,7 @@ LEVELS = {
     "harness.report": 6,
     "harness.seal": 7,
     "harness.warmup": 6,
+    "harness.measure": 7,
     "harness.run": 7,
     "harness.calibrate": 8,
     "harness.doctor": 8,

@@ -1,0 +1,193 @@
+"""One cell: a prefix measured tier by tier until there are samples enough, or a free load sent once.
+
+A sample is: place → count → send → count → prove → write. Nothing here starts or stops an engine.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Protocol
+
+import msgspec
+
+from harness.collectors.host import HostReading, between, read_host
+from harness.config import PrefixWorkload
+from harness.engines.base import Counters, Engine, Resolved
+from harness.experiments import Cell
+from harness.loads import FreeLoad
+from harness.preflight import check_prompts, check_reach, check_working_set
+from harness.results import HostSample, RunFolder, Sample, read_rows
+from harness.sampling import Sampler
+from harness.summary import FREE_LOAD, counted, metric_values
+from harness.warmup import Probe, after_sample, expected_counters, needs_fresh_prefix, place, prove, sealed
+from traces.load import Load
+from traces.request import Request, RequestRecord
+
+
+class Progress(Protocol):
+    """What the run tells while it goes on."""
+
+    def start(self, total: int | None, label: str) -> None: ...
+    def advance(self, n: int = 1) -> None: ...
+    def state(self, text: str) -> None: ...
+    def note(self, text: str) -> None: ...
+
+
+def _attempt(folder: RunFolder, engine: Engine) -> int:
+    """Which attempt new rows belong to. A deterministic engine begins again, and its rows are the first attempt's."""
+    return 0 if engine.capabilities.deterministic else len(folder.manifest["attempts"]) - 1
+
+
+class TierMeasurement:
+    """Rounds over the tiers of one cell, until the sampler has enough."""
+
+    def __init__(self, engine: Engine, cell: Cell, resolved: Resolved, folder: RunFolder, progress: Progress) -> None:
+        workload = cell.experiment.workload
+        assert isinstance(workload, PrefixWorkload)
+        self._engine, self._cell, self._folder, self._progress = engine, cell, folder, progress
+        self._measure = cell.experiment.measure
+        self._probe = Probe(cell.key, cell.experiment, workload, resolved)
+        self._sampler = Sampler(self._measure)
+        self._attempt = _attempt(folder, engine)
+        disk = cell.experiment.cache.disk
+        self._device_path = Path(disk.path) if disk and disk.path else folder.path
+
+    async def run(self) -> None:
+        check_working_set(self._cell.experiment, self._probe.resolved)
+        if not self._engine.capabilities.deterministic:
+            self._recall()
+        await self._engine.reset(frozenset({"gpu", "cpu", "disk"}) & self._engine.capabilities.resets)
+        start_s = self._engine.now_s()
+        while tiers := self._sampler.round(self._engine.now_s() - start_s):
+            for tier in tiers:
+                self._progress.state(f"{self._cell.key} {self._sampler.state(tier)}")
+                await self._sample(tier, self._sampler.samples_of(tier))
+        for tier in self._sampler.gave_up():
+            self._progress.note(f"{self._cell.key}: {tier} could not be proven; its rows are kept, and left out")
+
+    def _recall(self) -> None:
+        """Tells the sampler what earlier attempts finished."""
+        rows: dict[tuple[str, int], list[RequestRecord]] = {}
+        for row in read_rows(self._folder.path):
+            if row.cell == self._cell.key and row.phase == "measure" and row.expected_tier is not None:
+                rows.setdefault((row.expected_tier, row.sample), []).append(row)
+        for (tier, _), group in rows.items():
+            self._add(tier, group)
+
+    async def _sample(self, tier: str, index: int) -> None:
+        """One sample: place, count, send, count, prove, write."""
+        engine, probe = self._engine, self._probe
+        warm: list[RequestRecord] = []
+        rows: list[RequestRecord] = []
+        await place(engine, probe, tier, index, warm.append)
+        fresh = needs_fresh_prefix(engine, tier)
+        before, host = await engine.metrics(), self._host()
+        started_s = engine.now_s()
+        await engine.replay(Load(probe.requests(tier, index, fresh_prefix=fresh)), rows.append)
+        ended_s, host_sample = engine.now_s(), host()
+        observed = (await engine.metrics()).since(before)
+        after_sample(probe, tier, fresh_prefix=fresh)
+        verdict, reason = prove(probe, tier, observed, rows)
+        common = {"cell": self._cell.key, "sample": index, "attempt": self._attempt}
+        done = [sealed(msgspec.structs.replace(row, **common), probe, tier, verdict, reason) for row in rows]
+        self._folder.append_sample(
+            Sample(
+                cell=self._cell.key,
+                tier=tier,
+                index=index,
+                attempt=self._attempt,
+                started_s=started_s,
+                ended_s=ended_s,
+                verdict=verdict,
+                reason=reason,
+                observed=observed,
+                expected=expected_counters(probe, tier),
+                host=host_sample,
+            )
+        )
+        # One write for the sample: a crash leaves all of its rows or none.
+        self._folder.append_rows([*(msgspec.structs.replace(row, phase="warm", **common) for row in warm), *done])
+        self._add(tier, done)
+
+    def _add(self, tier: str, rows: list[RequestRecord]) -> None:
+        metric = self._measure.until.metric if self._measure.until else "ttft_s"
+        good = [row for row in rows if counted(row)]
+        self._sampler.add(tier, metric_values(good, metric), proven=bool(good))
+        self._progress.advance(len(rows))
+
+    def _host(self) -> Callable[[], HostSample]:
+        """Starts a look at the machine; the returned function ends it. A virtual engine does not depend on it."""
+        if self._engine.capabilities.virtual_time:
+            return HostSample
+        before = read_host(self._device_path)
+        return lambda: between(before, read_host(self._device_path))
+
+
+async def measure_load(
+    engine: Engine, cell: Cell, resolved: Resolved, load: FreeLoad, folder: RunFolder, progress: Progress
+) -> None:
+    check_prompts(load.requests, resolved)
+    check_reach(cell.experiment, load.requests, resolved)
+    folder.update_cell(cell.key, trace=load.trace)
+    finished = set() if engine.capabilities.deterministic else _finished(folder, cell.key)
+    rest = [request for request in load.requests if request.id not in finished]
+    progress.advance(len(finished))
+    attempt = _attempt(folder, engine)
+
+    def writer(phase: str) -> Callable[[RequestRecord], None]:
+        def write(row: RequestRecord) -> None:
+            folder.append_rows([msgspec.structs.replace(row, cell=cell.key, phase=phase, attempt=attempt)])
+            progress.advance(phase == "measure")
+
+        return write
+
+    await engine.reset(frozenset({"gpu", "cpu", "disk"}) & engine.capabilities.resets)
+    if rest and load.warmers:
+        progress.state(f"{cell.key} warming {len(load.warmers)} prefixes")
+        await engine.replay(Load(load.warmers, concurrency=1), writer("warm"))
+    progress.state(cell.key)
+    before, started_s = await engine.metrics(), engine.now_s()
+    host = None if engine.capabilities.virtual_time else read_host(folder.path)
+    await engine.replay(Load(_from_now(rest), load.concurrency), writer("measure"))
+    _append_load_sample(engine, folder, cell.key, attempt, started_s, (await engine.metrics()).since(before), host)
+
+
+def _append_load_sample(
+    engine: Engine,
+    folder: RunFolder,
+    key: str,
+    attempt: int,
+    started_s: float,
+    observed: Counters,
+    host: HostReading | None,
+) -> None:
+    folder.append_sample(
+        Sample(
+            cell=key,
+            tier=FREE_LOAD,
+            index=0,
+            attempt=attempt,
+            started_s=started_s,
+            ended_s=engine.now_s(),
+            verdict=None,
+            observed=observed,
+            expected=Counters(),
+            host=between(host, read_host(folder.path)) if host is not None else HostSample(),
+        )
+    )
+
+
+def _finished(folder: RunFolder, key: str) -> set[str]:
+    return {row.id for row in read_rows(folder.path) if row.cell == key and row.phase == "measure"}
+
+
+def _from_now(requests: Sequence[Request]) -> list[Request]:
+    """What is left of a load, its first intended time moved to now: a resumed run does not wait for what is done."""
+    first_s = min((request.at_s for request in requests if request.at_s is not None), default=0.0)
+    if not first_s:
+        return list(requests)
+    return [
+        request if request.at_s is None else msgspec.structs.replace(request, at_s=request.at_s - first_s)
+        for request in requests
+    ]
