@@ -8,13 +8,14 @@ import re
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from harness.units import Bytes, Seconds
 
 TIER_STATES = ("recompute", "gpu", "cpu", "disk", "disk_cold")
 TierState = Literal["recompute", "gpu", "cpu", "disk", "disk_cold"]
 EngineName = Literal["sim", "vllm", "openai", "fake"]
+SECRET = re.compile(r"api[-_]?key|token$|secret|passw|access[-_]?key|credential", re.IGNORECASE)
 SHELL_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 
@@ -25,6 +26,22 @@ class Strict(BaseModel):
 Positive = Annotated[int, Field(ge=1, le=2**40)]
 Share = Annotated[float, Field(ge=0.0, le=1.0, strict=False)]
 PositiveFloat = Annotated[float, Field(gt=0.0, le=1e9, strict=False)]
+
+
+def without_secrets(text: str, what: str) -> str:
+    """The text, unless it seems to hold a secret: configurations are kept in manifests and shown in reports."""
+    if SECRET.search(text):
+        raise ValueError(f"{what} seems to hold a secret; export it instead: engines inherit our environment")
+    return text
+
+
+def plain_url(url: str) -> str:
+    if "@" in url:
+        raise ValueError("a URL with a user or password in it; leave them out: URLs are kept in manifests")
+    return url
+
+
+Url = Annotated[str, Field(pattern=r"^https?://"), AfterValidator(plain_url)]
 
 
 class PrefixWorkload(Strict):
@@ -173,11 +190,15 @@ class SimSettings(Strict):
 
 
 class Attach(Strict):
-    """A vLLM (and LMCache server) that runs already and is left running."""
+    """A vLLM (and LMCache server) that runs already and is left running.
 
-    url: Annotated[str, Field(pattern=r"^https?://")]
+    disk_path: the folder of its fs adapter; chunk files in it are deleted to bring about `recompute`. lmcache_pid:
+    its process, whose reads from the device prove `disk` and `disk_cold`.
+    """
+
+    url: Url
     model: str | None = None
-    lmcache_url: Annotated[str, Field(pattern=r"^https?://")] | None = None
+    lmcache_url: Url | None = None
     lmcache_pid: Positive | None = None
     disk_path: str | None = None
 
@@ -220,11 +241,19 @@ class VllmSettings(Strict):
     def _list(cls, value: Any) -> Any:
         return tuple(value) if isinstance(value, list) else value
 
+    @model_validator(mode="after")
+    def _no_secrets(self) -> VllmSettings:
+        for name in self.env:
+            without_secrets(name, f"env.{name}")
+        for argument in (*self.args, *self.lmcache_args):
+            without_secrets(argument.split("=")[0] if argument.startswith("--") else argument, "an argument")
+        return self
+
 
 class OpenAISettings(Strict):
     """Any OpenAI-compatible server. The key is read from the environment variable that api_key_env names."""
 
-    url: Annotated[str, Field(pattern=r"^https?://")]
+    url: Url
     model: Annotated[str, Field(min_length=1)]
     api_key_env: str | None = None
     vocab_size: Annotated[int, Field(ge=512, le=10_000_000)] | None = None

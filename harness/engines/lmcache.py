@@ -13,6 +13,7 @@ import os
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import httpx
 import msgspec
@@ -132,15 +133,16 @@ class LMCacheServer:
         waiting = store["pending_keys_count"] + store["in_flight_task_count"]
         return not (waiting or l1["write_locked_count"] or l1["read_locked_count"])
 
-    async def _status(self) -> dict[str, dict[str, dict[str, int]]]:
+    async def _status(self) -> Any:
         try:
-            status: dict[str, dict[str, dict[str, int]]] = (await self._http.get(f"{self.url}/status")).json()
+            return (await self._http.get(f"{self.url}/status")).json()
         except (httpx.HTTPError, ValueError) as error:
             raise EngineError(f"LMCache at {self.url} no longer tells its status ({error!r}); see its log") from None
-        return status
 
-    async def resolved_cpu_bytes(self) -> int:
-        return (await self._status())["storage_manager"]["l1_manager"]["memory_total_bytes"]
+    async def resolved(self) -> tuple[int, int]:
+        """Bytes of L1 and tokens a chunk, as the server has them."""
+        status = await self._status()
+        return status["storage_manager"]["l1_manager"]["memory_total_bytes"], status["chunk_size"]
 
     async def clear_cpu(self) -> None:
         """Empties L1 and sees that it is empty. Raises EngineError."""

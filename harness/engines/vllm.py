@@ -42,7 +42,7 @@ class VllmEngine:
         self._experiment, self._model, self._folder, self._clock = experiment, model, folder, clock
         self._settings: VllmSettings = experiment.engines.vllm
         self.capabilities = _capabilities(experiment)
-        self._cache_server = self._make_cache_server()
+        self.cache_server = self._make_cache_server()
         self._child: Child | None = None
         self._url = self._settings.attach.url.rstrip("/") if self._settings.attach else ""
         self._http = httpx.AsyncClient(timeout=60)
@@ -54,10 +54,10 @@ class VllmEngine:
     # ---- lifecycle
 
     async def start(self) -> None:
-        if self._cache_server is not None:
-            self._cache_server.start()
+        if self.cache_server is not None:
+            self.cache_server.start()
             # vLLM registers with the cache server as it comes up, so that one has to answer first.
-            await self._cache_server.ready()
+            await self.cache_server.ready()
         if self._settings.attach is None:
             self._start_vllm()
 
@@ -111,8 +111,8 @@ class VllmEngine:
     def _connector_flags(self) -> list[str]:
         if self._experiment.cache.cpu is None and self._experiment.cache.disk is None:
             return []
-        if self._cache_server is not None:
-            return ["--kv-transfer-config", mp_connector(self._cache_server.port)]
+        if self.cache_server is not None:
+            return ["--kv-transfer-config", mp_connector(self.cache_server.port)]
         return ["--kv-transfer-config", json.dumps({"kv_connector": "LMCacheConnectorV1", "kv_role": "kv_both"})]
 
     def _in_process_config(self) -> Path:
@@ -169,15 +169,21 @@ class VllmEngine:
         metrics = await self._metrics()
         info = metrics.labels("vllm:cache_config_info")
         blocks, block_tokens = int(info["num_gpu_blocks"]), int(info["block_size"])
+        cache = self._experiment.cache
+        cpu_bytes, chunk_tokens = await self.cache_server.resolved() if self.cache_server else (None, None)
+        if block_tokens != cache.block_tokens or chunk_tokens not in (None, cache.chunk_tokens):
+            raise EngineError(
+                f"the engine at {self._url} has blocks of {block_tokens} and chunks of {chunk_tokens} tokens, the"
+                f" experiment {cache.block_tokens} and {cache.chunk_tokens}; correct cache.block_tokens and cache.chunk_tokens"
+            )
         per_token = self._model.kv_bytes_per_token
-        disk = self._experiment.cache.disk
         self._resolved = Resolved(
             gpu_bytes=blocks * block_tokens * per_token,
-            cpu_bytes=await self._cache_server.resolved_cpu_bytes() if self._cache_server else None,
-            disk_bytes=disk.capacity if disk else None,
+            cpu_bytes=cpu_bytes,
+            disk_bytes=cache.disk.capacity if cache.disk else None,
             gpu_blocks=blocks,
             block_tokens=block_tokens,
-            chunk_tokens=self._experiment.cache.chunk_tokens,
+            chunk_tokens=cache.chunk_tokens,
             kv_bytes_per_token=per_token,
             max_prompt_tokens=await self._max_prompt_tokens(),
             vocab_size=self._model.vocab_size,
@@ -185,7 +191,7 @@ class VllmEngine:
             details={"cache_config": info, "url": self._url, "connector": self._settings.connector},
         )
         self._base_tokens = metrics.total("vllm:prompt_tokens_total") or 0
-        self._base_lookups = lookups(await self._cache_server.metrics()) if self._cache_server else 0
+        self._base_lookups = lookups(await self.cache_server.metrics()) if self.cache_server else 0
         await self._open_replay()
         return self._resolved
 
@@ -206,8 +212,8 @@ class VllmEngine:
             await self._replay.close()
         if self._child is not None:
             await self._child.stop()
-        if self._cache_server is not None:
-            await self._cache_server.stop()
+        if self.cache_server is not None:
+            await self.cache_server.stop()
         await self._http.aclose()
 
     # ---- work
@@ -225,7 +231,7 @@ class VllmEngine:
         self._check_alive()
 
     def _check_alive(self) -> None:
-        for child in (self._child, self._cache_server):
+        for child in (self._child, self.cache_server):
             if child is not None and not child.running:
                 log = self._folder / "logs"
                 raise EngineError(f"{type(child).__name__} died during the run; its last words are in {log}")
@@ -233,13 +239,13 @@ class VllmEngine:
     async def reset(self, what: frozenset[str]) -> None:
         if "gpu" in what:
             await self._reset_gpu()
-        if self._cache_server is not None:
+        if self.cache_server is not None:
             if "cpu" in what:
-                await self._cache_server.clear_cpu()
+                await self.cache_server.clear_cpu()
             if "disk" in what:
-                await self._cache_server.clear_disk()
+                await self.cache_server.clear_disk()
             elif "page_cache" in what:
-                await self._cache_server.drop_page_cache()
+                await self.cache_server.drop_page_cache()
 
     async def _reset_gpu(self) -> None:
         """vLLM refuses while blocks are held, by stores that go on after the answer for one: asked until it agrees."""
@@ -261,7 +267,7 @@ class VllmEngine:
         deadline = time.monotonic() + _COUNTER_LAG_S
         while True:
             engine = await self._metrics()
-            cache = await self._cache_server.settle() if self._cache_server else None
+            cache = await self.cache_server.settle() if self.cache_server else None
             sent = (engine.total("vllm:prompt_tokens_total") or 0) - self._base_tokens
             looked = lookups(cache) - self._base_lookups if cache else self._lookups_due
             if (sent >= self._sent_tokens and looked >= self._lookups_due) or time.monotonic() > deadline:
@@ -278,10 +284,10 @@ class VllmEngine:
             "gpu_hit_tokens": by_source("local_cache_hit"),
             "external_tokens": by_source("external_kv_transfer"),
         }
-        if cache is not None and self._cache_server is not None:
+        if cache is not None and self.cache_server is not None:
             begun, ended = stores(cache)
             fields |= {**hits(cache), "stores_begun": begun, "stores_ended": ended}
-            fields["storage_read_bytes"] = self._cache_server.storage_read_bytes()
+            fields["storage_read_bytes"] = self.cache_server.storage_read_bytes()
         elif self._settings.connector == "in_process":
             tier = "l2_hit_tokens" if self._experiment.cache.disk else "l1_hit_tokens"
             fields[tier] = engine.total("lmcache:num_hit_tokens_total")
@@ -307,9 +313,9 @@ class VllmEngine:
 
     async def _versions(self) -> dict[str, str]:
         versions = {"vllm": str((await self._http.get(f"{self._url}/version")).json().get("version"))}
-        if self._cache_server is not None:
+        if self.cache_server is not None:
             with contextlib.suppress(httpx.HTTPError, ValueError):
-                versions["lmcache"] = str((await self._http.get(f"{self._cache_server.url}/version")).json())
+                versions["lmcache"] = str((await self._http.get(f"{self.cache_server.url}/version")).json())
         return versions
 
 

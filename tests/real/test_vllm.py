@@ -1,5 +1,6 @@
 """Real vLLM and LMCache: tiers proven, hits exact, nothing left behind."""
 
+import asyncio
 import os
 import signal
 import subprocess
@@ -8,13 +9,16 @@ import time
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 import yaml
 
+from harness.engines.vllm import VllmEngine
 from harness.experiments import load_experiment
 from harness.results import read_manifest, read_rows, read_samples
 from harness.run import RunRequest, run
 from harness.seal import seal
+from simulator.models import load_model
 from tests.unit.test_run_loop import Quiet, measured
 from traces.request import RequestRecord
 
@@ -40,6 +44,11 @@ def request(tmp_path: Path, **changes: Any) -> RunRequest:
     path.write_text(yaml.safe_dump({**EXPERIMENT, **changes}))
     plan = load_experiment(path)
     return RunRequest(name="real", cells=plan.cells(), engine="vllm", experiment=plan.origin(), out=tmp_path / "out")
+
+
+def harness(*arguments: str) -> "subprocess.Popen[str]":
+    command = [sys.executable, "-m", "harness.cli", *arguments]
+    return subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
 def left_behind(tmp_path: Path) -> list[str]:
@@ -114,46 +123,67 @@ def test_in_process_lmcache_without_a_gpu_recomputes_silently_and_the_evidence_s
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM])
 def test_nothing_is_left_when_the_harness_ends_in_the_middle(tmp_path: Path, how: signal.Signals) -> None:
     path = tmp_path / "experiment.yaml"
-    path.write_text(yaml.safe_dump({**EXPERIMENT, "measure": {**EXPERIMENT["measure"], "samples": 1000}}))
-    command = [
-        sys.executable,
-        "-m",
-        "harness.cli",
-        "run",
-        str(path),
-        "--engine",
-        "vllm",
-        "--out",
-        str(tmp_path / "out"),
-    ]
-    process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    path.write_text(yaml.safe_dump({**EXPERIMENT, "measure": {**EXPERIMENT["measure"], "samples": 12}}))
+    process = harness("run", str(path), "--engine", "vllm", "--out", str(tmp_path / "out"))
     deadline = time.monotonic() + 240
-    while process.poll() is None and time.monotonic() < deadline:
-        if (tmp_path / "out" / "rows.jsonl").exists():
-            break
-        time.sleep(0.2)
+    while process.poll() is None and time.monotonic() < deadline and not (tmp_path / "out" / "rows.jsonl").exists():
+        time.sleep(0.05)
     assert process.poll() is None and left_behind(tmp_path)
     os.kill(process.pid, how)
-    process.wait(timeout=60)
+    process.communicate(timeout=60)
     deadline = time.monotonic() + 60
     while (left := left_behind(tmp_path)) and time.monotonic() < deadline:
         time.sleep(0.2)
     assert not left
+    before = (tmp_path / "out" / "rows.jsonl").read_bytes()
+    assert 0 < len(list(read_rows(tmp_path / "out"))) < 60
     if how == signal.SIGTERM:
         assert process.returncode == 128 + signal.SIGTERM
         assert read_manifest(tmp_path / "out")["error"] == "interrupted by SIGTERM"
-    assert list(read_rows(tmp_path / "out"))
+        return
+    resumed = harness("run", "--resume", str(tmp_path / "out"))
+    _, errors = resumed.communicate(timeout=280)
+    assert resumed.returncode == 0, errors
+    assert (tmp_path / "out" / "rows.jsonl").read_bytes().startswith(before)
+    rows = measured(tmp_path / "out")
+    assert len(rows) == 60 == len({(row.expected_tier, row.sample) for row in rows})
+    assert {row.attempt for row in rows} == {0, 1} and {row.verdict for row in rows} == {"proven"}
+
+
+def test_servers_that_run_already_are_measured_and_left_running(tmp_path: Path) -> None:
+    experiment = load_experiment(_written(tmp_path, EXPERIMENT["engines"])).experiment
+    (tmp_path / "ours" / "logs").mkdir(parents=True)
+
+    async def scenario() -> int:
+        engine = VllmEngine(experiment, load_model("tiny-llama"), tmp_path / "ours", time.perf_counter)
+        try:
+            await engine.start()
+            server = (await engine.ready()).details["url"]
+            cache = engine.cache_server
+            assert cache is not None and cache.disk_path is not None and cache.pid is not None
+            attach = {"url": server, "lmcache_url": cache.url, "lmcache_pid": cache.pid}
+            attach["disk_path"] = str(cache.disk_path)
+            path = _written(tmp_path, {"vllm": {"attach": attach}})
+            done = await asyncio.to_thread(
+                lambda: harness("run", str(path), "--engine", "vllm", "--out", str(tmp_path / "out")).wait(timeout=200)
+            )
+            assert (await asyncio.to_thread(httpx.get, f"{server}/health")).status_code == 200
+            return done
+        finally:
+            await engine.stop()
+
+    assert asyncio.run(scenario()) == 0
+    rows = measured(tmp_path / "out")
+    assert len(rows) == 10 and {row.verdict for row in rows} == {"proven"}
+    assert not left_behind(tmp_path)
 
 
 def test_a_vllm_that_cannot_start_is_told_with_its_last_words(tmp_path: Path) -> None:
     engines = {"vllm": {"python": str(PYTHON), "args": ["--no-such-flag"]}}
-    done = subprocess.run(
-        [sys.executable, "-m", "harness.cli", "run", str(_written(tmp_path, engines)), "--engine", "vllm",
-         "--out", str(tmp_path / "out")],
-        cwd=ROOT, capture_output=True, text=True, timeout=280, check=False,
-    )  # fmt: skip
-    assert done.returncode == 1 and "Traceback" not in done.stderr.split("The end of")[0]
-    assert "no-such-flag" in done.stderr and read_manifest(tmp_path / "out")["status"] == "failed"
+    done = harness("run", str(_written(tmp_path, engines)), "--engine", "vllm", "--out", str(tmp_path / "out"))
+    _, errors = done.communicate(timeout=280)
+    assert done.returncode == 1 and "Traceback" not in errors.split("The end of")[0]
+    assert "no-such-flag" in errors and read_manifest(tmp_path / "out")["status"] == "failed"
     assert not left_behind(tmp_path)
 
 

@@ -117,6 +117,10 @@ REPLACEMENTS = [
      "engines.openai.api_key_env", "must name an environment variable"),
     ("url without scheme", "seed: 1", "seed: 1\nengines: {openai: {url: localhost, model: m}}",
      "engines.openai.url", "'localhost'"),
+    ("secret in env", "seed: 1", "seed: 1\nengines: {vllm: {env: {HF_TOKEN: abc}}}", "engines.vllm", "export it"),
+    ("secret in a flag", "seed: 1", "seed: 1\nengines: {vllm: {args: [--api-key=abc]}}", "engines.vllm", "export it"),
+    ("password in a url", "seed: 1", "seed: 1\nengines: {vllm: {attach: {url: 'http://u:p@h'}}}",
+     "attach.url", "leave them out"),
     ("env not text", "seed: 1", "seed: 1\nengines: {vllm: {env: {A: 1}}}", "engines.vllm.env.A", "1 is refused"),
 ]  # fmt: skip
 FREE_REPLACEMENTS = [
