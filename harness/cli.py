@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 from typing import Annotated, Literal
 
-from cyclopts import App, Group, Parameter
+from cyclopts import App, CycloptsError, Group, Parameter
 
 app = App(
     name="harness",
@@ -130,7 +130,12 @@ def fetch(
 def main() -> None:
     """Exit codes: 0 done; 1 the run failed; 2 the user's mistake; 130, 143 interrupted."""
     app["--help"].group = app["--version"].group = Group("Help")
-    sys.exit(app())
+    try:
+        code = app(exit_on_error=False, print_error=False)
+    except CycloptsError as error:
+        print(f"harness: {' '.join(str(error).split())} See harness --help.", file=sys.stderr)
+        code = 2
+    sys.exit(code)
 
 
 if __name__ == "__main__":
