@@ -174,7 +174,7 @@ class VllmEngine:
         if block_tokens != cache.block_tokens or chunk_tokens not in (None, cache.chunk_tokens):
             raise EngineError(
                 f"the engine at {self._url} has blocks of {block_tokens} and chunks of {chunk_tokens} tokens, the"
-                f" experiment {cache.block_tokens} and {cache.chunk_tokens}; correct cache.block_tokens and cache.chunk_tokens"
+                f" experiment {cache.block_tokens} and {cache.chunk_tokens}; correct the experiment"
             )
         per_token = self._model.kv_bytes_per_token
         self._resolved = Resolved(
