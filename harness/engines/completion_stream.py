@@ -171,7 +171,7 @@ class Answer:
         if self.usage.prompt_tokens != sent_tokens:
             return f"server counted {self.usage.prompt_tokens} prompt tokens, sent {sent_tokens}"
         if not self.token_s:
-            cure = "" if self.usage.completion_tokens == 0 else "; if its texts are empty, use token_ids"
+            cure = "" if self.usage.completion_tokens == 0 else "; if its texts are empty, use count_tokens"
             return f"no chunk carried a token, usage says {self.usage.completion_tokens}{cure}"
         return None
 

@@ -48,8 +48,8 @@ class OpenAIReplay:
 
     clock: the run's clock in seconds; moment 0 of a load is clock() when its replay starts.
     extra_body: added to every request's JSON, over the defaults (temperature 0, ignore_eos).
-    token_ids: counts a chunk as tokens where their number rose, not where it has text: text can be empty for a token
-    that is half a character. It asks for the running count of `continuous_usage_stats` (vLLM, SGLang) instead of
+    count_tokens: counts a chunk as tokens where their number rose, not where it has text: text can be empty for a token
+    that is half a character. It asks for the running count of `continuous_usage_stats` (vLLM) instead of
     the ids themselves, with which the prompt's would come back too. Without an answer to that, text counts.
     Raises ValueError for a url or key that cannot be used.
     """
@@ -65,12 +65,12 @@ class OpenAIReplay:
         api_key: str | None = None,
         request_timeout_s: float = 600.0,
         max_connections: int = 1024,
-        token_ids: bool = False,
+        count_tokens: bool = False,
     ) -> None:
         self._address = _checked(url).netloc
         if api_key is not None and not (api_key.isascii() and api_key.isprintable()):
             raise ValueError("api_key has characters that cannot go into an HTTP header: check for a line break")
-        stream_options = {"include_usage": True} | ({"continuous_usage_stats": True} if token_ids else {})
+        stream_options = {"include_usage": True} | ({"continuous_usage_stats": True} if count_tokens else {})
         fields = {"model": model, "temperature": 0, "ignore_eos": True, **extra_body}
         self._fields = msgspec.json.encode(fields | {"stream": True, "stream_options": stream_options})[:-1]
         self._url, self._tokens, self._clock, self._api_key = url.rstrip("/"), tokens, clock, api_key

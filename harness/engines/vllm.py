@@ -203,7 +203,7 @@ class VllmEngine:
             TokenSource(self._experiment.seed, self._model.vocab_size),
             self._clock,
             request_timeout_s=self._experiment.measure.request_timeout,
-            token_ids=True,
+            count_tokens=True,
         )
         await self._replay.open()
 

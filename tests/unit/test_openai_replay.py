@@ -76,7 +76,7 @@ FAULTS: list[tuple[Fault, str, int]] = [
     ("hang", "no complete answer within 0.3 s", 0),
     ("error_event", "the server reported an error in the stream: the engine died", 3),
     ("bad_event", "unreadable event in the stream (JSON is malformed: object keys must be strings", 3),
-    ("empty_texts", "no chunk carried a token, usage says 3; if its texts are empty, use token_ids", 0),
+    ("empty_texts", "no chunk carried a token, usage says 3; if its texts are empty, use count_tokens", 0),
 ]
 
 
@@ -108,7 +108,7 @@ def test_first_chunk_and_first_token_are_two_things() -> None:
 
 @pytest.mark.parametrize("fault", [None, "empty_texts", "empty_text_first", "usage_beside_text"])
 def test_a_running_count_says_which_chunks_carry_tokens(fault: Fault | None) -> None:
-    [row], server = play(Load([request("a")]), {"fault": fault, "itl_ms": 1}, token_ids=True)
+    [row], server = play(Load([request("a")]), {"fault": fault, "itl_ms": 1}, count_tokens=True)
     assert (row.error, len(row.token_s), row.output_tokens, row.cached_tokens) == (None, 3, 3, 16)
     assert (row.first_chunk_s == row.first_token_s) is (fault != "empty_text_first")
     asked = msgspec.json.decode(server.seen[0][1])
