@@ -128,7 +128,10 @@ def fetch(
 
 
 def main() -> None:
-    """Exit codes: 0 done; 1 the run failed; 2 the user's mistake; 130, 143 interrupted."""
+    """Runs a command.
+
+    Exit codes: 0 done; 1 the run failed or a tier has no row that counts; 2 the user's mistake; 130, 143 interrupted.
+    """
     app["--help"].group = app["--version"].group = Group("Help")
     try:
         code = app(exit_on_error=False, print_error=False)

@@ -7,6 +7,7 @@ import signal
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 from harness.config import EngineName
 from harness.config import Experiment as ExperimentConfig
@@ -61,7 +62,12 @@ def _measure(
     summary = seal(folder)
     Console().print(render_summary(summary, read_manifest(folder)))
     print(f"report: {folder / 'report.html'}")
-    return 0 if summary["rows"]["counted"] else RUN_FAILED
+    return 0 if _every_tier_counts(summary) else RUN_FAILED
+
+
+def _every_tier_counts(summary: dict[str, Any]) -> bool:
+    """A tier without one row that counts was not measured, whatever else went well."""
+    return all(tier["rows"]["counted"] for cell in summary["cells"] for tier in cell["tiers"].values())
 
 
 def _fresh(plan: Plan | None, engine: EngineName | None, out: Path | None, sweep: bool) -> RunRequest:

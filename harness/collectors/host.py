@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from pathlib import Path
 
 import msgspec
+import psutil
 
 from harness.results import HostSample
 
@@ -13,83 +15,67 @@ _SECTOR_BYTES = 512
 
 
 class HostReading(msgspec.Struct, frozen=True):
-    """Totals since boot: CPU ticks (all, busy, stolen, ours) and device bytes; None where the kernel is silent."""
+    """Totals since boot: CPU seconds (all, busy, stolen, ours) and device bytes; None where the kernel is silent."""
 
-    total: int | None
-    busy: int | None
-    steal: int | None
-    ours: int | None
+    total_s: float
+    busy_s: float
+    steal_s: float
+    ours_s: float
     read_bytes: int | None
     write_bytes: int | None
 
 
 def read_host(device_path: Path | None) -> HostReading:
     """One reading. device_path: any path on the device of interest."""
-    cpu = _cpu_ticks()
-    moved = _device_bytes(device_path) if device_path else None
-    total, busy, steal = cpu or (None, None, None)
-    read_bytes, write_bytes = moved or (None, None)
-    return HostReading(total, busy, steal, _own_ticks(), read_bytes, write_bytes)
+    cpu = psutil.cpu_times()
+    busy_s = cpu.user + cpu.nice + cpu.system + cpu.irq + cpu.softirq
+    read_bytes, write_bytes = (_device_bytes(device_path) if device_path else None) or (None, None)
+    total_s = busy_s + cpu.idle + cpu.iowait + cpu.steal
+    return HostReading(total_s, busy_s, cpu.steal, _own_cpu_s(), read_bytes, write_bytes)
 
 
 def between(before: HostReading, after: HostReading) -> HostSample:
     """Shares of all cores' time between two readings."""
-    total = _minus(after.total, before.total)
-    busy, steal, ours = (
-        _minus(getattr(after, n), getattr(before, n)) for n in ("busy", "steal", "ours")
-    )  # fmt: skip
-    foreign = None if busy is None or ours is None else max(0, busy - ours)
+    total_s = after.total_s - before.total_s
+    busy_s = after.busy_s - before.busy_s
+    foreign_s = max(0.0, busy_s - (after.ours_s - before.ours_s))
     return HostSample(
-        steal_share=_share(steal, total),
-        foreign_cpu_share=_share(foreign, total),
-        busy_share=_share(busy, total),
+        steal_share=_share(after.steal_s - before.steal_s, total_s),
+        foreign_cpu_share=_share(foreign_s, total_s),
+        busy_share=_share(busy_s, total_s),
         device_read_bytes=_minus(after.read_bytes, before.read_bytes),
         device_write_bytes=_minus(after.write_bytes, before.write_bytes),
     )
+
+
+def file_system(path: Path) -> str | None:
+    """The type of the file system that a path is on, e.g. 'ext4'; None where the kernel does not say."""
+    try:
+        mounts = [line.split() for line in Path("/proc/self/mounts").read_text().splitlines()]
+    except OSError:
+        return None
+    resolved = path.resolve()
+    found = [(len(where), kind) for _, where, kind, *_ in mounts if resolved.is_relative_to(where)]
+    return max(found)[1] if found else None
 
 
 def _minus(later: int | None, earlier: int | None) -> int | None:
     return None if later is None or earlier is None else later - earlier
 
 
-def _share(part: int | None, whole: int | None) -> float | None:
-    return None if part is None or not whole else round(part / whole, 4)
+def _share(part_s: float, whole_s: float) -> float | None:
+    """None for a time too short for the kernel's clock of 10 ms."""
+    return round(part_s / whole_s, 4) if whole_s > 0 else None
 
 
-def _cpu_ticks() -> tuple[int, int, int] | None:
-    try:
-        fields = [int(x) for x in Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:]]
-    except (OSError, ValueError):
-        return None
-    user, nice, system, _idle, _iowait, irq, softirq, steal = fields[:8]
-    return sum(fields[:8]), user + nice + system + irq + softirq, steal
-
-
-def _own_ticks() -> int | None:
-    """CPU ticks of this process and everything below it, alive or reaped."""
-    parents: dict[int, int] = {}
-    ticks: dict[int, int] = {}
-    try:
-        for entry in os.scandir("/proc"):
-            if entry.name.isdigit() and (stat := _stat(int(entry.name))):
-                parents[int(entry.name)], ticks[int(entry.name)] = stat
-    except OSError:
-        return None
-    own = {os.getpid()}
-    grew = True
-    while grew:
-        below = {pid for pid, parent in parents.items() if parent in own} - own
-        own |= below
-        grew = bool(below)
-    return sum(ticks.get(pid, 0) for pid in own)
-
-
-def _stat(pid: int) -> tuple[int, int] | None:
-    try:
-        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    except OSError:
-        return None
-    return int(fields[1]), sum(int(x) for x in fields[11:15])
+def _own_cpu_s() -> float:
+    """CPU seconds of this process and everything below it, alive or reaped."""
+    ours = psutil.Process()
+    total_s = 0.0
+    for process in [ours, *ours.children(recursive=True)]:
+        with contextlib.suppress(psutil.Error):
+            total_s += sum(process.cpu_times()[:4])
+    return total_s
 
 
 def _device_bytes(path: Path) -> tuple[int, int] | None:

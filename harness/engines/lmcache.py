@@ -20,7 +20,7 @@ import msgspec
 
 from harness.collectors.prometheus import Metrics, scrape
 from harness.engines.base import EngineError
-from harness.engines.process import Child, child_environment, free_port
+from harness.engines.process import Child, child_environment, free_port, storage_read_bytes
 
 _GIB = 2**30
 _SETTLE_TIMEOUT_S = 120.0
@@ -175,12 +175,10 @@ class LMCacheServer:
         return self.disk_path.glob("**/*.data") if self.disk_path else iter(())
 
     def storage_read_bytes(self) -> int | None:
-        """Bytes that the server's process has fetched from storage devices; None where the kernel does not say."""
-        try:
-            text = Path(f"/proc/{self.pid}/io").read_text()
-        except OSError:
-            return None
-        return next(int(line.split()[1]) for line in text.splitlines() if line.startswith("read_bytes:"))
+        """Bytes that the server has fetched from storage devices; None where its process is not known."""
+        if self._child is not None:
+            return self._child.storage_read_bytes()
+        return None if self._pid is None else storage_read_bytes(self._pid)
 
     async def stop(self) -> None:
         if self._child is not None:

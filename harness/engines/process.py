@@ -11,6 +11,8 @@ import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
 
+import psutil
+
 from harness.engines.base import EngineError
 
 _WARDEN = Path(__file__).with_name("warden.py")
@@ -74,6 +76,11 @@ class Child:
         children = Path(f"/proc/{self._warden.pid}/task/{self._warden.pid}/children").read_text().split()
         return int(children[0]) if children else None
 
+    def storage_read_bytes(self) -> int | None:
+        """Bytes that the command and its descendants have fetched from storage devices; None when it does not run."""
+        pid = self.pid
+        return None if pid is None else sum(storage_read_bytes(one) or 0 for one in [pid, *_descendants(pid)])
+
     async def wait_until(self, check: Callable[[], Awaitable[bool]], timeout_s: float, cure: str) -> None:
         """Polls `check` until it holds. Raises EngineError with the log's end when the child dies or time is up."""
         deadline = time.monotonic() + timeout_s
@@ -106,6 +113,22 @@ class Child:
         if self._warden is not None:
             while self._warden.poll() is None:
                 await asyncio.sleep(0.02)
+
+
+def storage_read_bytes(pid: int) -> int | None:
+    """Bytes that one process has fetched from storage devices (a read that the page cache answers adds none).
+
+    None where the process is gone or the kernel does not say.
+    """
+    try:
+        text = Path(f"/proc/{pid}/io").read_text()
+    except OSError:
+        return None
+    return next(int(line.split()[1]) for line in text.splitlines() if line.startswith("read_bytes:"))
+
+
+def _descendants(pid: int) -> list[int]:
+    return [child.pid for child in psutil.Process(pid).children(recursive=True)] if psutil.pid_exists(pid) else []
 
 
 def free_port(host: str = "127.0.0.1") -> int:

@@ -39,6 +39,7 @@ class SimEngine:
     async def ready(self) -> Resolved:
         simulator = self._simulator
         bytes_per_token = simulator.model.kv_bytes_per_token
+        room = (simulator.gpu_blocks - 1) * simulator.block_tokens  # one block is the engine's own
         return Resolved(
             gpu_bytes=simulator.gpu_blocks * simulator.block_tokens * bytes_per_token,
             cpu_bytes=simulator.cpu_bytes,
@@ -47,7 +48,7 @@ class SimEngine:
             block_tokens=simulator.block_tokens,
             chunk_tokens=simulator.chunk_tokens,
             kv_bytes_per_token=bytes_per_token,
-            max_prompt_tokens=simulator.model.max_position,
+            max_prompt_tokens=min(simulator.model.max_position, room) - 1,
             vocab_size=simulator.model.vocab_size,
             versions={
                 "engine_policy": simulator.engine_policy.name,

@@ -17,6 +17,7 @@ from typing import Any
 import httpx
 import yaml
 
+from harness.collectors.host import file_system
 from harness.collectors.prometheus import Metrics, scrape
 from harness.config import Experiment, VllmSettings
 from harness.engines.base import Capabilities, Counters, Emit, EngineError, Resolved
@@ -160,6 +161,11 @@ class VllmEngine:
         assert disk is not None
         return (Path(disk.path) if disk.path else self._folder) / f"kv-harness-{self._folder.name}"
 
+    def _disk_file_system(self) -> str | None:
+        if self._settings.attach is None:
+            return file_system(self._disk_folder()) if self._experiment.cache.disk else None
+        return file_system(Path(self._settings.attach.disk_path)) if self._settings.attach.disk_path else None
+
     async def ready(self) -> Resolved:
         cure = "if memory or a flag is the reason, change cache or engines.vllm"
         if self._child is not None:
@@ -188,7 +194,12 @@ class VllmEngine:
             max_prompt_tokens=await self._max_prompt_tokens(),
             vocab_size=self._model.vocab_size,
             versions=await self._versions(),
-            details={"cache_config": info, "url": self._url, "connector": self._settings.connector},
+            details={
+                "cache_config": info,
+                "url": self._url,
+                "connector": self._settings.connector,
+                "disk_file_system": self._disk_file_system(),
+            },
         )
         self._base_tokens = metrics.total("vllm:prompt_tokens_total") or 0
         self._base_lookups = lookups(await self.cache_server.metrics()) if self.cache_server else 0
@@ -291,6 +302,7 @@ class VllmEngine:
         elif self._settings.connector == "in_process":
             tier = "l2_hit_tokens" if self._experiment.cache.disk else "l1_hit_tokens"
             fields[tier] = engine.total("lmcache:num_hit_tokens_total")
+            fields["storage_read_bytes"] = self._child.storage_read_bytes() if self._child else None
         return Counters(**fields)
 
     # ---- what it says of itself
