@@ -24,7 +24,7 @@ pytestmark = [
 ]
 RANDOM_CASES = 220
 # vLLM decides in Python and takes a second for 50 requests of this trace; LMCache takes all of it.
-VLLM_TRACE_REQUESTS = 1500
+VLLM_TRACE_REQUESTS = 2500
 Journal = list[list[Any]]
 
 
