@@ -84,6 +84,7 @@ class VllmEngine:
             "DO_NOT_TRACK": "1",
             "HF_HUB_OFFLINE": "1",
             "LMCACHE_TRACK_USAGE": "false",
+            "PYTHONHASHSEED": "0",  # in-process LMCache names chunks by Python's hash
         }
         if self._settings.device == "cpu" and self._settings.cores.engine:
             env["VLLM_CPU_OMP_THREADS_BIND"] = ",".join(map(str, self._settings.cores.engine))
@@ -152,7 +153,7 @@ class VllmEngine:
                 odirect=cache.disk.odirect if cache.disk else False,
                 log=self._folder / "logs" / "lmcache.log",
                 cores=settings.cores.client,
-                shared_memory=settings.transport == "shm",
+                shared_memory=settings.device == "cpu" and settings.transport == "shm",
                 args=settings.lmcache_args,
                 start_timeout_s=settings.start_timeout,
             )
