@@ -95,8 +95,8 @@ class TierMeasurement:
         await engine.replay(Load(probe.requests(tier, index, fresh_prefix=fresh)), rows.append)
         ended_s, host_sample = engine.now_s(), host()
         observed = (await engine.metrics()).since(before)
-        after_sample(probe, tier, fresh_prefix=fresh)
         verdict, reason = prove(probe, tier, observed, rows)
+        after_sample(probe, tier, verdict, fresh_prefix=fresh)
         common = {"cell": self._cell.key, "sample": index, "attempt": self._attempt}
         done = [sealed(msgspec.structs.replace(row, **common), probe, tier, verdict, reason) for row in rows]
         self._folder.append_sample(
