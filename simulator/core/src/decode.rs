@@ -53,17 +53,18 @@ impl Engine {
             }
             let slot = self.running[index];
             match need {
-                Need::Allocate => match self.pool.allocate() {
-                    Some(id) => self.requests[slot].blocks.push(id),
-                    None => steps = step,
-                },
+                Need::Allocate => {
+                    if self.pool.allocate(1, &mut self.requests[slot].blocks) == 0 {
+                        steps = step;
+                    }
+                }
                 Need::Register => {
                     let request = &self.requests[slot];
-                    if self.watched == Some(request.block_keys[request.registered]) {
+                    let findable = request.blocks.findable;
+                    if self.watched.is_some() && self.watched == findable.next(&request.runs) {
                         steps = step + 1;
                     }
-                    let end = (request.registered as u64 + 1) * self.config.block_tokens;
-                    self.register(slot, end);
+                    self.register(slot, (findable.blocks + 1) * self.config.block_tokens);
                 }
             }
         }
@@ -78,10 +79,10 @@ impl Engine {
             let request = &self.requests[slot];
             let end = request.computed + steps;
             // Step i computes the token at computed + i: it needs a block for it, and fills the block that it ends.
-            let first = request.blocks.len() as u64 * size;
+            let first = request.blocks.len() * size;
             let begun = (first..end).step_by(size as usize);
             needs.extend(begun.map(|token| (token - request.computed, index, Need::Allocate)));
-            let first = (request.registered as u64 + 1) * size - 1;
+            let first = (request.blocks.findable.blocks + 1) * size - 1;
             let filled = (first..end).step_by(size as usize);
             needs.extend(filled.map(|token| (token - request.computed, index, Need::Register)));
         }

@@ -8,7 +8,7 @@ use std::collections::{BTreeSet, BinaryHeap, VecDeque};
 
 use crate::blocks::BlockPool;
 use crate::cost::{Cost, CostConfig};
-use crate::keys::{Key, Segment, block_keys};
+use crate::keys::{Key, Segment, block_keys, block_runs};
 use crate::request::{Completion, Lookup, Request, Status, Submission};
 use crate::schedule::Batch;
 use crate::tiers::{Ended, IoId, Slot, TierConfig, TierCounters, Tiers};
@@ -60,8 +60,8 @@ pub struct Engine {
     /// Requests that are prefilling or loading: the blocks that they still lack are spoken for.
     pub(crate) prefilling: BTreeSet<Slot>,
     pub(crate) counters: Counters,
-    /// The key that would lengthen the hit of the request that waits for blocks.
-    pub(crate) watched: Option<Key>,
+    /// The block that would lengthen the hit of the request that waits for blocks: its run's key, its number there.
+    pub(crate) watched: Option<(Key, u32)>,
     /// The last schedule would be made again and again until an event or a request's end.
     pub(crate) steady: bool,
     step: Option<(Ticks, Batch)>,
@@ -257,7 +257,7 @@ impl Engine {
             id: submission.id,
             prompt,
             output: submission.output_tokens,
-            block_keys: block_keys(&recipe, self.config.block_tokens),
+            runs: block_runs(&recipe, self.config.block_tokens),
             chunk_keys,
             ..Request::default()
         };
@@ -380,7 +380,7 @@ impl Engine {
     fn retire_if_done(&mut self, slot: Slot) {
         let request = &mut self.requests[slot];
         if request.status == Status::Finished && request.stores_in_flight == 0 {
-            self.pool.release(&std::mem::take(&mut request.blocks));
+            self.pool.release(std::mem::take(&mut request.blocks));
             self.spare.push(slot);
         }
     }
