@@ -2,6 +2,8 @@
 
 from collections.abc import Sequence
 
+from typing_extensions import Buffer
+
 from traces.request import Segment
 
 _Times = tuple[float | None, float | None, tuple[float, ...]]
@@ -13,5 +15,14 @@ class Engine:
     def __init__(self, config: object) -> None: ...
     def submit(self, id: str, prompt: Sequence[Segment], output_tokens: int, reply_id: int, at_s: float) -> None: ...
     def advance(self, until_s: float) -> list[tuple[str, _Times, _Counts, str | None]]: ...
+    def submit_many(
+        self,
+        ids: Sequence[str],
+        segments: tuple[Buffer, Buffer, Buffer],
+        output_tokens: Buffer,
+        reply_ids: Buffer,
+        at_s: Buffer,
+    ) -> None: ...
+    def advance_many(self, until_s: float) -> tuple[list[str], list[bytes], list[bytes], dict[int, str]]: ...
     def reset(self, gpu: bool, cpu: bool, disk: bool, page_cache: bool) -> None: ...
     def counters(self) -> tuple[tuple[int, int, int], tuple[int, int, int], tuple[int, int, int]]: ...

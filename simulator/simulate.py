@@ -20,9 +20,11 @@ import msgspec
 
 from simulator import _core
 from simulator.calibration import COST, Calibration
+from simulator.columns import CompletionColumns, RequestColumns
+from simulator.columns import reply_stream as reply_stream
 from simulator.models import ModelSpec
 from simulator.policies import EnginePolicy, TierPolicy, engine_policy, tier_policy
-from traces.request import Request, stable_id
+from traces.request import Request
 
 Result = TypeVar("Result")
 TIERS = ("gpu", "cpu", "disk", "page_cache")
@@ -140,6 +142,18 @@ class Simulator:
         """
         return [_completion(row) for row in self._core.advance(until_s)]
 
+    def submit_many(self, requests: RequestColumns) -> None:
+        """`submit` for each, in order. ValueError: the first that is refused; those before it have been sent."""
+        r = requests
+        segments = (r.hash_ids, r.segment_tokens, r.segment_ends)
+        _checked(lambda: self._core.submit_many(r.ids, segments, r.output_tokens, r.reply_ids, r.at_s))
+
+    def advance_many(self, until_s: float = math.inf) -> CompletionColumns:
+        """Runs until `until_s`, completions or not, and returns them all. inf: until nothing is left to do."""
+        ids, times, counts, errors = self._core.advance_many(until_s)
+        first_s, last_s = (memoryview(column).cast("d") for column in times)
+        return CompletionColumns(ids, first_s, last_s, *(memoryview(column).cast("q") for column in counts), errors)
+
     def drain(self) -> None:
         """Runs until all stores have ended. ValueError: a request is in flight (take its completion first)."""
         if self._core.advance(self.now_s):
@@ -199,11 +213,6 @@ class Simulator:
             chunk_s=constant(f"{name}.chunk_s"),
             byte_s=1 / constant(f"{name}.bytes_per_s"),
         )
-
-
-def reply_stream(request_id: str) -> int:
-    """The hash id of the stream that a request's generated tokens lead: a later prompt may name it."""
-    return stable_id("reply", request_id)
 
 
 def _completion(row: tuple[str, _core._Times, _core._Counts, str | None]) -> Completion:

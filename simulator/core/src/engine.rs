@@ -7,6 +7,7 @@ use std::cmp::Reverse;
 use std::collections::{BTreeSet, BinaryHeap, VecDeque};
 
 use crate::blocks::BlockPool;
+use crate::chunks::Chain;
 use crate::cost::{Cost, CostConfig};
 use crate::keys::{Key, Segment, block_keys, block_runs};
 use crate::request::{Completion, Lookup, Request, Status, Submission};
@@ -248,8 +249,8 @@ impl Engine {
         }
         let prompt: u64 = submission.prompt.iter().map(|segment| segment.tokens).sum();
         let chunk_keys = match self.tiers {
-            Some(_) => block_keys(&submission.prompt, self.config.chunk_tokens),
-            None => Vec::new(),
+            Some(_) => block_keys(&submission.prompt, self.config.chunk_tokens).into(),
+            None => Chain::default(),
         };
         let mut recipe = submission.prompt;
         recipe.push(Segment { hash_id: submission.reply_id, tokens: submission.output_tokens });
@@ -354,8 +355,9 @@ impl Engine {
         let request = &mut self.requests[slot];
         let computed = request.computed.min(request.prompt) / self.config.chunk_tokens;
         if computed > request.stored_chunks {
-            let keys = &request.chunk_keys[request.stored_chunks as usize..computed as usize];
-            request.stores_in_flight += u64::from(tiers.store(self.now, slot, keys));
+            let range = request.stored_chunks as usize..computed as usize;
+            let begun = tiers.store(self.now, slot, &request.chunk_keys, range);
+            request.stores_in_flight += u64::from(begun);
             request.stored_chunks = computed;
         }
     }

@@ -3,12 +3,15 @@
 mod blocks;
 #[cfg(test)]
 mod blocks_oracle;
+mod chunks;
 mod cost;
 mod decode;
 mod device;
 mod engine;
 mod keys;
 mod lru;
+#[cfg(test)]
+mod lru_oracle;
 mod request;
 mod schedule;
 mod tiers;

@@ -1,135 +1,207 @@
-//! Keys in order of use, some of them locked: what both chunk tiers keep their contents in.
+//! Chunks in order of use, some of them locked: what both chunk tiers keep their contents in.
+//!
+//! Chunks come and are used as pieces of chains: the keys of a prompt's chunks, from its first on. A key stands for
+//! all that precedes it, so equal keys have equal predecessors, and it is enough to index each piece by its first.
+//! Whoever asks for a chunk gives the chain that leads to it. `lru_oracle.rs` says key by key what must come out.
+
+use std::ops::Range;
 
 use crate::keys::{Key, KeyMap};
 
-const NONE: u32 = u32::MAX;
+type PieceId = u32;
 
-#[derive(Clone, Copy, Debug)]
-struct Node {
-    key: Key,
-    older: u32,
-    newer: u32,
+const NONE: PieceId = u32::MAX;
+
+/// Chunks in a row of one chain, as many times locked, and side by side in the order of use: the last is the oldest.
+#[derive(Clone, Debug)]
+struct Piece {
+    keys: Vec<Key>,
     locks: u32,
+    older: PieceId,
+    newer: PieceId,
 }
 
 #[derive(Clone, Debug)]
 pub struct Lru {
-    index: KeyMap<u32>,
-    nodes: Vec<Node>,
-    spare: Vec<u32>,
-    oldest: u32,
-    newest: u32,
+    /// Pieces by their first key.
+    index: KeyMap<PieceId>,
+    pieces: Vec<Piece>,
+    spare: Vec<PieceId>,
+    oldest: PieceId,
+    newest: PieceId,
+    len: u64,
 }
 
 impl Default for Lru {
     fn default() -> Self {
-        Self { index: KeyMap::default(), nodes: Vec::new(), spare: Vec::new(), oldest: NONE, newest: NONE }
+        Self {
+            index: KeyMap::default(),
+            pieces: Vec::new(),
+            spare: Vec::new(),
+            oldest: NONE,
+            newest: NONE,
+            len: 0,
+        }
     }
 }
 
 impl Lru {
+    /// Chunks, locked or not.
     pub fn len(&self) -> u64 {
-        self.index.len() as u64
+        self.len
     }
 
-    pub fn contains(&self, key: Key) -> bool {
-        self.index.contains_key(&key)
-    }
-
-    /// Makes the key the most recently used one, adding it if it is not there.
-    pub fn use_key(&mut self, key: Key) {
-        match self.index.get(&key) {
-            Some(&at) => {
-                self.unlink(at);
-                self.link_newest(at);
+    /// Chunk by chunk of a chain: whether it is there.
+    pub fn walk<'a>(&'a self, chain: &'a [Key]) -> impl Iterator<Item = bool> + 'a {
+        let mut known = 0;
+        (0..chain.len()).map(move |at| {
+            if at < known {
+                return true;
             }
-            None => {
-                let node = Node { key, older: NONE, newer: NONE, locks: 0 };
-                let at = match self.spare.pop() {
-                    Some(at) => {
-                        self.nodes[at as usize] = node;
-                        at
-                    }
-                    None => {
-                        self.nodes.push(node);
-                        (self.nodes.len() - 1) as u32
-                    }
-                };
-                self.index.insert(key, at);
-                self.link_newest(at);
+            let Some(&id) = self.index.get(&chain[at]) else { return false };
+            known = at + self.common(id, &chain[at..]);
+            true
+        })
+    }
+
+    /// Makes chunks the most recently used ones, the first of them most of all, adding those that are not there, and
+    /// locks them so many times.
+    pub fn touch(&mut self, chain: &[Key], range: Range<usize>, locks: u32) {
+        for (found, part) in self.isolate(chain, range).into_iter().rev() {
+            let id = match found {
+                Some(id) => {
+                    self.unlink(id);
+                    id
+                }
+                None => {
+                    self.len += part.len() as u64;
+                    self.keep(Piece { keys: chain[part].to_vec(), locks: 0, older: NONE, newer: NONE })
+                }
+            };
+            self.pieces[id as usize].locks += locks;
+            self.link_newest(id);
+        }
+    }
+
+    /// Keeps chunks from being dropped until as many `unlock`s came. Those that are not there are let be.
+    pub fn lock(&mut self, chain: &[Key], range: Range<usize>) {
+        for (found, _) in self.isolate(chain, range) {
+            if let Some(id) = found {
+                self.pieces[id as usize].locks += 1;
             }
         }
     }
 
-    /// Keeps the key from being dropped until as many `unlock`s came. Unknown keys are let be.
-    pub fn lock(&mut self, key: Key) {
-        if let Some(&at) = self.index.get(&key) {
-            self.nodes[at as usize].locks += 1;
-        }
-    }
-
-    pub fn unlock(&mut self, key: Key) {
-        if let Some(&at) = self.index.get(&key) {
-            let locks = &mut self.nodes[at as usize].locks;
-            *locks = locks.saturating_sub(1);
-        }
-    }
-
-    /// Drops up to `count` unlocked keys, the least recently used first, and returns them.
-    pub fn drop_oldest(&mut self, count: u64) -> Vec<Key> {
-        let (mut dropped, mut at) = (Vec::new(), self.oldest);
-        while at != NONE && (dropped.len() as u64) < count {
-            let Node { key, newer, locks, .. } = self.nodes[at as usize];
-            if locks == 0 {
-                self.unlink(at);
-                self.index.remove(&key);
-                self.spare.push(at);
-                dropped.push(key);
+    pub fn unlock(&mut self, chain: &[Key], range: Range<usize>) {
+        for (found, _) in self.isolate(chain, range) {
+            if let Some(id) = found {
+                let locks = &mut self.pieces[id as usize].locks;
+                *locks = locks.saturating_sub(1);
             }
-            at = newer;
         }
-        dropped
     }
 
-    fn unlink(&mut self, at: u32) {
-        let Node { older, newer, .. } = self.nodes[at as usize];
+    /// Drops up to `count` unlocked chunks, the least recently used first, and says how many.
+    pub fn drop_oldest(&mut self, count: u64, mut gone: impl FnMut(Key)) -> u64 {
+        let (mut left, mut at) = (count, self.oldest);
+        while at != NONE && left > 0 {
+            let piece = &mut self.pieces[at as usize];
+            let (id, first) = (at, piece.keys[0]);
+            at = piece.newer;
+            if piece.locks > 0 {
+                continue;
+            }
+            let keep = piece.keys.len().saturating_sub(left as usize);
+            left -= (piece.keys.len() - keep) as u64;
+            piece.keys.drain(keep..).rev().for_each(&mut gone);
+            if keep == 0 {
+                self.unlink(id);
+                self.index.remove(&first);
+                self.spare.push(id);
+            }
+        }
+        self.len -= count - left;
+        count - left
+    }
+
+    /// How many chunks a piece and a chain have in common, from the first of both on.
+    fn common(&self, id: PieceId, chain: &[Key]) -> usize {
+        self.pieces[id as usize].keys.iter().zip(chain).take_while(|(a, b)| a == b).count()
+    }
+
+    /// A range of a chain, cut into whole pieces and, between them, parts that are not there.
+    fn isolate(&mut self, chain: &[Key], range: Range<usize>) -> Vec<(Option<PieceId>, Range<usize>)> {
+        let mut parts: Vec<(Option<PieceId>, Range<usize>)> = Vec::new();
+        let mut at = 0;
+        while at < range.end {
+            let Some(&found) = self.index.get(&chain[at]) else {
+                match parts.last_mut() {
+                    Some((None, part)) => part.end += 1,
+                    _ if at >= range.start => parts.push((None, at..at + 1)),
+                    _ => {}
+                }
+                at += 1;
+                continue;
+            };
+            let common = self.common(found, &chain[at..]);
+            let part = at.max(range.start)..(at + common).min(range.end);
+            if !part.is_empty() {
+                let id = if part.start > at { self.split(found, part.start - at) } else { found };
+                if part.len() < self.pieces[id as usize].keys.len() {
+                    self.split(id, part.len());
+                }
+                parts.push((Some(id), part));
+            }
+            at += common;
+        }
+        parts
+    }
+
+    /// Cuts a piece behind its first `keys` keys, and returns the other part.
+    fn split(&mut self, id: PieceId, keys: usize) -> PieceId {
+        let piece = &mut self.pieces[id as usize];
+        let (locks, older) = (piece.locks, piece.older);
+        let keys = piece.keys.split_off(keys);
+        let other = self.keep(Piece { keys, locks, older, newer: id });
+        self.pieces[id as usize].older = other;
+        match older {
+            NONE => self.oldest = other,
+            older => self.pieces[older as usize].newer = other,
+        }
+        other
+    }
+
+    fn keep(&mut self, piece: Piece) -> PieceId {
+        let id = self.spare.pop().unwrap_or(self.pieces.len() as PieceId);
+        self.index.insert(piece.keys[0], id);
+        if id as usize == self.pieces.len() {
+            self.pieces.push(piece);
+        } else {
+            self.pieces[id as usize] = piece;
+        }
+        id
+    }
+
+    fn unlink(&mut self, id: PieceId) {
+        let Piece { older, newer, .. } = self.pieces[id as usize];
         match older {
             NONE => self.oldest = newer,
-            other => self.nodes[other as usize].newer = newer,
+            other => self.pieces[other as usize].newer = newer,
         }
         match newer {
             NONE => self.newest = older,
-            other => self.nodes[other as usize].older = older,
+            other => self.pieces[other as usize].older = older,
         }
     }
 
-    fn link_newest(&mut self, at: u32) {
+    fn link_newest(&mut self, id: PieceId) {
         let previous = self.newest;
-        let node = &mut self.nodes[at as usize];
-        (node.older, node.newer) = (previous, NONE);
+        let piece = &mut self.pieces[id as usize];
+        (piece.older, piece.newer) = (previous, NONE);
         match previous {
-            NONE => self.oldest = at,
-            other => self.nodes[other as usize].newer = at,
+            NONE => self.oldest = id,
+            other => self.pieces[other as usize].newer = id,
         }
-        self.newest = at;
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn drops_in_order_of_use_and_skips_what_is_locked() {
-        let mut lru = Lru::default();
-        (1..=5).for_each(|key| lru.use_key(key));
-        lru.use_key(1);
-        lru.lock(3);
-        assert_eq!(lru.drop_oldest(3), [2, 4, 5]);
-        assert_eq!((lru.len(), lru.contains(3), lru.contains(4)), (2, true, false));
-        lru.unlock(3);
-        lru.use_key(9);
-        assert_eq!(lru.drop_oldest(9), [3, 1, 9]);
-        assert_eq!(lru.drop_oldest(1), [0u64; 0]);
+        self.newest = id;
     }
 }

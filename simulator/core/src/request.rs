@@ -1,8 +1,8 @@
 //! What the engine keeps of a request, and what it says of it in the end.
 
 use crate::blocks::Held;
-use crate::keys::{Key, Run, Segment};
-use crate::tiers::Hit;
+use crate::chunks::{Chain, Hit};
+use crate::keys::{Run, Segment};
 use crate::time::Ticks;
 
 /// A request as it is handed in. `reply_id` names the stream of the tokens that will be generated.
@@ -57,6 +57,13 @@ impl Completion {
             error: Some(error),
         }
     }
+
+    /// Prompt, output, computed, gpu, cpu and disk tokens, preemptions.
+    pub fn counts(&self) -> [u64; 7] {
+        let from = self.sources;
+        let (prompt, output) = (self.prompt_tokens, self.output_tokens);
+        [prompt, output, from.computed, from.gpu, from.cpu, from.disk, self.preemptions]
+    }
 }
 
 #[derive(Clone, Debug, Default)]
@@ -88,7 +95,7 @@ pub struct Request {
     /// All whole blocks that prompt and output will fill.
     pub runs: Vec<Run>,
     /// Keys of the prompt's whole chunks.
-    pub chunk_keys: Vec<Key>,
+    pub chunk_keys: Chain,
     pub status: Status,
     pub blocks: Held,
     /// Tokens whose KV is there; after scheduling it counts the step in flight.

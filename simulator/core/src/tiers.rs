@@ -4,9 +4,11 @@
 //! for bytes throughout.
 
 use std::collections::{BTreeMap, VecDeque};
+use std::ops::Range;
 
+use crate::chunks::{Chain, Chunks, Hit, touch, unlock};
 use crate::device::{Device, DeviceConfig};
-use crate::keys::{Key, KeyMap};
+use crate::keys::KeyMap;
 use crate::lru::Lru;
 use crate::time::{self, Ticks};
 
@@ -46,28 +48,6 @@ pub struct TierConfig {
     pub page_cache_read: DeviceConfig,
 }
 
-/// A prefix of a request's chunks that the tiers hold, locked until `release`. The first `in_cpu.len()` chunks.
-#[derive(Clone, Debug, Default)]
-pub struct Hit {
-    pub keys: Vec<Key>,
-    /// Chunk by chunk: found in the CPU tier (else read from disk).
-    pub in_cpu: Vec<bool>,
-}
-
-impl Hit {
-    pub fn chunks(&self) -> u64 {
-        self.in_cpu.len() as u64
-    }
-
-    fn disk_chunks(&self) -> u64 {
-        self.in_cpu.iter().filter(|in_cpu| !**in_cpu).count() as u64
-    }
-
-    fn keys_where(&self, in_cpu: bool) -> impl DoubleEndedIterator<Item = Key> + '_ {
-        self.keys.iter().zip(&self.in_cpu).filter(move |(_, held)| **held == in_cpu).map(|(key, _)| *key)
-    }
-}
-
 /// What the engine has to know of a transfer that ended.
 #[derive(Debug)]
 pub enum Ended {
@@ -88,9 +68,9 @@ enum Op {
     Load(Slot),
     Store {
         slot: Slot,
-        keys: Vec<Key>,
+        chunks: Chunks,
     },
-    DiskWrite(Vec<Key>),
+    DiskWrite(Chunks),
 }
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -184,28 +164,28 @@ impl Tiers {
         self.ticked_until = now;
         while ticks > 0 && self.above_watermark() {
             let share = (self.config.policy.evict_ratio * self.cpu.len() as f64) as u64;
-            if self.cpu.drop_oldest(share.max(1)).is_empty() {
+            if self.cpu.drop_oldest(share.max(1), |_| {}) == 0 {
                 return;
             }
             ticks -= 1;
         }
     }
 
-    /// Begins to look for a prefix of `keys`. Some: the answer at once; None: `Ended::Lookup` brings it.
-    pub fn lookup(&mut self, now: Ticks, slot: Slot, keys: &[Key]) -> Option<Hit> {
-        let mut hit = Hit::default();
-        for &key in keys {
-            let in_cpu = self.cpu.contains(key);
-            if !in_cpu && !self.disk.as_ref().is_some_and(|disk| disk.held.contains(key)) {
+    /// Begins to look for a prefix of `chain`. Some: the answer at once; None: `Ended::Lookup` brings it.
+    pub fn lookup(&mut self, now: Ticks, slot: Slot, chain: &Chain) -> Option<Hit> {
+        let mut hit = Hit { chain: chain.clone(), in_cpu: Vec::new() };
+        let mut on_disk = self.disk.as_ref().map(|disk| disk.held.walk(chain));
+        for in_cpu in self.cpu.walk(chain) {
+            let on_disk = on_disk.as_mut().and_then(Iterator::next).unwrap_or(false);
+            if !in_cpu && !on_disk {
                 break;
             }
-            hit.keys.push(key);
             hit.in_cpu.push(in_cpu);
         }
-        // The tail of a prefix is the first to go, so it is the first to be touched.
-        hold(&mut self.cpu, hit.keys_where(true).rev());
+        drop(on_disk);
+        touch(&mut self.cpu, &hit.chunks_where(true), 1);
         if let Some(disk) = &mut self.disk {
-            hold(&mut disk.held, hit.keys_where(false).rev());
+            touch(&mut disk.held, &hit.chunks_where(false), 1);
         }
         if hit.disk_chunks() == 0 {
             self.count_hit(&hit);
@@ -226,23 +206,26 @@ impl Tiers {
 
     /// Unlocks a hit that is not needed any more.
     pub fn release(&mut self, hit: &Hit) {
-        hit.keys_where(true).for_each(|key| self.cpu.unlock(key));
+        unlock(&mut self.cpu, &hit.chunks_where(true));
         self.staged -= hit.disk_chunks();
         if self.config.policy.keep_prefetched {
-            hit.keys_where(false).rev().for_each(|key| self.cpu.use_key(key));
+            touch(&mut self.cpu, &hit.chunks_where(false), 0);
         }
     }
 
-    /// Begins to copy chunks from the GPU to the CPU tier, all or none of those that it lacks. False: nothing begun.
-    pub fn store(&mut self, now: Ticks, slot: Slot, keys: &[Key]) -> bool {
-        let keys: Vec<Key> = keys.iter().copied().filter(|&key| !self.cpu.contains(key)).collect();
-        let count = keys.len() as u64;
+    /// Begins to copy a range of a chain's chunks from the GPU to the CPU tier, all or none of those that it lacks.
+    /// False: nothing begun.
+    pub fn store(&mut self, now: Ticks, slot: Slot, chain: &Chain, range: Range<usize>) -> bool {
+        let mut chunks = Chunks { chain: chain.clone(), ranges: Vec::new() };
+        let held = self.cpu.walk(&chain[..range.end]).enumerate().skip(range.start);
+        held.filter(|(_, held)| !held).for_each(|(at, _)| chunks.push(at));
+        let count = chunks.count();
         if count == 0 || !self.reserve(count) {
             return false;
         }
         self.counters.stores_begun += count;
         let end = self.cpu_write.submit(now, count, count * self.config.chunk_bytes);
-        self.begin(end, Op::Store { slot, keys });
+        self.begin(end, Op::Store { slot, chunks });
         true
     }
 
@@ -256,12 +239,12 @@ impl Tiers {
                 Ended::Nothing
             }
             Some(Op::Prefetch { slot, hit, .. }) => self.prefetched(now, slot, hit),
-            Some(Op::Store { slot, keys }) => {
-                self.stored(now, &keys);
+            Some(Op::Store { slot, chunks }) => {
+                self.stored(now, &chunks);
                 Ended::Store(slot)
             }
-            Some(Op::DiskWrite(keys)) => {
-                self.written(&keys);
+            Some(Op::DiskWrite(chunks)) => {
+                self.written(&chunks);
                 Ended::Nothing
             }
             None => Ended::Nothing,
@@ -301,7 +284,7 @@ impl Tiers {
         let wanted = self.cpu.len() + self.staged + count;
         let excess = wanted.saturating_sub(self.config.cpu_chunks);
         if excess > 0 && self.config.policy.evict_on_demand && count <= self.config.cpu_chunks {
-            self.cpu.drop_oldest(excess);
+            self.cpu.drop_oldest(excess, |_| {});
         }
         let fits = self.cpu.len() + self.staged + count <= self.config.cpu_chunks;
         self.staged += if fits { count } else { 0 };
@@ -318,11 +301,14 @@ impl Tiers {
         let count = hit.disk_chunks();
         if !self.reserve(count) {
             let keep = hit.in_cpu.iter().position(|in_cpu| !in_cpu).unwrap_or(hit.in_cpu.len());
-            let beyond = Hit { keys: hit.keys.split_off(keep), in_cpu: hit.in_cpu.split_off(keep) };
-            beyond.keys_where(true).for_each(|key| self.cpu.unlock(key));
-            if let Some(disk) = &mut self.disk {
-                beyond.keys_where(false).for_each(|key| disk.held.unlock(key));
+            for at in keep..hit.in_cpu.len() {
+                match &mut self.disk {
+                    _ if hit.in_cpu[at] => self.cpu.unlock(&hit.chain, at..at + 1),
+                    Some(disk) => disk.held.unlock(&hit.chain, at..at + 1),
+                    None => {}
+                }
             }
+            hit.in_cpu.truncate(keep);
             self.count_hit(&hit);
             return Some(hit);
         }
@@ -331,8 +317,8 @@ impl Tiers {
         let odirect = self.config.odirect;
         let mut warm = 0;
         if let Some(disk) = &mut self.disk {
-            for key in hit.keys_where(false) {
-                warm += u64::from(!odirect && disk.in_page_cache.insert(key, ()).is_some());
+            for key in hit.chunks_where(false).keys().filter(|_| !odirect) {
+                warm += u64::from(disk.in_page_cache.insert(key, ()).is_some());
             }
         }
         let (cold, bytes) = (count - warm, self.config.chunk_bytes);
@@ -349,7 +335,7 @@ impl Tiers {
         self.prefetching -= 1;
         self.counters.disk_loaded_chunks += hit.disk_chunks();
         if let Some(disk) = &mut self.disk {
-            hit.keys_where(false).for_each(|key| disk.held.unlock(key));
+            unlock(&mut disk.held, &hit.chunks_where(false));
         }
         if let Some((next_slot, next_hit)) = self.waiting_prefetches.pop_front()
             && let Some(short) = self.prefetch(now, next_slot, next_hit)
@@ -362,63 +348,65 @@ impl Tiers {
     }
 
     /// Chunks have arrived in the CPU tier: they can be found from now on, and are written to disk.
-    fn stored(&mut self, now: Ticks, keys: &[Key]) {
-        self.staged -= keys.len() as u64;
-        keys.iter().rev().for_each(|&key| self.cpu.use_key(key));
-        let writes = self.disk_room(keys);
-        let count = writes.len() as u64;
-        self.counters.stores_ended += keys.len() as u64 - count;
+    fn stored(&mut self, now: Ticks, chunks: &Chunks) {
+        self.staged -= chunks.count();
+        touch(&mut self.cpu, chunks, 0);
+        let writes = self.disk_room(chunks);
+        let count = writes.count();
+        self.counters.stores_ended += chunks.count() - count;
         if count > 0 {
-            writes.iter().for_each(|&key| self.cpu.lock(key));
+            writes.ranges.iter().for_each(|range| self.cpu.lock(&writes.chain, range.clone()));
             let end = self.disk_write.submit(now, count, count * self.config.chunk_bytes);
             self.begin(end, Op::DiskWrite(writes));
         }
     }
 
-    /// Those of the keys that the disk lacks and has room for, marked as being written.
-    fn disk_room(&mut self, keys: &[Key]) -> Vec<Key> {
+    /// Those of the chunks that the disk lacks and has room for, marked as being written.
+    fn disk_room(&mut self, chunks: &Chunks) -> Chunks {
         let evicts = self.config.policy.disk_evicts;
-        let Some(disk) = &mut self.disk else { return Vec::new() };
-        let mut writes = Vec::new();
-        for &key in keys {
-            if disk.held.contains(key) || disk.writing.contains_key(&key) {
+        let chain = &chunks.chain;
+        let mut writes = Chunks { chain: chain.clone(), ranges: Vec::new() };
+        let Some(disk) = &mut self.disk else { return writes };
+        let Some(last) = chunks.ranges.last() else { return writes };
+        let mut held: Vec<bool> = disk.held.walk(&chain[..last.end]).collect();
+        for at in chunks.positions() {
+            if held[at] || disk.writing.contains_key(&chain[at]) {
                 continue;
             }
             let full = |disk: &Disk| disk.held.len() + disk.writing.len() as u64 >= disk.chunks;
             if full(disk) && evicts {
-                for gone in disk.held.drop_oldest(1) {
-                    disk.in_page_cache.remove(&gone);
-                }
+                let Disk { held: on_disk, in_page_cache, .. } = disk;
+                on_disk.drop_oldest(1, |gone| {
+                    in_page_cache.remove(&gone);
+                    // It may be one of those that are still to be looked at.
+                    if held.contains(&true)
+                        && let Some(own) = chain[..held.len()].iter().position(|&key| key == gone)
+                    {
+                        held[own] = false;
+                    }
+                });
             }
             if full(disk) {
                 break;
             }
-            disk.writing.insert(key, ());
-            writes.push(key);
+            disk.writing.insert(chain[at], ());
+            writes.push(at);
         }
         writes
     }
 
-    fn written(&mut self, keys: &[Key]) {
-        self.counters.stores_ended += keys.len() as u64;
-        keys.iter().for_each(|&key| self.cpu.unlock(key));
+    fn written(&mut self, chunks: &Chunks) {
+        self.counters.stores_ended += chunks.count();
+        unlock(&mut self.cpu, chunks);
         let odirect = self.config.odirect;
         let Some(disk) = &mut self.disk else { return };
-        for &key in keys.iter().rev() {
+        touch(&mut disk.held, chunks, 0);
+        for key in chunks.keys() {
             disk.writing.remove(&key);
-            disk.held.use_key(key);
             if !odirect {
                 disk.in_page_cache.insert(key, ());
             }
         }
-    }
-}
-
-/// Makes keys the most recently used ones, the last given most of all, and locks them.
-fn hold(tier: &mut Lru, keys: impl Iterator<Item = Key>) {
-    for key in keys {
-        tier.use_key(key);
-        tier.lock(key);
     }
 }
 
