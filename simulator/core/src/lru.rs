@@ -51,10 +51,11 @@ impl Lru {
         self.len
     }
 
-    /// Chunk by chunk of a chain: whether it is there.
-    pub fn walk<'a>(&'a self, chain: &'a [Key]) -> impl Iterator<Item = bool> + 'a {
-        let mut known = 0;
-        (0..chain.len()).map(move |at| {
+    /// Chunk by chunk of a chain's range: whether it is there.
+    pub fn walk<'a>(&'a self, chain: &'a [Key], range: Range<usize>) -> impl Iterator<Item = bool> + 'a {
+        let mut known =
+            self.entry(chain, range.start).map_or(0, |(id, at)| at + self.common(id, &chain[at..]));
+        range.map(move |at| {
             if at < known {
                 return true;
             }
@@ -124,6 +125,11 @@ impl Lru {
         count - left
     }
 
+    /// The last piece that begins at `at` or before, and where. If any piece holds that chunk, it is this.
+    fn entry(&self, chain: &[Key], at: usize) -> Option<(PieceId, usize)> {
+        (0..chain.len().min(at + 1)).rev().find_map(|at| self.index.get(&chain[at]).map(|&id| (id, at)))
+    }
+
     /// How many chunks a piece and a chain have in common, from the first of both on.
     fn common(&self, id: PieceId, chain: &[Key]) -> usize {
         self.pieces[id as usize].keys.iter().zip(chain).take_while(|(a, b)| a == b).count()
@@ -132,13 +138,12 @@ impl Lru {
     /// A range of a chain, cut into whole pieces and, between them, parts that are not there.
     fn isolate(&mut self, chain: &[Key], range: Range<usize>) -> Vec<(Option<PieceId>, Range<usize>)> {
         let mut parts: Vec<(Option<PieceId>, Range<usize>)> = Vec::new();
-        let mut at = 0;
+        let mut at = self.entry(chain, range.start).map_or(range.start, |(_, at)| at);
         while at < range.end {
             let Some(&found) = self.index.get(&chain[at]) else {
                 match parts.last_mut() {
                     Some((None, part)) => part.end += 1,
-                    _ if at >= range.start => parts.push((None, at..at + 1)),
-                    _ => {}
+                    _ => parts.push((None, at..at + 1)),
                 }
                 at += 1;
                 continue;
@@ -152,7 +157,7 @@ impl Lru {
                 }
                 parts.push((Some(id), part));
             }
-            at += common;
+            at = (at + common).max(range.start);
         }
         parts
     }

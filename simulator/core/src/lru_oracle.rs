@@ -144,7 +144,8 @@ mod tests {
         assert_eq!(oracle.len(), lru.len(), "step {step}");
         for chain in chains {
             let contained: Vec<bool> = chain.iter().map(|&key| oracle.contains(key)).collect();
-            assert_eq!(lru.walk(chain).collect::<Vec<_>>(), contained, "step {step}");
+            assert_eq!(lru.walk(chain, 0..30).collect::<Vec<_>>(), contained, "step {step}");
+            assert_eq!(lru.walk(chain, 13..30).collect::<Vec<_>>(), contained[13..], "step {step}");
         }
     }
 

@@ -174,8 +174,8 @@ impl Tiers {
     /// Begins to look for a prefix of `chain`. Some: the answer at once; None: `Ended::Lookup` brings it.
     pub fn lookup(&mut self, now: Ticks, slot: Slot, chain: &Chain) -> Option<Hit> {
         let mut hit = Hit { chain: chain.clone(), in_cpu: Vec::new() };
-        let mut on_disk = self.disk.as_ref().map(|disk| disk.held.walk(chain));
-        for in_cpu in self.cpu.walk(chain) {
+        let mut on_disk = self.disk.as_ref().map(|disk| disk.held.walk(chain, 0..chain.len()));
+        for in_cpu in self.cpu.walk(chain, 0..chain.len()) {
             let on_disk = on_disk.as_mut().and_then(Iterator::next).unwrap_or(false);
             if !in_cpu && !on_disk {
                 break;
@@ -217,7 +217,7 @@ impl Tiers {
     /// False: nothing begun.
     pub fn store(&mut self, now: Ticks, slot: Slot, chain: &Chain, range: Range<usize>) -> bool {
         let mut chunks = Chunks { chain: chain.clone(), ranges: Vec::new() };
-        let held = self.cpu.walk(&chain[..range.end]).enumerate().skip(range.start);
+        let held = range.clone().zip(self.cpu.walk(chain, range));
         held.filter(|(_, held)| !held).for_each(|(at, _)| chunks.push(at));
         let count = chunks.count();
         if count == 0 || !self.reserve(count) {
@@ -368,9 +368,10 @@ impl Tiers {
         let mut writes = Chunks { chain: chain.clone(), ranges: Vec::new() };
         let Some(disk) = &mut self.disk else { return writes };
         let Some(last) = chunks.ranges.last() else { return writes };
-        let mut held: Vec<bool> = disk.held.walk(&chain[..last.end]).collect();
+        let start = chunks.ranges[0].start;
+        let mut held: Vec<bool> = disk.held.walk(chain, start..last.end).collect();
         for at in chunks.positions() {
-            if held[at] || disk.writing.contains_key(&chain[at]) {
+            if held[at - start] || disk.writing.contains_key(&chain[at]) {
                 continue;
             }
             let full = |disk: &Disk| disk.held.len() + disk.writing.len() as u64 >= disk.chunks;
@@ -380,7 +381,7 @@ impl Tiers {
                     in_page_cache.remove(&gone);
                     // It may be one of those that are still to be looked at.
                     if held.contains(&true)
-                        && let Some(own) = chain[..held.len()].iter().position(|&key| key == gone)
+                        && let Some(own) = chain[start..last.end].iter().position(|&key| key == gone)
                     {
                         held[own] = false;
                     }
