@@ -25,6 +25,8 @@ struct Piece {
 pub struct Lru {
     /// Pieces by their first key.
     index: KeyMap<PieceId>,
+    /// Pieces by the key that they ended with when they were made: a short cut, where that is still so.
+    ends: KeyMap<PieceId>,
     pieces: Vec<Piece>,
     spare: Vec<PieceId>,
     oldest: PieceId,
@@ -36,6 +38,7 @@ impl Default for Lru {
     fn default() -> Self {
         Self {
             index: KeyMap::default(),
+            ends: KeyMap::default(),
             pieces: Vec::new(),
             spare: Vec::new(),
             oldest: NONE,
@@ -114,6 +117,7 @@ impl Lru {
             }
             let keep = piece.keys.len().saturating_sub(left as usize);
             left -= (piece.keys.len() - keep) as u64;
+            self.ends.remove(&piece.keys[piece.keys.len() - 1]);
             piece.keys.drain(keep..).rev().for_each(&mut gone);
             if keep == 0 {
                 self.unlink(id);
@@ -127,7 +131,16 @@ impl Lru {
 
     /// The last piece that begins at `at` or before, and where. If any piece holds that chunk, it is this.
     fn entry(&self, chain: &[Key], at: usize) -> Option<(PieceId, usize)> {
-        (0..chain.len().min(at + 1)).rev().find_map(|at| self.index.get(&chain[at]).map(|&id| (id, at)))
+        let begins = |at: usize| self.index.get(chain.get(at)?).map(|&id| (id, at));
+        let found = begins(at);
+        if found.is_some() || at == 0 || self.ends_with(chain[at - 1]) {
+            return found;
+        }
+        (0..at).rev().find_map(begins)
+    }
+
+    fn ends_with(&self, key: Key) -> bool {
+        self.ends.get(&key).is_some_and(|&id| self.pieces[id as usize].keys.last() == Some(&key))
     }
 
     /// How many chunks a piece and a chain have in common, from the first of both on.
@@ -168,7 +181,9 @@ impl Lru {
         let (locks, older) = (piece.locks, piece.older);
         let keys = piece.keys.split_off(keys);
         let other = self.keep(Piece { keys, locks, older, newer: id });
-        self.pieces[id as usize].older = other;
+        let piece = &mut self.pieces[id as usize];
+        piece.older = other;
+        self.ends.insert(piece.keys[piece.keys.len() - 1], id);
         match older {
             NONE => self.oldest = other,
             older => self.pieces[older as usize].newer = other,
@@ -179,6 +194,7 @@ impl Lru {
     fn keep(&mut self, piece: Piece) -> PieceId {
         let id = self.spare.pop().unwrap_or(self.pieces.len() as PieceId);
         self.index.insert(piece.keys[0], id);
+        self.ends.insert(piece.keys[piece.keys.len() - 1], id);
         if id as usize == self.pieces.len() {
             self.pieces.push(piece);
         } else {

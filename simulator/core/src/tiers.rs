@@ -8,7 +8,7 @@ use std::ops::Range;
 
 use crate::chunks::{Chain, Chunks, Hit, touch, unlock};
 use crate::device::{Device, DeviceConfig};
-use crate::keys::KeyMap;
+use crate::keys::{Key, KeyMap};
 use crate::lru::Lru;
 use crate::time::{self, Ticks};
 
@@ -97,6 +97,19 @@ struct Disk {
     held: Lru,
     writing: KeyMap<()>,
     in_page_cache: KeyMap<()>,
+}
+
+impl Disk {
+    fn room(&self) -> u64 {
+        self.chunks.saturating_sub(self.held.len() + self.writing.len() as u64)
+    }
+
+    fn drop_oldest(&mut self, count: u64, mut gone: impl FnMut(Key)) {
+        self.held.drop_oldest(count, |key| {
+            self.in_page_cache.remove(&key);
+            gone(key);
+        });
+    }
 }
 
 #[derive(Debug)]
@@ -379,24 +392,23 @@ impl Tiers {
         let Some(last) = chunks.ranges.last() else { return writes };
         let start = chunks.ranges[0].start;
         let mut held: Vec<bool> = disk.held.walk(chain, start..last.end).collect();
-        for at in chunks.positions() {
-            if held[at - start] || disk.writing.contains_key(&chain[at]) {
+        // What makes room for one of these may be another of them; if there is none, all room is made at once.
+        let singly = held.contains(&true);
+        let wanted = chunks.positions().filter(|&at| !disk.writing.contains_key(&chain[at]));
+        let wanted: Vec<usize> = wanted.collect();
+        for (index, &at) in wanted.iter().enumerate() {
+            if held[at - start] {
                 continue;
             }
-            let full = |disk: &Disk| disk.held.len() + disk.writing.len() as u64 >= disk.chunks;
-            if full(disk) && evicts {
-                let Disk { held: on_disk, in_page_cache, .. } = disk;
-                on_disk.drop_oldest(1, |gone| {
-                    in_page_cache.remove(&gone);
-                    // It may be one of those that are still to be looked at.
-                    if held.contains(&true)
-                        && let Some(own) = chain[start..last.end].iter().position(|&key| key == gone)
-                    {
+            if disk.room() == 0 && evicts {
+                let count = if singly { 1 } else { (wanted.len() - index) as u64 };
+                disk.drop_oldest(count, |gone| {
+                    if singly && let Some(own) = chain[start..last.end].iter().position(|&key| key == gone) {
                         held[own] = false;
                     }
                 });
             }
-            if full(disk) {
+            if disk.room() == 0 {
                 break;
             }
             disk.writing.insert(chain[at], ());
