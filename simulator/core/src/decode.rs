@@ -74,7 +74,7 @@ impl Engine {
     /// (step, index in `running`, what) in the order in which single steps would come to it.
     fn block_needs(&self, steps: u64) -> Vec<(u64, usize, Need)> {
         let size = self.config.block_tokens;
-        let mut needs = Vec::new();
+        let mut needs = Vec::with_capacity(2 * self.running.len());
         for (index, &slot) in self.running.iter().enumerate() {
             let request = &self.requests[slot];
             let end = request.computed + steps;

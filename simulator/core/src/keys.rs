@@ -50,10 +50,11 @@ pub fn block_keys(recipe: &[Segment], size: u64) -> Vec<Key> {
     let mut keys = Vec::with_capacity((tokens / size) as usize);
     let (mut key, mut room) = (mix(size), size);
     for segment in recipe {
+        let stream = mix(segment.hash_id as u64);
         let mut offset = 0;
         while offset < segment.tokens {
             let piece = room.min(segment.tokens - offset);
-            key = mix(key ^ mix(segment.hash_id as u64));
+            key = mix(key ^ stream);
             key = mix(key ^ mix(offset).rotate_left(17) ^ mix(piece).rotate_left(43));
             offset += piece;
             room -= piece;
@@ -81,11 +82,12 @@ pub fn block_runs(recipe: &[Segment], size: u64) -> Vec<Run> {
     let mut runs = Vec::with_capacity(recipe.len() + 2);
     let (mut key, mut room) = (mix(size), size);
     for segment in recipe {
+        let stream = mix(segment.hash_id as u64);
         let mut offset = 0;
         while offset < segment.tokens {
             let left = segment.tokens - offset;
             let piece = room.min(left);
-            key = mix(key ^ mix(segment.hash_id as u64));
+            key = mix(key ^ stream);
             key = mix(key ^ mix(offset).rotate_left(17) ^ mix(piece).rotate_left(43));
             room -= piece;
             if room > 0 {

@@ -39,7 +39,8 @@ struct Prefix {
 
 impl Engine {
     pub(crate) fn schedule(&mut self) -> Batch {
-        let mut batch = Batch { steady: true, ..Batch::default() };
+        let slots = Vec::with_capacity(self.running.len() + 4);
+        let mut batch = Batch { slots, steady: true, ..Batch::default() };
         self.watched = None;
         let mut budget = self.config.max_num_batched_tokens;
         let mut index = 0;
@@ -67,7 +68,9 @@ impl Engine {
         loop {
             let lacking = self.lacking(slot, end);
             if lacking <= self.pool.free() {
-                self.allocate(slot, lacking);
+                if lacking > 0 {
+                    self.allocate(slot, lacking);
+                }
                 self.register(slot, end);
                 return true;
             }

@@ -128,7 +128,9 @@ pub struct Tiers {
     next_io: IoId,
     prefetching: u64,
     waiting_prefetches: VecDeque<(Slot, Hit)>,
-    ticked_until: Ticks,
+    /// Time between two eviction ticks; 0: there are none.
+    tick: Ticks,
+    next_tick: Ticks,
     counters: TierCounters,
     /// Transfers begun since the engine last looked.
     begun: Vec<Begun>,
@@ -142,6 +144,7 @@ impl Tiers {
             writing: KeyMap::default(),
             in_page_cache: KeyMap::default(),
         });
+        let tick = if config.policy.evict_on_demand { 0 } else { time::from_s(config.policy.tick_s) };
         Self {
             cpu: Lru::default(),
             staged: 0,
@@ -155,7 +158,8 @@ impl Tiers {
             next_io: 0,
             prefetching: 0,
             waiting_prefetches: VecDeque::new(),
-            ticked_until: 0,
+            tick,
+            next_tick: tick,
             counters: TierCounters::default(),
             begun: Vec::new(),
             config,
@@ -177,12 +181,11 @@ impl Tiers {
     /// Runs the eviction ticks up to `now`. Use changes only at events, so ticks between two events can wait for the
     /// later one.
     pub fn tick(&mut self, now: Ticks) {
-        let every = time::from_s(self.config.policy.tick_s);
-        if self.config.policy.evict_on_demand || every == 0 {
+        if self.tick == 0 || now < self.next_tick {
             return;
         }
-        let mut ticks = now / every - self.ticked_until / every;
-        self.ticked_until = now;
+        let mut ticks = 1 + (now - self.next_tick) / self.tick;
+        self.next_tick += ticks * self.tick;
         while ticks > 0 && self.above_watermark() {
             let share = (self.config.policy.evict_ratio * self.cpu.len() as f64) as u64;
             if self.cpu.drop_oldest(share.max(1), |_| {}) == 0 {
