@@ -17,6 +17,8 @@ const NONE: PieceId = u32::MAX;
 struct Piece {
     keys: Vec<Key>,
     locks: u32,
+    /// Grows with every use; parts of one piece share it.
+    used: u64,
     older: PieceId,
     newer: PieceId,
 }
@@ -31,6 +33,9 @@ pub struct Lru {
     spare: Vec<PieceId>,
     oldest: PieceId,
     newest: PieceId,
+    /// All pieces older than this one are locked: chunks that wait to be written elsewhere can be many.
+    unlocked: PieceId,
+    uses: u64,
     len: u64,
 }
 
@@ -43,6 +48,8 @@ impl Default for Lru {
             spare: Vec::new(),
             oldest: NONE,
             newest: NONE,
+            unlocked: NONE,
+            uses: 0,
             len: 0,
         }
     }
@@ -79,7 +86,13 @@ impl Lru {
                 }
                 None => {
                     self.len += part.len() as u64;
-                    self.keep(Piece { keys: chain[part].to_vec(), locks: 0, older: NONE, newer: NONE })
+                    self.keep(Piece {
+                        keys: chain[part].to_vec(),
+                        locks: 0,
+                        used: 0,
+                        older: NONE,
+                        newer: NONE,
+                    })
                 }
             };
             self.pieces[id as usize].locks += locks;
@@ -99,20 +112,29 @@ impl Lru {
     pub fn unlock(&mut self, chain: &[Key], range: Range<usize>) {
         for (found, _) in self.isolate(chain, range) {
             if let Some(id) = found {
-                let locks = &mut self.pieces[id as usize].locks;
-                *locks = locks.saturating_sub(1);
+                let piece = &mut self.pieces[id as usize];
+                piece.locks = piece.locks.saturating_sub(1);
+                let used = piece.used;
+                self.unlocked = match self.pieces.get(self.unlocked as usize) {
+                    Some(first) if first.used < used => self.unlocked,
+                    Some(first) if first.used == used => self.oldest,
+                    _ => id,
+                };
             }
         }
     }
 
     /// Drops up to `count` unlocked chunks, the least recently used first, and says how many.
     pub fn drop_oldest(&mut self, count: u64, mut gone: impl FnMut(Key)) -> u64 {
-        let (mut left, mut at) = (count, self.oldest);
+        let (mut left, mut at) = (count, self.unlocked);
         while at != NONE && left > 0 {
             let piece = &mut self.pieces[at as usize];
             let (id, first) = (at, piece.keys[0]);
             at = piece.newer;
             if piece.locks > 0 {
+                if self.unlocked == id {
+                    self.unlocked = at;
+                }
                 continue;
             }
             let keep = piece.keys.len().saturating_sub(left as usize);
@@ -178,9 +200,12 @@ impl Lru {
     /// Cuts a piece behind its first `keys` keys, and returns the other part.
     fn split(&mut self, id: PieceId, keys: usize) -> PieceId {
         let piece = &mut self.pieces[id as usize];
-        let (locks, older) = (piece.locks, piece.older);
+        let Piece { locks, used, older, .. } = *piece;
         let keys = piece.keys.split_off(keys);
-        let other = self.keep(Piece { keys, locks, older, newer: id });
+        let other = self.keep(Piece { keys, locks, used, older, newer: id });
+        if self.unlocked == id {
+            self.unlocked = other;
+        }
         let piece = &mut self.pieces[id as usize];
         piece.older = other;
         self.ends.insert(piece.keys[piece.keys.len() - 1], id);
@@ -205,6 +230,9 @@ impl Lru {
 
     fn unlink(&mut self, id: PieceId) {
         let Piece { older, newer, .. } = self.pieces[id as usize];
+        if self.unlocked == id {
+            self.unlocked = newer;
+        }
         match older {
             NONE => self.oldest = newer,
             other => self.pieces[other as usize].newer = newer,
@@ -217,8 +245,12 @@ impl Lru {
 
     fn link_newest(&mut self, id: PieceId) {
         let previous = self.newest;
+        if self.unlocked == NONE {
+            self.unlocked = id;
+        }
+        self.uses += 1;
         let piece = &mut self.pieces[id as usize];
-        (piece.older, piece.newer) = (previous, NONE);
+        (piece.used, piece.older, piece.newer) = (self.uses, previous, NONE);
         match previous {
             NONE => self.oldest = id,
             other => self.pieces[other as usize].newer = id,
