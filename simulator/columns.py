@@ -61,8 +61,8 @@ class CompletionColumns:
     """
 
     ids: list[str]
-    first_token_s: memoryview
-    last_token_s: memoryview
+    first_token_s: memoryview[float]
+    last_token_s: memoryview[float]
     prompt_tokens: memoryview
     output_tokens: memoryview
     computed: memoryview

@@ -144,6 +144,8 @@ class Simulator:
 
     def submit_many(self, requests: RequestColumns) -> None:
         """`submit` for each, in order. ValueError: the first that is refused; those before it have been sent."""
+        if not requests.ids:
+            return
         r = requests
         segments = (r.hash_ids, r.segment_tokens, r.segment_ends)
         _checked(lambda: self._core.submit_many(r.ids, segments, r.output_tokens, r.reply_ids, r.at_s))
@@ -151,8 +153,21 @@ class Simulator:
     def advance_many(self, until_s: float = math.inf) -> CompletionColumns:
         """Runs until `until_s`, completions or not, and returns them all. inf: until nothing is left to do."""
         ids, times, counts, errors = self._core.advance_many(until_s)
-        first_s, last_s = (memoryview(column).cast("d") for column in times)
-        return CompletionColumns(ids, first_s, last_s, *(memoryview(column).cast("q") for column in counts), errors)
+        first_token_s, last_token_s = (memoryview(column).cast("d") for column in times)
+        prompt, output, computed, gpu, cpu, disk, preemptions = (memoryview(column).cast("q") for column in counts)
+        return CompletionColumns(
+            ids=ids,
+            first_token_s=first_token_s,
+            last_token_s=last_token_s,
+            prompt_tokens=prompt,
+            output_tokens=output,
+            computed=computed,
+            gpu=gpu,
+            cpu=cpu,
+            disk=disk,
+            preemptions=preemptions,
+            errors=errors,
+        )
 
     def drain(self) -> None:
         """Runs until all stores have ended. ValueError: a request is in flight (take its completion first)."""
@@ -238,5 +253,5 @@ def _checked(call: Callable[[], Result]) -> Result:
     """Numbers that do not fit the core's integers (negative, absurdly large) are bad values as well."""
     try:
         return call()
-    except (OverflowError, TypeError) as error:
+    except (OverflowError, TypeError, BufferError) as error:
         raise ValueError(f"not a usable value: {' '.join(str(error).split())}") from error
