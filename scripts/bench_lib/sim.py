@@ -140,9 +140,11 @@ def report(block_tokens: int, tier_pack: str, requests: int) -> str:
     long_s = long["wall_s"] / long["requests"]
     hits = ", ".join(f"{tier} {long[tier] / long['prompt_tokens']:.1%}" for tier in ("gpu", "cpu", "disk"))
     return (
-        f"blocks of {block_tokens:3} tokens, {tier_pack:16} {1 / long_s:7,.0f} requests/s over {long['requests']:,}"
-        f" ({long['cpu_s'] / long['wall_s']:.0%} of a core), {1 / short_s:7,.0f} over {TRACE_REQUESTS:,}:"
-        f" x{long_s / short_s:.2f} a request; peak {long['peak_bytes'] / GIB:.2f} GiB; served by {hits}"
+        f"{tier_pack}, blocks of {block_tokens} tokens: {1 / long_s:,.0f} requests/s\n"
+        f"    {long['requests']:,} requests in {long['wall_s']:.1f} s, peak {long['peak_bytes'] / GIB:.2f} GiB;"
+        f" prompt tokens from {hits}\n"
+        f"    a request takes {long_s / short_s:.2f} times as long as with {TRACE_REQUESTS:,} ({1 / short_s:,.0f}"
+        f" requests/s, median of {SHORT_RUNS})"
     )
 
 
