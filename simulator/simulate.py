@@ -20,9 +20,11 @@ import msgspec
 
 from simulator import _core
 from simulator.calibration import COST, Calibration
+from simulator.columns import CompletionColumns, RequestColumns
+from simulator.columns import reply_stream as reply_stream
 from simulator.models import ModelSpec
 from simulator.policies import EnginePolicy, TierPolicy, engine_policy, tier_policy
-from traces.request import Request, stable_id
+from traces.request import Request
 
 Result = TypeVar("Result")
 Note = tuple[str, str, list[int]]
@@ -144,6 +146,33 @@ class Simulator:
         """
         return [_completion(row) for row in self._core.advance(until_s)]
 
+    def submit_many(self, requests: RequestColumns) -> None:
+        """`submit` for each, in order. ValueError: the first that is refused; those before it have been sent."""
+        if not requests.ids:
+            return
+        r = requests
+        segments = (r.hash_ids, r.segment_tokens, r.segment_ends)
+        _checked(lambda: self._core.submit_many(r.ids, segments, r.output_tokens, r.reply_ids, r.at_s))
+
+    def advance_many(self, until_s: float = math.inf) -> CompletionColumns:
+        """Runs until `until_s`, completions or not, and returns them all. inf: until nothing is left to do."""
+        ids, times, counts, errors = self._core.advance_many(until_s)
+        first_token_s, last_token_s = (memoryview(column).cast("d") for column in times)
+        prompt, output, computed, gpu, cpu, disk, preemptions = (memoryview(column).cast("q") for column in counts)
+        return CompletionColumns(
+            ids=ids,
+            first_token_s=first_token_s,
+            last_token_s=last_token_s,
+            prompt_tokens=prompt,
+            output_tokens=output,
+            computed=computed,
+            gpu=gpu,
+            cpu=cpu,
+            disk=disk,
+            preemptions=preemptions,
+            errors=errors,
+        )
+
     def drain(self) -> None:
         """Runs until all stores have ended. ValueError: a request is in flight (take its completion first)."""
         if self._core.advance(self.now_s):
@@ -162,10 +191,10 @@ class Simulator:
     def take_journal(self) -> tuple[list[Note], list[Note]]:
         """What was done since the last call: by the GPU's block pool and scheduler, and by the tiers.
 
-        (what, request id or "", numbers). Of blocks: "evicted" (block, key), "preempted" (). Of tiers: "lookup" (slot,
-        keys), "prefetched" (slot), "answer" (slot, in CPU memory or not of each chunk found), "release" and "touch"
-        (keys), "store" (id, keys asked), "storing" (keys begun), "stored" (id, id of the disk write), "writes" (keys
-        new to the disk), "written" (id of the disk write), "tick" (count, keys dropped).
+        (what, request id or "", numbers). Of blocks: "evicted" (a run's key, the block's place in the run), "preempted"
+        (). Of tiers: "lookup" (slot, keys), "prefetched" (slot), "answer" (slot, in CPU memory or not of each chunk
+        found), "release" and "touch" (keys), "store" (id, keys asked), "storing" (keys begun), "stored" (id, id of the
+        disk write), "writes" (keys new to the disk), "written" (id of the disk write), "tick" (count, keys dropped).
         """
         return self._core.take_journal()
 
@@ -215,11 +244,6 @@ class Simulator:
         )
 
 
-def reply_stream(request_id: str) -> int:
-    """The hash id of the stream that a request's generated tokens lead: a later prompt may name it."""
-    return stable_id("reply", request_id)
-
-
 def _completion(row: tuple[str, _core._Times, _core._Counts, str | None]) -> Completion:
     request_id, (first_s, last_s, token_s), counts, error = row
     prompt, output, computed, gpu, cpu, disk, preemptions = counts
@@ -243,5 +267,5 @@ def _checked(call: Callable[[], Result]) -> Result:
     """Numbers that do not fit the core's integers (negative, absurdly large) are bad values as well."""
     try:
         return call()
-    except (OverflowError, TypeError) as error:
+    except (OverflowError, TypeError, BufferError) as error:
         raise ValueError(f"not a usable value: {' '.join(str(error).split())}") from error

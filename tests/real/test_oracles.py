@@ -1,8 +1,9 @@
 """The simulator against vLLM's and LMCache's own classes: hits, evictions in their order, preemptions, all equal.
 
-vLLM: its Scheduler with KVCacheManager and BlockPool runs the same requests. LMCache: its L1Manager, LRU eviction
-controller, store and prefetch controllers get what the simulator asked of its tiers, in the same order. The oracles
-are scripts in tests/oracle/, run once for all tests by the engine's Python.
+vLLM: its Scheduler with KVCacheManager and BlockPool runs the same requests. Evicted blocks are compared by what they
+held, one by one in their order, and not by number: the simulator's blocks have none. LMCache: its L1Manager, LRU
+eviction controller, store and prefetch controllers get what the simulator asked of its tiers, in the same order. The
+oracles are scripts in tests/oracle/, run once for all tests by the engine's Python.
 """
 
 import os
@@ -84,13 +85,13 @@ def scheduling_differences(rows: dict[str, Completion], journal: list[Note], rea
     for name, row in real["rows"].items():
         mine = {"tokens": list(rows[name].token_s), "gpu": rows[name].gpu, "preemptions": rows[name].preemptions}
         found += [f"{name}: {key} {mine[key]} is {row[key]} in vLLM" for key in mine if mine[key] != row[key]]
-    # vLLM's block 0 holds nothing; each key of ours must stand for one hash of vLLM's and no other.
-    noted = [[what, name] if name else [what, numbers[0] + 1, numbers[1]] for what, name, numbers in journal]
-    hashes: dict[int, str] = {}
+    # The simulator's blocks have no numbers. Each content of ours must stand for one hash of vLLM's and no other.
+    noted = [(what, name or tuple(numbers)) for what, name, numbers in journal]
+    hashes: dict[Any, str] = {}
     for index, (mine_note, theirs) in enumerate(zip(noted, real["journal"], strict=False)):
-        if mine_note[:2] != theirs[:2]:
-            return [*found, f"note {index}: {mine_note[:2]} is {theirs[:2]} in vLLM"]
-        if mine_note[0] == "evicted" and hashes.setdefault(mine_note[2], theirs[2]) != theirs[2]:
+        if mine_note[0] != theirs[0] or (theirs[0] == "preempted" and mine_note[1] != theirs[1]):
+            return [*found, f"note {index}: {mine_note} is {theirs} in vLLM"]
+        if theirs[0] == "evicted" and hashes.setdefault(mine_note[1], theirs[2]) != theirs[2]:
             found.append(f"note {index}: block {theirs[1]} held something else in vLLM")
     if len(noted) != len(real["journal"]) or len(set(hashes.values())) != len(hashes):
         found.append(f"{len(noted)} notes of {len(hashes)} keys; vLLM has {len(real['journal'])}")

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import math
+from array import array
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import msgspec
 import pytest
 
 from simulator.calibration import load_calibration
+from simulator.columns import CompletionColumns, RequestColumns
 from simulator.models import load_model
 from simulator.policies import engine_policy, tier_policy
 from simulator.simulate import Completion, Simulator, reply_stream
@@ -224,3 +227,51 @@ def test_a_trace_runs_the_same_twice_and_with_single_steps(tiers: str) -> None:
     first = run(macro_steps=True)
     assert len(first[0]) == len(requests)
     assert first == run(macro_steps=True) == run(macro_steps=False)
+
+
+def columns_and_singles(requests: tuple[Request, ...], **settings: Any) -> tuple[CompletionColumns, list[Completion]]:
+    many, singly = simulator(**settings), simulator(**settings)
+    many.submit_many(RequestColumns.of(requests))
+    for asked in requests:
+        singly.submit(asked, asked.at_s or 0.0)
+    rows: list[Completion] = []
+    while completions := singly.advance():
+        rows += completions
+    return many.advance_many(), rows
+
+
+def test_no_requests_are_no_completions() -> None:
+    engine = simulator()
+    engine.submit_many(RequestColumns.of(()))
+    assert engine.advance_many().ids == []
+
+
+def test_columns_say_what_single_completions_say() -> None:
+    requests = open_trace(find_trace("tiny_conversation")).requests
+    done, rows = columns_and_singles((*requests, request("long", 70_000, 2)), gpu_blocks=700, cpu_bytes=GIB // 2)
+    assert done.ids == [row.id for row in rows]
+    assert done.errors == {i: row.error for i, row in enumerate(rows) if row.error is not None}
+    assert len(done.errors) == 1
+    for name in ("prompt_tokens", "output_tokens", "computed", "gpu", "cpu", "disk", "preemptions"):
+        assert list(getattr(done, name)) == [getattr(row, name) for row in rows], name
+    for name in ("first_token_s", "last_token_s"):
+        times = [None if math.isnan(at_s) else at_s for at_s in getattr(done, name)]
+        assert times == [getattr(row, name) for row in rows], name
+
+
+@pytest.mark.parametrize(
+    ("column", "values", "text"),
+    [
+        ("at_s", array("d", [0.0]), "at_s must have 2 entries, not 1"),
+        ("segment_ends", array("q", [1, 3]), "segment_ends of request .b. must lie"),
+        ("segment_ends", array("q", [2, 1]), "segment_ends of request .b. must lie"),
+        ("segment_tokens", array("q", [5, -5]), "segment_tokens: -5 is not a usable value"),
+        ("output_tokens", array("d", [1.0, 1.0]), "not a usable value|buffer"),
+        ("ids", ["a", "a"], "in flight already"),
+    ],
+)
+def test_bad_columns_are_refused(column: str, values: Any, text: str) -> None:
+    good = RequestColumns.of((request("a", 100), request("b", 100)))
+    with pytest.raises(ValueError, match=text) as caught:
+        simulator().submit_many(replace(good, **{column: values}))
+    assert "\n" not in str(caught.value)

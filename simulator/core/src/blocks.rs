@@ -1,48 +1,113 @@
 //! The GPU's block pool with prefix caching, as in vLLM's block_pool.py: one free queue in eviction order, blocks
 //! that stay findable by key until they are handed out again, and no merging of equal blocks.
+//!
+//! Blocks come, are used and go in runs, so the pool keeps extents: blocks in a row of one run that have the same
+//! users and lie side by side in the free queue. `blocks_oracle.rs` says block by block what must come out.
 
 use crate::journal::Journal;
-use crate::keys::{Key, KeyMap};
+use crate::keys::{Key, KeyMap, Run};
 
-pub type BlockId = u32;
+type ExtentId = u32;
 
-const NONE: u32 = u32::MAX;
+const NONE: ExtentId = u32::MAX;
 
 #[derive(Clone, Copy, Debug)]
-struct Block {
-    users: u32,
+struct Extent {
+    /// None: blocks without a key, all alike.
     key: Option<Key>,
-    /// Neighbours in the free queue; meaningful while users == 0.
-    before: u32,
-    after: u32,
-    /// The next block that holds the same key, in the order in which they came to hold it.
-    twin: u32,
+    /// The blocks are numbers `start` to `start + blocks - 1` of the key's run.
+    start: u32,
+    blocks: u32,
+    users: u32,
+    /// Neighbours in the free queue; meaningful while users == 0. Within an extent the last block is next to go.
+    before: ExtentId,
+    after: ExtentId,
+    /// The next extent of the same key; of equal blocks the one that came first to hold the key stands first.
+    twin: ExtentId,
+    /// What was split off its end, for those who hold both.
+    rest: ExtentId,
+}
+
+/// Cached blocks in a row that lie in one extent, `skip` blocks behind its start.
+#[derive(Clone, Copy, Debug)]
+struct Piece {
+    extent: ExtentId,
+    skip: u32,
+    blocks: u32,
+}
+
+/// The first so many blocks of a list of runs.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Cursor {
+    pub blocks: u64,
+    run: usize,
+    offset: u32,
+}
+
+impl Cursor {
+    /// The block that comes next: its run's key and its number in the run.
+    pub fn next(&self, runs: &[Run]) -> Option<(Key, u32)> {
+        runs.get(self.run).map(|run| (run.key, self.offset))
+    }
+
+    fn advance(&mut self, runs: &[Run], blocks: u32) {
+        self.blocks += u64::from(blocks);
+        self.offset += blocks;
+        if self.offset == runs[self.run].blocks {
+            (self.run, self.offset) = (self.run + 1, 0);
+        }
+    }
+}
+
+/// What the pool holds of a prompt. Good until the pool changes.
+#[derive(Clone, Debug, Default)]
+pub struct Cached {
+    pieces: Vec<Piece>,
+    pub end: Cursor,
+    /// Blocks that nobody uses: taking them takes them out of the free queue.
+    pub unused: u64,
+}
+
+/// The blocks that a request holds: findable ones first, then those without a key.
+#[derive(Clone, Debug, Default)]
+pub struct Held {
+    pieces: Vec<(ExtentId, u32)>,
+    pub findable: Cursor,
+    plain: u64,
+}
+
+impl Held {
+    pub fn len(&self) -> u64 {
+        self.findable.blocks + self.plain
+    }
 }
 
 #[derive(Debug)]
 pub struct BlockPool {
-    blocks: Vec<Block>,
-    /// The first block of each key; a look-up answers with that one.
-    first: KeyMap<BlockId>,
-    head: u32,
-    tail: u32,
+    extents: Vec<Extent>,
+    spare: Vec<ExtentId>,
+    first: KeyMap<ExtentId>,
+    head: ExtentId,
+    tail: ExtentId,
     free: u64,
-    /// "evicted": block and key.
+    blocks: u64,
+    /// "evicted": a run's key, and which of its blocks.
     pub journal: Journal,
 }
 
 impl BlockPool {
     pub fn new(count: u32) -> Self {
-        let empty = Block { users: 0, key: None, before: NONE, after: NONE, twin: NONE };
         let mut pool = Self {
-            blocks: vec![empty; count as usize],
+            extents: Vec::new(),
+            spare: Vec::new(),
             first: KeyMap::default(),
             head: NONE,
             tail: NONE,
             free: 0,
+            blocks: u64::from(count),
             journal: Journal::default(),
         };
-        (0..count).for_each(|id| pool.append(id));
+        pool.reset();
         pool
     }
 
@@ -51,205 +116,302 @@ impl BlockPool {
     }
 
     pub fn len(&self) -> u64 {
-        self.blocks.len() as u64
+        self.blocks
     }
 
-    /// The blocks that hold the longest prefix of `keys`.
-    pub fn find(&self, keys: &[Key]) -> Vec<BlockId> {
-        keys.iter().map_while(|key| self.first.get(key).copied()).collect()
+    /// The longest prefix of the runs' first `most` blocks that is cached.
+    pub fn find(&self, runs: &[Run], most: u64) -> Cached {
+        let mut cached = Cached::default();
+        while cached.end.blocks < most && cached.end.run < runs.len() {
+            let at = cached.end.run;
+            let Some(&first) = self.first.get(&runs[at].key) else { break };
+            let wanted = u64::from(runs[at].blocks).min(most - cached.end.blocks) as u32;
+            self.find_in_run(first, wanted, runs, &mut cached);
+            if cached.end.run == at {
+                break;
+            }
+        }
+        cached
     }
 
-    /// How many of these blocks nobody uses: taking them takes them out of the free queue.
-    pub fn unused(&self, ids: &[BlockId]) -> u64 {
-        ids.iter().filter(|&&id| self.blocks[id as usize].users == 0).count() as u64
+    /// The first `wanted` blocks of the run whose extents begin with `first`, as far as they are cached.
+    fn find_in_run(&self, first: ExtentId, wanted: u32, runs: &[Run], cached: &mut Cached) {
+        let (mut at, mut from) = (0, first);
+        while at < wanted {
+            // Where an extent that stands before the one that is found begins, that one answers.
+            let (mut id, mut stop) = (from, wanted);
+            let extent = loop {
+                if id == NONE {
+                    return;
+                }
+                let extent = &self.extents[id as usize];
+                if extent.start > at {
+                    stop = stop.min(extent.start);
+                } else if at < extent.start + extent.blocks {
+                    break extent;
+                }
+                id = extent.twin;
+            };
+            // Those passed over end before `at` and need not be looked at again, unless one begins behind it.
+            from = if stop == wanted { extent.twin } else { first };
+            stop = stop.min(extent.start + extent.blocks);
+            cached.pieces.push(Piece { extent: id, skip: at - extent.start, blocks: stop - at });
+            cached.unused += if extent.users == 0 { u64::from(stop - at) } else { 0 };
+            cached.end.advance(runs, stop - at);
+            at = stop;
+        }
     }
 
-    /// One more user for each of these cached blocks.
-    pub fn take(&mut self, ids: &[BlockId]) {
-        for &id in ids {
-            if self.blocks[id as usize].users == 0 {
+    /// One more user for cached blocks: a request's first ones.
+    pub fn take(&mut self, cached: &Cached, held: &mut Held) {
+        for &Piece { extent, mut skip, blocks } in &cached.pieces {
+            let mut id = extent;
+            // A piece before this one may have split the extent.
+            while skip > 0 && skip >= self.extents[id as usize].blocks {
+                skip -= self.extents[id as usize].blocks;
+                id = self.extents[id as usize].rest;
+            }
+            if skip > 0 {
+                id = self.split(id, skip);
+            }
+            if blocks < self.extents[id as usize].blocks {
+                self.split(id, blocks);
+            }
+            if self.extents[id as usize].users == 0 {
                 self.unlink(id);
             }
-            self.blocks[id as usize].users += 1;
+            self.extents[id as usize].users += 1;
+            held.pieces.push((id, blocks));
+        }
+        held.findable = cached.end;
+    }
+
+    /// Hands out up to `count` blocks from the head of the free queue, and says how many. What they held is gone.
+    pub fn allocate(&mut self, count: u64, held: &mut Held) -> u64 {
+        let count = count.min(self.free);
+        let mut left = count;
+        while left > 0 {
+            let id = self.head;
+            let extent = &mut self.extents[id as usize];
+            let taken = u64::from(extent.blocks).min(left);
+            extent.blocks -= taken as u32;
+            if let (Some(key), true) = (extent.key, self.journal.on()) {
+                let (start, end) =
+                    (extent.start + extent.blocks, extent.start + extent.blocks + taken as u32);
+                (start..end).rev().for_each(|i| self.journal.note("evicted", || vec![key, u64::from(i)]));
+            }
+            self.free -= taken;
+            left -= taken;
+            if extent.blocks == 0 {
+                self.unlink(id);
+                self.forget(id);
+                self.spare.push(id);
+            }
+        }
+        held.plain += count;
+        count
+    }
+
+    /// Makes a request's first `end` blocks findable.
+    pub fn register(&mut self, runs: &[Run], end: u64, held: &mut Held) {
+        while held.findable.blocks < end {
+            let run = runs[held.findable.run];
+            let left = u64::from(run.blocks - held.findable.offset);
+            let blocks = left.min(end - held.findable.blocks) as u32;
+            self.add(run.key, held.findable.offset, blocks, held);
+            held.plain -= u64::from(blocks);
+            held.findable.advance(runs, blocks);
         }
     }
 
-    /// Hands out the block at the head of the free queue; what it held is gone. None: no block is free.
-    pub fn allocate(&mut self) -> Option<BlockId> {
-        let id = self.head;
-        if id == NONE {
-            return None;
+    fn add(&mut self, key: Key, start: u32, blocks: u32, held: &mut Held) {
+        let first = self.first.get(&key).copied();
+        if let (Some((id, length)), Some(first)) = (held.pieces.last_mut(), first) {
+            let extent = &mut self.extents[*id as usize];
+            let follows = first == *id && extent.blocks == *length && extent.start + *length == start;
+            if follows && extent.users == 1 && extent.twin == NONE {
+                extent.blocks += blocks;
+                *length += blocks;
+                return;
+            }
         }
-        self.unlink(id);
-        self.forget(id);
-        self.blocks[id as usize].users = 1;
-        Some(id)
-    }
-
-    /// Makes a block findable by `key`.
-    pub fn register(&mut self, id: BlockId, key: Key) {
-        self.blocks[id as usize].key = Some(key);
-        self.blocks[id as usize].twin = NONE;
-        let Some(&first) = self.first.get(&key) else {
+        let extent = Extent { key: Some(key), start, blocks, users: 1, ..PLAIN };
+        let id = self.keep(extent);
+        held.pieces.push((id, blocks));
+        let Some(mut last) = first else {
             self.first.insert(key, id);
             return;
         };
-        let mut last = first;
-        while self.blocks[last as usize].twin != NONE {
-            last = self.blocks[last as usize].twin;
+        while self.extents[last as usize].twin != NONE {
+            last = self.extents[last as usize].twin;
         }
-        self.blocks[last as usize].twin = id;
+        self.extents[last as usize].twin = id;
     }
 
-    /// One user less for each block of a request, given in the request's order. The request's tail comes first in the
-    /// free queue; blocks without a key go to its front, in that order too.
-    pub fn release(&mut self, ids: &[BlockId]) {
-        let mut front = Vec::new();
-        for &id in ids.iter().rev() {
-            let block = &mut self.blocks[id as usize];
-            block.users -= 1;
-            if block.users == 0 {
-                match block.key {
-                    Some(_) => self.append(id),
-                    None => front.push(id),
-                }
+    /// One user less for each block of a request. The request's tail comes first in the free queue; blocks without a
+    /// key go to its front.
+    pub fn release(&mut self, held: Held) {
+        for &(first, blocks) in held.pieces.iter().rev() {
+            if self.extents[first as usize].blocks == blocks {
+                self.leave(first);
+                continue;
             }
+            let (mut ids, mut id, mut left) = (Vec::new(), first, blocks);
+            while left > 0 {
+                ids.push(id);
+                left -= self.extents[id as usize].blocks;
+                id = self.extents[id as usize].rest;
+            }
+            ids.into_iter().rev().for_each(|id| self.leave(id));
         }
-        front.into_iter().rev().for_each(|id| self.prepend(id));
+        if held.plain > 0 {
+            self.prepend_plain(held.plain as u32);
+        }
     }
 
-    /// Forgets all contents; the order of the free queue stays.
+    /// Forgets all contents. All blocks must be free.
     pub fn reset(&mut self) {
         self.first.clear();
-        for block in &mut self.blocks {
-            (block.key, block.twin) = (None, NONE);
+        self.extents.clear();
+        self.spare.clear();
+        (self.head, self.tail, self.free) = (NONE, NONE, 0);
+        if self.blocks > 0 {
+            self.prepend_plain(self.blocks as u32);
         }
     }
 
-    fn forget(&mut self, id: BlockId) {
-        let Block { key, twin, .. } = self.blocks[id as usize];
+    fn keep(&mut self, extent: Extent) -> ExtentId {
+        if let Some(id) = self.spare.pop() {
+            self.extents[id as usize] = extent;
+            return id;
+        }
+        self.extents.push(extent);
+        (self.extents.len() - 1) as ExtentId
+    }
+
+    /// Cuts an extent behind its first `blocks` blocks, and returns the other part.
+    fn split(&mut self, id: ExtentId, blocks: u32) -> ExtentId {
+        let whole = self.extents[id as usize];
+        let part = Extent { start: whole.start + blocks, blocks: whole.blocks - blocks, ..whole };
+        let other = self.keep(part);
+        let extent = &mut self.extents[id as usize];
+        (extent.blocks, extent.twin, extent.rest) = (blocks, other, other);
+        if whole.users == 0 {
+            extent.before = other;
+            self.extents[other as usize].after = id;
+            match whole.before {
+                NONE => self.head = other,
+                before => self.extents[before as usize].after = other,
+            }
+        }
+        other
+    }
+
+    /// Takes an extent out of the index.
+    fn forget(&mut self, id: ExtentId) {
+        let Extent { key, twin, .. } = self.extents[id as usize];
         let Some(key) = key else { return };
-        self.journal.note("evicted", || vec![u64::from(id), key]);
-        (self.blocks[id as usize].key, self.blocks[id as usize].twin) = (None, NONE);
-        let Some(&first) = self.first.get(&key) else { return };
-        if first == id {
+        let Some(first) = self.first.get_mut(&key) else { return };
+        if *first == id {
             match twin {
-                NONE => self.first.remove(&key),
-                other => self.first.insert(key, other),
-            };
+                NONE => drop(self.first.remove(&key)),
+                other => *first = other,
+            }
             return;
         }
-        let mut at = first;
-        while at != NONE && self.blocks[at as usize].twin != id {
-            at = self.blocks[at as usize].twin;
+        let mut at = *first;
+        while self.extents[at as usize].twin != id {
+            at = self.extents[at as usize].twin;
         }
-        if at != NONE {
-            self.blocks[at as usize].twin = twin;
-        }
+        self.extents[at as usize].twin = twin;
     }
 
-    fn append(&mut self, id: BlockId) {
-        let tail = self.tail;
-        (self.blocks[id as usize].before, self.blocks[id as usize].after) = (tail, NONE);
-        match tail {
+    fn leave(&mut self, id: ExtentId) {
+        let extent = &mut self.extents[id as usize];
+        extent.users -= 1;
+        if extent.users > 0 {
+            return;
+        }
+        (extent.before, extent.after) = (self.tail, NONE);
+        self.free += u64::from(extent.blocks);
+        match self.tail {
             NONE => self.head = id,
-            other => self.blocks[other as usize].after = id,
+            other => self.extents[other as usize].after = id,
         }
         self.tail = id;
-        self.free += 1;
     }
 
-    fn prepend(&mut self, id: BlockId) {
+    fn prepend_plain(&mut self, blocks: u32) {
+        self.free += u64::from(blocks);
         let head = self.head;
-        (self.blocks[id as usize].before, self.blocks[id as usize].after) = (NONE, head);
+        if head != NONE && self.extents[head as usize].key.is_none() {
+            self.extents[head as usize].blocks += blocks;
+            return;
+        }
+        let id = self.keep(Extent { blocks, after: head, ..PLAIN });
         match head {
             NONE => self.tail = id,
-            other => self.blocks[other as usize].before = id,
+            other => self.extents[other as usize].before = id,
         }
         self.head = id;
-        self.free += 1;
     }
 
-    fn unlink(&mut self, id: BlockId) {
-        let Block { before, after, .. } = self.blocks[id as usize];
+    fn unlink(&mut self, id: ExtentId) {
+        let Extent { before, after, blocks, .. } = self.extents[id as usize];
         match before {
             NONE => self.head = after,
-            other => self.blocks[other as usize].after = after,
+            other => self.extents[other as usize].after = after,
         }
         match after {
             NONE => self.tail = before,
-            other => self.blocks[other as usize].before = before,
+            other => self.extents[other as usize].before = before,
         }
-        self.free -= 1;
+        self.free -= u64::from(blocks);
     }
 }
+
+const PLAIN: Extent =
+    Extent { key: None, start: 0, blocks: 0, users: 0, before: NONE, after: NONE, twin: NONE, rest: NONE };
 
 #[cfg(test)]
 impl BlockPool {
-    /// Ids in the free queue, next to be handed out first.
-    pub fn queue(&self) -> Vec<BlockId> {
-        let mut ids = Vec::new();
-        let mut at = self.head;
+    /// What the blocks in the free queue hold, next to be handed out first.
+    pub fn queue(&self) -> Vec<Option<(Key, u32)>> {
+        let (mut blocks, mut at) = (Vec::new(), self.head);
         while at != NONE {
-            ids.push(at);
-            at = self.blocks[at as usize].after;
+            let Extent { key, start, blocks: count, after, .. } = self.extents[at as usize];
+            blocks.extend((start..start + count).rev().map(|i| key.map(|key| (key, i))));
+            at = after;
         }
-        ids
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn allocate(pool: &mut BlockPool, count: usize) -> Vec<BlockId> {
-        (0..count).map(|_| pool.allocate().expect("a free block")).collect()
+        blocks
     }
 
-    #[test]
-    fn a_request_is_freed_tail_first_and_blocks_without_key_go_to_the_front() {
-        let mut pool = BlockPool::new(6);
-        let ids = allocate(&mut pool, 4);
-        (0..2).for_each(|i| pool.register(ids[i], 100 + i as u64));
-        pool.release(&ids);
-        assert_eq!(pool.queue(), [3, 2, 4, 5, 1, 0]);
-        assert_eq!(pool.find(&[100, 101, 102]), [0, 1]);
-    }
-
-    #[test]
-    fn a_hit_leaves_the_queue_and_a_block_handed_out_is_forgotten() {
-        let mut pool = BlockPool::new(3);
-        let ids = allocate(&mut pool, 2);
-        pool.register(ids[0], 7);
-        pool.register(ids[1], 8);
-        pool.release(&ids);
-        let hit = pool.find(&[7, 8]);
-        assert_eq!(pool.unused(&hit), 2);
-        pool.take(&hit[..1]);
-        assert_eq!(pool.queue(), [2, 1]);
-        allocate(&mut pool, 2);
-        assert_eq!((pool.find(&[7, 8]), pool.allocate()), (vec![0], None));
-    }
-
-    #[test]
-    fn equal_blocks_stay_apart_and_the_first_answers() {
-        let mut pool = BlockPool::new(3);
-        let ids = allocate(&mut pool, 3);
-        ids.iter().for_each(|&id| pool.register(id, 7));
-        pool.release(&ids[1..2]);
-        assert_eq!(pool.allocate(), Some(1));
-        assert_eq!(pool.find(&[7]), [0]);
-        pool.release(&ids[..1]);
-        assert_eq!((pool.allocate(), pool.find(&[7])), (Some(0), vec![2]));
-    }
-
-    #[test]
-    fn reset_forgets_contents_and_keeps_blocks() {
-        let mut pool = BlockPool::new(2);
-        let ids = allocate(&mut pool, 1);
-        pool.register(ids[0], 7);
-        pool.release(&ids);
-        pool.reset();
-        assert_eq!((pool.find(&[7]).len(), pool.free(), pool.len()), (0, 2, 2));
+    /// Panics unless every block is free or held by as many requests as it has users.
+    pub fn check<'a>(&self, requests: impl Iterator<Item = &'a Held>) {
+        let mut users = vec![0; self.extents.len()];
+        let mut plain = 0;
+        for held in requests {
+            plain += held.plain;
+            let mut findable = 0;
+            for &(first, blocks) in &held.pieces {
+                let (mut id, mut left) = (first, blocks);
+                while left > 0 {
+                    users[id as usize] += 1;
+                    left -= self.extents[id as usize].blocks;
+                    id = self.extents[id as usize].rest;
+                }
+                findable += u64::from(blocks);
+            }
+            assert_eq!(findable, held.findable.blocks);
+        }
+        let used = users.iter().zip(&self.extents).filter(|(users, _)| **users > 0);
+        let in_use: u64 = used
+            .map(|(users, extent)| {
+                assert_eq!(*users, extent.users);
+                u64::from(extent.blocks)
+            })
+            .sum();
+        assert_eq!(self.queue().len() as u64, self.free);
+        assert_eq!(self.free + in_use + plain, self.blocks);
     }
 }

@@ -53,18 +53,19 @@ impl Engine {
             }
             let slot = self.running[index];
             match need {
-                Need::Allocate => match self.pool.allocate() {
-                    Some(id) => self.requests[slot].blocks.push(id),
-                    None => steps = step,
-                },
-                Need::Register => {
-                    let request = &self.requests[slot];
-                    // The waiting request is looked at after the running ones, so this very step may admit it.
-                    if self.watched == Some(request.block_keys[request.registered]) {
+                Need::Allocate => {
+                    if self.pool.allocate(1, &mut self.requests[slot].blocks) == 0 {
                         steps = step;
                     }
-                    let end = (request.registered as u64 + 1) * self.config.block_tokens;
-                    self.register(slot, end);
+                }
+                Need::Register => {
+                    let request = &self.requests[slot];
+                    let findable = request.blocks.findable;
+                    // The waiting request is looked at after the running ones, so this very step may admit it.
+                    if self.watched.is_some() && self.watched == findable.next(&request.runs) {
+                        steps = step;
+                    }
+                    self.register(slot, (findable.blocks + 1) * self.config.block_tokens);
                 }
             }
         }
@@ -74,15 +75,15 @@ impl Engine {
     /// (step, index in `running`, what) in the order in which single steps would come to it.
     fn block_needs(&self, steps: u64) -> Vec<(u64, usize, Need)> {
         let size = self.config.block_tokens;
-        let mut needs = Vec::new();
+        let mut needs = Vec::with_capacity(2 * self.running.len());
         for (index, &slot) in self.running.iter().enumerate() {
             let request = &self.requests[slot];
             let end = request.computed + steps;
             // Step i computes the token at computed + i: it needs a block for it, and fills the block that it ends.
-            let first = request.blocks.len() as u64 * size;
+            let first = request.blocks.len() * size;
             let begun = (first..end).step_by(size as usize);
             needs.extend(begun.map(|token| (token - request.computed, index, Need::Allocate)));
-            let first = (request.registered as u64 + 1) * size - 1;
+            let first = (request.blocks.findable.blocks + 1) * size - 1;
             let filled = (first..end).step_by(size as usize);
             needs.extend(filled.map(|token| (token - request.computed, index, Need::Register)));
         }

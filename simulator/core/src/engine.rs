@@ -4,15 +4,15 @@
 //! schedule. `schedule.rs` decides what a step computes, `decode.rs` takes many decode steps at once.
 
 use std::cmp::Reverse;
-use std::collections::{BTreeSet, BinaryHeap, VecDeque};
+use std::collections::{BTreeSet, BinaryHeap, HashSet, VecDeque};
 
 use crate::blocks::BlockPool;
 use crate::cost::{Cost, CostConfig};
 use crate::journal::{Journal, Note};
-use crate::keys::{Key, Segment, block_keys};
+use crate::keys::{Key, Segment, block_keys, block_runs};
 use crate::request::{Completion, Lookup, Request, Status, Submission};
 use crate::schedule::Batch;
-use crate::tiers::{Ended, IoId, Slot, TierConfig, TierCounters, Tiers};
+use crate::tiers::{Begun, Ended, IoId, Slot, TierConfig, TierCounters, Tiers};
 use crate::time::{FOREVER, Ticks};
 
 #[derive(Clone, Debug)]
@@ -63,16 +63,21 @@ pub struct Engine {
     /// Requests that are prefilling or loading: the blocks that they still lack are spoken for.
     pub(crate) prefilling: BTreeSet<Slot>,
     pub(crate) counters: Counters,
-    /// The key that would lengthen the hit of the request that waits for blocks.
-    pub(crate) watched: Option<Key>,
+    /// The block that would lengthen the hit of the request that waits for blocks: its run's key, its number there.
+    pub(crate) watched: Option<(Key, u32)>,
     /// The last schedule would be made again and again until an event or a request's end.
     pub(crate) steady: bool,
     step: Option<(Ticks, Batch)>,
     events: BinaryHeap<Reverse<(Ticks, u64, Event)>>,
+    /// Ends of transfers that no request waits for. Decode steps may pass them: each is dealt with before anything
+    /// looks at the tiers, as of its own time.
+    quiet: BinaryHeap<Reverse<(Ticks, u64, IoId)>>,
+    /// Finished requests whose stores still hold their blocks: for those blocks, requests may well wait.
+    retiring: u64,
     next_event: u64,
     arriving: Vec<Option<Submission>>,
     spare_arrivals: Vec<usize>,
-    ids: BTreeSet<String>,
+    ids: HashSet<String>,
     completed: Vec<Completion>,
 }
 
@@ -115,10 +120,12 @@ impl Engine {
             steady: false,
             step: None,
             events: BinaryHeap::new(),
+            quiet: BinaryHeap::new(),
+            retiring: 0,
             next_event: 0,
             arriving: Vec::new(),
             spare_arrivals: Vec::new(),
-            ids: BTreeSet::new(),
+            ids: HashSet::new(),
             completed: Vec::new(),
             config,
         })
@@ -172,7 +179,7 @@ impl Engine {
                 return Ok(std::mem::take(&mut self.completed));
             }
             if self.step.is_none() {
-                self.decode_ahead(until.min(self.next_event_at()));
+                self.decode_ahead(until.min(self.next_stop_at()));
                 if self.next_event_at() <= self.now {
                     continue;
                 }
@@ -212,7 +219,34 @@ impl Engine {
     }
 
     fn next_event_at(&self) -> Ticks {
-        self.events.peek().map_or(FOREVER, |Reverse((at, _, _))| *at)
+        let loud = self.events.peek().map_or(FOREVER, |Reverse((at, _, _))| *at);
+        self.quiet.peek().map_or(loud, |Reverse((at, _, _))| loud.min(*at))
+    }
+
+    /// The next event that could change what a step decides.
+    fn next_stop_at(&self) -> Ticks {
+        match self.retiring {
+            0 => self.events.peek().map_or(FOREVER, |Reverse((at, _, _))| *at),
+            _ => self.next_event_at(),
+        }
+    }
+
+    fn pop_event(&mut self) -> Option<(Ticks, Event)> {
+        let loud = self.events.peek().map(|Reverse((at, number, _))| (*at, *number));
+        let quiet = self.quiet.peek().map(|Reverse((at, number, _))| (*at, *number));
+        if quiet.is_some_and(|quiet| loud.is_none_or(|loud| quiet < loud)) {
+            return self.quiet.pop().map(|Reverse((at, _, id))| (at, Event::IoDone(id)));
+        }
+        self.unsettle();
+        self.events.pop().map(|Reverse((at, _, event))| (at, event))
+    }
+
+    /// The next schedule may decide otherwise than the last.
+    fn unsettle(&mut self) {
+        self.steady = false;
+        if let Some((_, batch)) = &mut self.step {
+            batch.steady = false;
+        }
     }
 
     fn push_event(&mut self, at: Ticks, event: Event) {
@@ -223,27 +257,25 @@ impl Engine {
     /// Puts the ends of transfers that the tiers have begun among the events.
     fn take_begun(&mut self) {
         let begun = self.tiers.as_mut().map(Tiers::take_begun).unwrap_or_default();
-        for (end, id) in begun {
-            self.push_event(end, Event::IoDone(id));
+        for Begun { end, id, quiet } in begun {
+            if quiet {
+                self.quiet.push(Reverse((end, self.next_event, id)));
+                self.next_event += 1;
+            } else {
+                self.push_event(end, Event::IoDone(id));
+            }
         }
     }
 
     fn take_events(&mut self) {
-        if self.next_event_at() > self.now {
-            return;
-        }
-        self.steady = false;
-        if let Some((_, batch)) = &mut self.step {
-            batch.steady = false;
-        }
-        if let Some(tiers) = &mut self.tiers {
-            tiers.tick(self.now);
-        }
         while self.next_event_at() <= self.now {
-            match self.events.pop() {
-                Some(Reverse((_, _, Event::Arrival(index)))) => self.arrive(index),
-                Some(Reverse((_, _, Event::IoDone(id)))) => self.io_done(id),
-                None => return,
+            let Some((at, event)) = self.pop_event() else { return };
+            if let Some(tiers) = &mut self.tiers {
+                tiers.tick(at);
+            }
+            match event {
+                Event::Arrival(index) => self.arrive(index),
+                Event::IoDone(id) => self.io_done(at, id),
             }
         }
     }
@@ -268,7 +300,7 @@ impl Engine {
             id: submission.id,
             prompt,
             output: submission.output_tokens,
-            block_keys: block_keys(&recipe, self.config.block_tokens),
+            runs: block_runs(&recipe, self.config.block_tokens),
             chunk_keys,
             ..Request::default()
         };
@@ -303,14 +335,17 @@ impl Engine {
             .then(|| format!("{needed} blocks are needed and the GPU has {blocks}: it can never fit"))
     }
 
-    fn io_done(&mut self, id: IoId) {
+    fn io_done(&mut self, at: Ticks, id: IoId) {
         let Some(tiers) = &mut self.tiers else { return };
-        match tiers.io_done(self.now, id) {
+        match tiers.io_done(at, id) {
             Ended::Lookup(slot, hit) => self.requests[slot].lookup = Lookup::Answered(hit),
             Ended::Load(slot) => self.requests[slot].status = Status::Loaded,
             Ended::Store(slot) => {
                 self.requests[slot].stores_in_flight -= 1;
-                self.retire_if_done(slot);
+                if self.retire_if_done(slot) {
+                    self.retiring -= 1;
+                    self.unsettle();
+                }
             }
             Ended::Nothing => {}
         }
@@ -387,16 +422,20 @@ impl Engine {
             ..Request::default()
         };
         self.completed.push(std::mem::replace(request, kept).into_completion());
-        self.retire_if_done(slot);
+        if !self.retire_if_done(slot) {
+            self.retiring += 1;
+        }
     }
 
     /// Frees a finished request's blocks, which its stores read from, once those have ended.
-    fn retire_if_done(&mut self, slot: Slot) {
+    fn retire_if_done(&mut self, slot: Slot) -> bool {
         let request = &mut self.requests[slot];
-        if request.status == Status::Finished && request.stores_in_flight == 0 {
-            self.pool.release(&std::mem::take(&mut request.blocks));
+        let done = request.status == Status::Finished && request.stores_in_flight == 0;
+        if done {
+            self.pool.release(std::mem::take(&mut request.blocks));
             self.spare.push(slot);
         }
+        done
     }
 
     fn stuck(&self) -> String {

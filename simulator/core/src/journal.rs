@@ -17,6 +17,10 @@ impl Journal {
         Self(on.then(Vec::new))
     }
 
+    pub fn on(&self) -> bool {
+        self.0.is_some()
+    }
+
     pub fn note(&mut self, what: &'static str, numbers: impl FnOnce() -> Vec<u64>) {
         self.name(what, "", numbers);
     }

@@ -50,10 +50,11 @@ pub fn block_keys(recipe: &[Segment], size: u64) -> Vec<Key> {
     let mut keys = Vec::with_capacity((tokens / size) as usize);
     let (mut key, mut room) = (mix(size), size);
     for segment in recipe {
+        let stream = mix(segment.hash_id as u64);
         let mut offset = 0;
         while offset < segment.tokens {
             let piece = room.min(segment.tokens - offset);
-            key = mix(key ^ mix(segment.hash_id as u64));
+            key = mix(key ^ stream);
             key = mix(key ^ mix(offset).rotate_left(17) ^ mix(piece).rotate_left(43));
             offset += piece;
             room -= piece;
@@ -66,9 +67,76 @@ pub fn block_keys(recipe: &[Segment], size: u64) -> Vec<Key> {
     keys
 }
 
+/// Whole blocks in a row that lie in one segment, or one block that spans several. The i-th of them is (key, i).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Run {
+    pub key: Key,
+    pub blocks: u32,
+}
+
+/// The whole blocks of `size` tokens in a recipe, as runs: as much to hash as there are segments, not blocks.
+///
+/// Equal (key, i): the recipes agree on every token up to there. Where runs begin depends on the tokens alone, and
+/// their end is part of the next one's key, so equal tokens give equal pairs.
+pub fn block_runs(recipe: &[Segment], size: u64) -> Vec<Run> {
+    let mut runs = Vec::with_capacity(recipe.len() + 2);
+    let (mut key, mut room) = (mix(size), size);
+    for segment in recipe {
+        let stream = mix(segment.hash_id as u64);
+        let mut offset = 0;
+        while offset < segment.tokens {
+            let left = segment.tokens - offset;
+            let piece = room.min(left);
+            key = mix(key ^ stream);
+            key = mix(key ^ mix(offset).rotate_left(17) ^ mix(piece).rotate_left(43));
+            room -= piece;
+            if room > 0 {
+                offset += piece;
+                continue;
+            }
+            room = size;
+            let blocks = if piece == size { left / size } else { 1 };
+            runs.push(Run { key, blocks: blocks as u32 });
+            key = mix(key ^ blocks.rotate_left(29));
+            offset += if piece == size { blocks * size } else { piece };
+        }
+    }
+    runs
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// (key, i) of each block.
+    fn pairs(recipe: &[Segment]) -> Vec<(Key, u32)> {
+        block_runs(recipe, 16).iter().flat_map(|run| (0..run.blocks).map(|i| (run.key, i))).collect()
+    }
+
+    #[test]
+    fn runs_tell_blocks_apart_where_their_keys_do() {
+        let parts: [&[(i64, u64)]; 10] = [
+            &[(1, 40), (2, 100)],
+            &[(1, 40), (3, 100)],
+            &[(1, 40), (2, 70), (9, 40)],
+            &[(1, 90)],
+            &[(1, 48), (2, 100)],
+            &[(1, 16), (1, 32), (2, 5)],
+            &[(1, 32), (1, 32)],
+            &[(9, 0), (1, 40), (2, 7), (2, 93)],
+            &[(1, 5), (2, 5), (3, 5), (4, 200), (5, 1)],
+            &[(1, 5), (2, 5), (3, 5), (4, 33), (5, 100)],
+        ];
+        let all: Vec<Vec<Segment>> = parts.iter().map(|part| recipe(part)).collect();
+        for (a, b) in all.iter().flat_map(|a| all.iter().map(move |b| (a, b))) {
+            let (keys_a, keys_b) = (block_keys(a, 16), block_keys(b, 16));
+            let (pairs_a, pairs_b) = (pairs(a), pairs(b));
+            assert_eq!((pairs_a.len(), pairs_b.len()), (keys_a.len(), keys_b.len()));
+            for (i, j) in (0..keys_a.len()).flat_map(|i| (0..keys_b.len()).map(move |j| (i, j))) {
+                assert_eq!(keys_a[i] == keys_b[j], pairs_a[i] == pairs_b[j], "{a:?} {i} {b:?} {j}");
+            }
+        }
+    }
 
     fn recipe(parts: &[(i64, u64)]) -> Vec<Segment> {
         let segment = |&(hash_id, tokens)| Segment { hash_id, tokens };

@@ -1,6 +1,8 @@
 //! The core of the simulator: an engine and its cache tiers in virtual time. This file is the Python face only.
 
 mod blocks;
+#[cfg(test)]
+mod blocks_oracle;
 mod cost;
 mod decode;
 mod device;

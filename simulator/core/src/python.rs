@@ -1,8 +1,11 @@
 //! What Python sees: `_core.Engine`. Seconds outside, ticks inside; every refusal is a ValueError of one line.
 
+use std::collections::BTreeMap;
+
+use pyo3::buffer::{Element, PyBuffer};
 use pyo3::exceptions::{PyRuntimeError, PyValueError};
 use pyo3::prelude::*;
-use pyo3::types::PyTuple;
+use pyo3::types::{PyBytes, PyTuple};
 
 use crate::engine::{self, EngineConfig};
 use crate::journal::Note;
@@ -23,6 +26,8 @@ type Counts = (u64, u64, u64, u64, u64, u64, u64);
 type Totals = ((u64, u64, u64), (u64, u64, u64), (u64, u64, u64));
 /// What was done, to which request, and the numbers that belong to it.
 type Noted = (&'static str, String, Vec<u64>);
+type Columns<'py> =
+    (Vec<String>, Vec<Bound<'py, PyBytes>>, Vec<Bound<'py, PyBytes>>, BTreeMap<usize, String>);
 type Row<'py> = (String, Times<'py>, Counts, Option<String>);
 
 fn moment(name: &str, seconds: f64) -> PyResult<Ticks> {
@@ -35,10 +40,35 @@ fn moment(name: &str, seconds: f64) -> PyResult<Ticks> {
 fn row<'py>(py: Python<'py>, done: Completion) -> PyResult<Row<'py>> {
     let token_s = PyTuple::new(py, done.tokens.iter().map(|&at| time::to_s(at)))?;
     let times = (done.first_token.map(time::to_s), done.last_token.map(time::to_s), token_s);
-    let from = done.sources;
-    let tokens = (done.prompt_tokens, done.output_tokens);
-    let counts = (tokens.0, tokens.1, from.computed, from.gpu, from.cpu, from.disk, done.preemptions);
+    let counts = done.counts().into();
     Ok((done.id, times, counts, done.error))
+}
+
+/// A column's numbers, which must be so many.
+fn column<T: Element>(name: &str, buffer: &PyBuffer<T>, py: Python<'_>, length: usize) -> PyResult<Vec<T>> {
+    let values = buffer.to_vec(py)?;
+    if values.len() == length {
+        return Ok(values);
+    }
+    Err(PyValueError::new_err(format!("{name} must have {length} entries, not {}", values.len())))
+}
+
+fn counts(name: &str, buffer: &PyBuffer<i64>, py: Python<'_>, length: usize) -> PyResult<Vec<u64>> {
+    let count = |value: i64| {
+        u64::try_from(value)
+            .map_err(|_| PyValueError::new_err(format!("{name}: {value} is not a usable value")))
+    };
+    column(name, buffer, py, length)?.into_iter().map(count).collect()
+}
+
+impl Engine {
+    fn submit_one(&mut self, submission: Submission, at_s: f64) -> PyResult<()> {
+        // now_s is a rounding of the engine's time; a request for that moment is one for now.
+        let now = self.engine.now();
+        let at = moment("at_s", at_s)?;
+        let at = if at_s >= time::to_s(now) { at.max(now) } else { at };
+        self.engine.submit(submission, at).map_err(PyValueError::new_err)
+    }
 }
 
 #[pymethods]
@@ -67,12 +97,68 @@ impl Engine {
         reply_id: i64,
         at_s: f64,
     ) -> PyResult<()> {
-        // now_s is a rounding of the engine's time; a request for that moment is one for now.
-        let now = self.engine.now();
-        let at = moment("at_s", at_s)?;
-        let at = if at_s >= time::to_s(now) { at.max(now) } else { at };
-        let submission = Submission { id, prompt, output_tokens, reply_id };
-        self.engine.submit(submission, at).map_err(PyValueError::new_err)
+        self.submit_one(Submission { id, prompt, output_tokens, reply_id }, at_s)
+    }
+
+    /// `segments`: hash ids and tokens of all prompts' segments, and where each request's segments end in those.
+    fn submit_many(
+        &mut self,
+        py: Python<'_>,
+        ids: Vec<String>,
+        segments: (PyBuffer<i64>, PyBuffer<i64>, PyBuffer<i64>),
+        output_tokens: PyBuffer<i64>,
+        reply_ids: PyBuffer<i64>,
+        at_s: PyBuffer<f64>,
+    ) -> PyResult<()> {
+        let hash_ids = segments.0.to_vec(py)?;
+        let tokens = counts("segment_tokens", &segments.1, py, hash_ids.len())?;
+        let ends = counts("segment_ends", &segments.2, py, ids.len())?;
+        let outputs = counts("output_tokens", &output_tokens, py, ids.len())?;
+        let replies = column("reply_ids", &reply_ids, py, ids.len())?;
+        let moments = column("at_s", &at_s, py, ids.len())?;
+        let mut start = 0;
+        for (index, id) in ids.into_iter().enumerate() {
+            let range = start..ends[index] as usize;
+            start = range.end;
+            let (Some(hash_ids), Some(tokens)) = (hash_ids.get(range.clone()), tokens.get(range)) else {
+                let text = format!(
+                    "segment_ends of request {id:?} must lie from the one before to the last segment"
+                );
+                return Err(PyValueError::new_err(text));
+            };
+            let segment = |(&hash_id, &tokens)| Segment { hash_id, tokens };
+            let prompt = hash_ids.iter().zip(tokens).map(segment).collect();
+            let submission =
+                Submission { id, prompt, output_tokens: outputs[index], reply_id: replies[index] };
+            self.submit_one(submission, moments[index])?;
+        }
+        Ok(())
+    }
+
+    /// Ids, times (first and last token), counts (as in Counts), and errors by position.
+    fn advance_many<'py>(&mut self, py: Python<'py>, until_s: f64) -> PyResult<Columns<'py>> {
+        let until = moment("until_s", until_s)?;
+        let (mut ids, mut errors) = (Vec::new(), BTreeMap::new());
+        let mut times: [Vec<u8>; 2] = Default::default();
+        let mut counts: [Vec<u8>; 7] = Default::default();
+        loop {
+            let completions = self.engine.advance(until).map_err(PyRuntimeError::new_err)?;
+            if completions.is_empty() {
+                break;
+            }
+            for done in completions {
+                for (column, at) in times.iter_mut().zip([done.first_token, done.last_token]) {
+                    column.extend(at.map_or(f64::NAN, time::to_s).to_ne_bytes());
+                }
+                for (column, count) in counts.iter_mut().zip(done.counts()) {
+                    column.extend(count.to_ne_bytes());
+                }
+                errors.extend(done.error.map(|error| (ids.len(), error)));
+                ids.push(done.id);
+            }
+        }
+        let bytes = |columns: &[Vec<u8>]| columns.iter().map(|column| PyBytes::new(py, column)).collect();
+        Ok((ids, bytes(&times), bytes(&counts), errors))
     }
 
     fn advance<'py>(&mut self, py: Python<'py>, until_s: f64) -> PyResult<Vec<Row<'py>>> {

@@ -1,7 +1,7 @@
 //! What the engine keeps of a request, and what it says of it in the end.
 
-use crate::blocks::BlockId;
-use crate::keys::{Key, Segment};
+use crate::blocks::Held;
+use crate::keys::{Key, Run, Segment};
 use crate::tiers::Hit;
 use crate::time::Ticks;
 
@@ -57,6 +57,13 @@ impl Completion {
             error: Some(error),
         }
     }
+
+    /// Prompt, output, computed, gpu, cpu and disk tokens, preemptions.
+    pub fn counts(&self) -> [u64; 7] {
+        let from = self.sources;
+        let (prompt, output) = (self.prompt_tokens, self.output_tokens);
+        [prompt, output, from.computed, from.gpu, from.cpu, from.disk, self.preemptions]
+    }
 }
 
 #[derive(Clone, Debug, Default)]
@@ -85,14 +92,12 @@ pub struct Request {
     pub id: String,
     pub prompt: u64,
     pub output: u64,
-    /// Keys of all whole blocks that prompt and output will fill.
-    pub block_keys: Vec<Key>,
+    /// All whole blocks that prompt and output will fill.
+    pub runs: Vec<Run>,
     /// Keys of the prompt's whole chunks.
     pub chunk_keys: Vec<Key>,
     pub status: Status,
-    pub blocks: Vec<BlockId>,
-    /// How many of `blocks` can be found by key.
-    pub registered: usize,
+    pub blocks: Held,
     /// Tokens whose KV is there; after scheduling it counts the step in flight.
     pub computed: u64,
     pub generated: u64,

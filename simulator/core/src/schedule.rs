@@ -3,7 +3,7 @@
 //! Running requests first, each as many tokens as it lacks and the budget allows; for want of blocks the last one
 //! is preempted. Then, if none was, waiting requests, until one does not fit.
 
-use crate::blocks::BlockId;
+use crate::blocks::Cached;
 use crate::cost::Work;
 use crate::engine::Engine;
 use crate::request::{Lookup, Sources, Status};
@@ -31,7 +31,7 @@ enum Verdict {
 
 /// The prefix that a waiting request would start with.
 struct Prefix {
-    local: Vec<BlockId>,
+    local: Cached,
     local_tokens: u64,
     /// Tokens that the tiers hold beyond the local ones.
     external_tokens: u64,
@@ -39,7 +39,8 @@ struct Prefix {
 
 impl Engine {
     pub(crate) fn schedule(&mut self) -> Batch {
-        let mut batch = Batch { steady: true, ..Batch::default() };
+        let slots = Vec::with_capacity(self.running.len() + 4);
+        let mut batch = Batch { slots, steady: true, ..Batch::default() };
         self.watched = None;
         let mut budget = self.config.max_num_batched_tokens;
         let mut index = 0;
@@ -67,7 +68,9 @@ impl Engine {
         loop {
             let lacking = self.lacking(slot, end);
             if lacking <= self.pool.free() {
-                self.allocate(slot, lacking);
+                if lacking > 0 {
+                    self.allocate(slot, lacking);
+                }
                 self.register(slot, end);
                 return true;
             }
@@ -87,8 +90,7 @@ impl Engine {
     fn preempt(&mut self, slot: Slot) {
         let request = &mut self.requests[slot];
         self.pool.journal.name("preempted", &request.id, Vec::new);
-        self.pool.release(&std::mem::take(&mut request.blocks));
-        request.registered = 0;
+        self.pool.release(std::mem::take(&mut request.blocks));
         request.computed = 0;
         request.preemptions += 1;
         request.lookup = Lookup::NotAsked;
@@ -164,8 +166,8 @@ impl Engine {
     fn prefix(&self, slot: Slot) -> Prefix {
         let request = &self.requests[slot];
         let findable = (request.tokens_known() - 1) / self.config.block_tokens;
-        let local = self.pool.find(&request.block_keys[..findable as usize]);
-        let local_tokens = local.len() as u64 * self.config.block_tokens;
+        let local = self.pool.find(&request.runs, findable);
+        let local_tokens = local.end.blocks * self.config.block_tokens;
         let hit_tokens = match &request.lookup {
             Lookup::Answered(hit) => hit.chunks() * self.config.chunk_tokens,
             _ => 0,
@@ -177,16 +179,16 @@ impl Engine {
     }
 
     /// Whether all tokens known and, leaving `reserved` blocks alone, those up to `end` find room beside `local`.
-    fn fits(&mut self, slot: Slot, local: &[BlockId], end: u64, reserved: u64) -> bool {
+    fn fits(&mut self, slot: Slot, local: &Cached, end: u64, reserved: u64) -> bool {
         let request = &self.requests[slot];
-        let held = (request.blocks.len() + local.len()) as u64;
-        let taken = self.pool.unused(local);
-        let lacking = |tokens: u64| tokens.div_ceil(self.config.block_tokens).saturating_sub(held) + taken;
+        let held = request.blocks.len() + local.end.blocks;
+        let lacking =
+            |tokens: u64| tokens.div_ceil(self.config.block_tokens).saturating_sub(held) + local.unused;
         let fits = lacking(request.tokens_known()) <= self.pool.free()
             && lacking(end) + reserved <= self.pool.free();
         if !fits {
             let findable = (request.tokens_known() - 1) / self.config.block_tokens;
-            self.watched = request.block_keys[..findable as usize].get(local.len()).copied();
+            self.watched = if local.end.blocks < findable { local.end.next(&request.runs) } else { None };
         }
         fits
     }
@@ -227,7 +229,7 @@ impl Engine {
         let computed = self.requests[slot].computed;
         self.register(slot, computed);
         let tokens = (self.requests[slot].tokens_known() - computed).min(budget);
-        if !self.fits(slot, &[], computed + tokens, 0) {
+        if !self.fits(slot, &Cached::default(), computed + tokens, 0) {
             return Verdict::Block;
         }
         self.run_from(slot, computed, tokens)
@@ -245,11 +247,9 @@ impl Engine {
 
     /// Takes the local hit and notes, at the first admission, where the prompt's tokens come from.
     fn adopt(&mut self, slot: Slot, prefix: &Prefix) {
-        self.pool.take(&prefix.local);
         let chunk = self.config.chunk_tokens;
         let request = &mut self.requests[slot];
-        request.blocks.extend_from_slice(&prefix.local);
-        request.registered = prefix.local.len();
+        self.pool.take(&prefix.local, &mut request.blocks);
         let mut disk = 0;
         if let Lookup::Answered(hit) = &request.lookup {
             request.stored_chunks = hit.chunks();
@@ -286,26 +286,17 @@ impl Engine {
 
     /// Blocks that a request lacks to hold `end` tokens.
     fn lacking(&self, slot: Slot, end: u64) -> u64 {
-        let held = self.requests[slot].blocks.len() as u64;
-        end.div_ceil(self.config.block_tokens).saturating_sub(held)
+        end.div_ceil(self.config.block_tokens).saturating_sub(self.requests[slot].blocks.len())
     }
 
     fn allocate(&mut self, slot: Slot, count: u64) {
-        for _ in 0..count {
-            let Some(id) = self.pool.allocate() else { return };
-            self.requests[slot].blocks.push(id);
-        }
+        self.pool.allocate(count, &mut self.requests[slot].blocks);
     }
 
     /// Makes a request's whole blocks up to `end` tokens findable.
     pub(crate) fn register(&mut self, slot: Slot, end: u64) {
         let request = &mut self.requests[slot];
-        let whole = (end / self.config.block_tokens) as usize;
-        while request.registered < whole {
-            let at = request.registered;
-            self.pool.register(request.blocks[at], request.block_keys[at]);
-            request.registered += 1;
-        }
+        self.pool.register(&request.runs, end / self.config.block_tokens, &mut request.blocks);
     }
 
     fn compute(&mut self, slot: Slot, tokens: u64, batch: &mut Batch) {

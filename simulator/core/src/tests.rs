@@ -137,13 +137,7 @@ fn run(config: EngineConfig, load: &[(Submission, f64)]) -> (Vec<Completion>, En
 
 /// Every block is free or held by a request, and no tier holds more than it has room for.
 fn check_capacities(engine: &Engine) {
-    let mut held: Vec<_> =
-        engine.requests.iter().flat_map(|request| request.blocks.iter().copied()).collect();
-    held.extend(engine.pool.queue());
-    held.sort_unstable();
-    held.dedup();
-    assert_eq!(held.len() as u64, engine.pool.len());
-    assert_eq!(engine.pool.queue().len() as u64, engine.pool.free());
+    engine.pool.check(engine.requests.iter().map(|request| &request.blocks));
     if let (Some(tiers), Some(config)) = (&engine.tiers, &engine.config.tiers) {
         let (cpu, disk) = tiers.used();
         assert!(cpu <= config.cpu_chunks && disk <= config.disk_chunks.unwrap_or(0));

@@ -80,6 +80,14 @@ pub enum Ended {
     Nothing,
 }
 
+/// A transfer, and when it ends. Quiet: no request waits for it.
+#[derive(Debug)]
+pub struct Begun {
+    pub end: Ticks,
+    pub id: IoId,
+    pub quiet: bool,
+}
+
 #[derive(Debug)]
 enum Op {
     /// Disk to CPU: `warm` chunks are left to read from the page cache.
@@ -134,8 +142,8 @@ pub struct Tiers {
     waiting_lookups: VecDeque<(Slot, Vec<Key>)>,
     ticked_until: Ticks,
     counters: TierCounters,
-    /// Transfers begun since the engine last looked: their ends.
-    begun: Vec<(Ticks, IoId)>,
+    /// Transfers begun since the engine last looked.
+    begun: Vec<Begun>,
     /// Numbers are a slot or a transfer's id, then keys. "tick": how many ticks, then the keys dropped. "answer": slot,
     /// then a flag for each chunk found: in the CPU tier or not.
     pub journal: Journal,
@@ -173,7 +181,7 @@ impl Tiers {
         self.ops.is_empty()
     }
 
-    pub fn take_begun(&mut self) -> Vec<(Ticks, IoId)> {
+    pub fn take_begun(&mut self) -> Vec<Begun> {
         std::mem::take(&mut self.begun)
     }
 
@@ -307,8 +315,9 @@ impl Tiers {
     }
 
     fn begin(&mut self, end: Ticks, op: Op) {
+        let quiet = matches!(op, Op::Store { .. } | Op::DiskWrite { .. });
         self.ops.insert(self.next_io, op);
-        self.begun.push((end, self.next_io));
+        self.begun.push(Begun { end, id: self.next_io, quiet });
         self.next_io += 1;
     }
 
