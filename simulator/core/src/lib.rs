@@ -9,6 +9,7 @@ mod keys;
 mod lru;
 mod request;
 mod schedule;
+mod stream;
 mod tiers;
 mod time;
 
