@@ -28,6 +28,7 @@ from simulator.simulate import Simulator
 
 BACKLOG = 4096
 GOODBYE_S = 1.0
+GC_THRESHOLDS = (100_000, 20, 100)
 
 
 class ServeError(ValueError):
@@ -85,7 +86,9 @@ async def _serve(simulator: Simulator, listener: socket.socket, api_key: str | N
     runner = web.ServerRunner(web.Server(App(pacer, api_key), access_log=None), shutdown_timeout=GOODBYE_S)
     await runner.setup()
     await web.SockSite(runner, listener, backlog=BACKLOG).start()
-    gc.freeze()  # what is there now stays: a full collection need not walk through it
+    # What is there now stays, and a collection stops all streams: it comes seldom.
+    gc.freeze()
+    gc.set_threshold(*GC_THRESHOLDS)
     host, port = listener.getsockname()[:2]
     where = f"http://{f'[{host}]' if ':' in host else host}:{port}"
     print(f"serving {simulator.model.name} as {simulator.calibration.name} on {where}; Ctrl-C ends it", flush=True)

@@ -135,10 +135,11 @@ class Simulator:
         """Requests that run, and that wait to run or for a transfer."""
         return self._core.queues
 
-    def take_tokens(self) -> list[tuple[str, list[float]]]:
-        """(request id, moments) of tokens that unfinished requests got since the last call; with record_token_times.
+    def take_tokens(self) -> list[tuple[str, int]]:
+        """(request id, number) of tokens that unfinished requests got since the last call; with record_token_times.
 
-        All are final: `advance` decides nothing beyond its `until_s`. A completion's token_s holds those not taken.
+        All are final: `advance` decides nothing beyond its `until_s`. A completion's token_s has those after the last
+        call, its output_tokens all.
         """
         return self._core.take_tokens()
 

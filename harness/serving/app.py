@@ -76,10 +76,11 @@ class App:
             stream = self._pacer.submit(Request(id=request_name(number), prompt=prompt, output_tokens=tokens))
         except ValueError as error:
             raise Refused(str(error)) from None
-        await stream.more(0)
-        _check(stream)
+        # Made now, while there is time.
         prompt_tokens = sum(segment.tokens for segment in prompt)
         reply = Reply(ask, number, self._model.name, prompt_tokens, tokens, self._pacer.began_s)
+        await stream.more(0)
+        _check(stream)
         if ask.stream:
             return await _stream(request, stream, reply)
         while stream.completion is None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections import deque
 from collections.abc import Callable
 
 from simulator.simulate import Completion, Simulator
@@ -15,6 +16,7 @@ from traces.request import Request
 
 # Timers of the event loop are whole milliseconds and late by up to one: the last stretch is waited for awake.
 SPIN_S = 0.0015
+FIRST_AT_ONCE, LATER_AT_ONCE = 2, 32
 
 
 class Stream:
@@ -29,7 +31,7 @@ class Stream:
         self._waiter: asyncio.Future[None] | None = None
 
     async def more(self, than: int) -> None:
-        """Until there are more tokens `than` so many, or nothing more will come."""
+        """Until there are more than so many tokens, or nothing more will come."""
         while self.tokens <= than and self.completion is None and self.failure is None:
             self._waiter = asyncio.get_running_loop().create_future()
             await self._waiter
@@ -50,6 +52,9 @@ class Pacer:
         self._loop = asyncio.get_running_loop()
         self._timer: asyncio.Handle | None = None
         self._due_s: float | None = None
+        self._first: deque[Stream] = deque()
+        self._later: deque[Stream] = deque()
+        self._waking = False
 
     def submit(self, request: Request) -> Stream:
         """Sends a request now. ValueError: a number in it does not fit the simulator."""
@@ -112,14 +117,27 @@ class Pacer:
                 woken += map(self._completed, completions)
         except RuntimeError as error:
             self.close(f"the simulator cannot go on: {error}")
-        for name, moments in self.simulator.take_tokens():
+        for name, tokens in self.simulator.take_tokens():
             if (stream := self._streams.get(name)) is not None:
                 woken.append((stream.tokens > 0, stream))
-                stream.tokens += len(moments)
-                self.generated_tokens += len(moments)
-        # First tokens go out first: they are what is looked at most, and a thousand writes take a while.
-        for _, stream in sorted(woken, key=_begun):
-            stream.wake()
+                stream.tokens += tokens
+                self.generated_tokens += tokens
+        for begun, stream in woken:
+            (self._later if begun else self._first).append(stream)
+        if woken and not self._waking:
+            self._wake()
+
+    def _wake(self) -> None:
+        """Wakes some streams, and lets their writes and what has come in meanwhile go before the rest.
+
+        First tokens go first: they are what is looked at most, and a thousand writes take many milliseconds.
+        """
+        queue, most = (self._first, FIRST_AT_ONCE) if self._first else (self._later, LATER_AT_ONCE)
+        for _ in range(min(most, len(queue))):
+            queue.popleft().wake()
+        self._waking = bool(self._first or self._later)
+        if self._waking:
+            self._loop.call_soon(self._wake)
 
     def _completed(self, completion: Completion) -> tuple[bool, Stream]:
         stream = self._streams.pop(completion.id, None) or Stream()
@@ -127,7 +145,3 @@ class Pacer:
         self.generated_tokens += completion.output_tokens - stream.tokens
         stream.completion, stream.tokens = completion, completion.output_tokens
         return begun, stream
-
-
-def _begun(item: tuple[bool, Stream]) -> bool:
-    return item[0]

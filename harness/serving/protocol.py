@@ -148,10 +148,11 @@ class Reply:
         chunk = self._head | ({"object": "chat.completion.chunk"} if self._chat else {})
         self._chunk_head = b"data: " + msgspec.json.encode(chunk)[:-1]
         self._running = self._event({"content": self._word}, None)
+        self._opening = self._event({"role": "assistant", "content": ""}, None) + self._close(0) if self._chat else b""
 
     def opening(self) -> bytes:
         """What comes right before the first token's chunk."""
-        return self._event({"role": "assistant", "content": ""}, None) + self._close(0) if self._chat else b""
+        return self._opening
 
     def chunks(self, begin: int, end: int) -> bytes:
         """The events of tokens begin to end - 1, counted from 0."""

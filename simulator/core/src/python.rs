@@ -83,9 +83,8 @@ impl Engine {
         self.engine.next_event().map(time::to_s)
     }
 
-    fn take_tokens(&mut self) -> Vec<(String, Vec<f64>)> {
-        let seconds = |(id, at): (String, Vec<Ticks>)| (id, at.into_iter().map(time::to_s).collect());
-        self.engine.take_tokens().into_iter().map(seconds).collect()
+    fn take_tokens(&mut self) -> Vec<(String, usize)> {
+        self.engine.take_tokens()
     }
 
     #[getter]

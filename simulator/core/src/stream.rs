@@ -15,11 +15,11 @@ impl Engine {
         (next != FOREVER).then_some(next)
     }
 
-    /// The moments of tokens that unfinished requests got since the last call; a completion holds those after it.
-    /// It needs `record_token_times`.
-    pub fn take_tokens(&mut self) -> Vec<(String, Vec<Ticks>)> {
+    /// How many tokens each unfinished request got since the last call. It needs `record_token_times`; those of a
+    /// completion, which hold what was not counted here, go with it.
+    pub fn take_tokens(&mut self) -> Vec<(String, usize)> {
         let fresh = self.requests.iter_mut().filter(|request| !request.tokens.is_empty());
-        fresh.map(|request| (request.id.clone(), std::mem::take(&mut request.tokens))).collect()
+        fresh.map(|request| (request.id.clone(), std::mem::take(&mut request.tokens).len())).collect()
     }
 
     /// Requests that run, and that wait to (for a transfer, too).
