@@ -11,13 +11,13 @@ from itertools import count
 import msgspec
 from aiohttp import web
 
+from harness import __version__
 from harness.serving.pacer import Pacer, Stream
 from harness.serving.prompts import from_ids, from_text, request_name
 from harness.serving.protocol import Ask, Kind, Refused, Reply, output_tokens, parse
 from traces.request import Request, Segment
 
 MAX_BODY_BYTES = 64 << 20
-VERSION = "0.1.0"
 _SSE = {"Content-Type": "text/event-stream; charset=utf-8", "Cache-Control": "no-cache"}
 
 Handler = Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]
@@ -111,9 +111,9 @@ class App:
 
     async def _version(self, _request: web.BaseRequest) -> web.StreamResponse:
         simulator = self._pacer.simulator
-        policies = {"engine_policy": simulator.engine_policy.name, "tier_policy": simulator.tier_policy.name}
-        said = {"version": VERSION, "engine": "harness serve", "calibration": simulator.calibration.name, **policies}
-        return _json(msgspec.json.encode(said))
+        rules = {"engine_policy": simulator.engine_policy.name, "tier_policy": simulator.tier_policy.name}
+        said = {"version": __version__, "engine": "harness serve", "calibration": simulator.calibration.name}
+        return _json(msgspec.json.encode(said | rules))
 
     async def _metrics(self, _request: web.BaseRequest) -> web.StreamResponse:
         return web.Response(text=metrics(self._pacer), headers={"Content-Type": "text/plain; version=0.0.4"})

@@ -20,6 +20,7 @@ from typing import Any, cast
 
 import msgspec
 import numpy as np
+import psutil
 import uvloop
 import yaml
 
@@ -33,7 +34,7 @@ PROMPT_TOKENS = 32
 
 
 @contextmanager
-def server(folder: Path, hardware: str) -> Iterator[str]:
+def server(folder: Path, hardware: str) -> Iterator[tuple[str, psutil.Process]]:
     """`harness serve` on its core, with the shape of llama-3.2-3b under the name `instant`."""
     model = yaml.safe_load((ROOT / "configs/models/llama-3.2-3b.yaml").read_text())
     calibration = yaml.safe_load((ROOT / "configs/hardware/rtx-4000ada-ssd.yaml").read_text())
@@ -61,7 +62,8 @@ def server(folder: Path, hardware: str) -> Iterator[str]:
     with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True, preexec_fn=pin) as process:
         try:
             assert process.stdout is not None
-            yield next(word for word in process.stdout.readline().split() if word.startswith("http")).rstrip(";")
+            url = next(word for word in process.stdout.readline().split() if word.startswith("http")).rstrip(";")
+            yield url, psutil.Process(process.pid)
         finally:
             process.send_signal(signal.SIGTERM)
 
@@ -146,13 +148,17 @@ def main() -> None:
         return
     print(f"load before the start (1 min): {os.getloadavg()[0]:.2f}")
     with tempfile.TemporaryDirectory() as name:
-        with server(Path(name), "quick") as url:
+        with server(Path(name), "quick") as (url, process):
             loop = [sys.executable, str(LOOPS), "ours", url, "--requests", "10000", "--output-tokens", "1"]
             results = [on_client_core(loop) for _ in range(args.rounds)]
-        rates = [result["requests"] / result["seconds"] for result in results if not result["failed"]]
-        print(f"one-token requests, 64 at once, median (lowest to highest) of {len(rates)} runs without a failure:")
-        print(f"  {statistics.median(rates):,.0f} requests/s  ({min(rates):,.0f} to {max(rates):,.0f})")
-        with server(Path(name), "slow-steps") as url:
+            if any(result["failed"] for result in results):
+                sys.exit("scripts/bench serve: requests failed")
+            rates = [result["requests"] / result["seconds"] for result in results]
+            cpu_s = sum(process.cpu_times()[:2]) / sum(result["requests"] for result in results)
+        print(f"one-token requests, 64 at once, median (lowest to highest) of {len(rates)} runs:")
+        spread = f"({min(rates):,.0f} to {max(rates):,.0f})"
+        print(f"  {statistics.median(rates):,.0f} requests/s  {spread}, {cpu_s * 1e6:.0f} us of the server's core each")
+        with server(Path(name), "slow-steps") as (url, _):
             load = ["--rate", args.rate, "--output-tokens", args.output_tokens, "--requests", args.requests]
             command = [sys.executable, str(Path(__file__)), "--streams-against", url, *map(str, load)]
             seen = on_client_core(command)
