@@ -16,7 +16,7 @@ from traces.request import Request
 
 # Timers of the event loop are whole milliseconds and late by up to one: the last stretch is waited for awake.
 SPIN_S = 0.0015
-FIRST_AT_ONCE, LATER_AT_ONCE = 2, 32
+FIRST_AT_ONCE, LATER_AT_ONCE = 4, 32
 
 
 class Stream:
