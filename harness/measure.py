@@ -61,10 +61,18 @@ class TierMeasurement:
         start_s = self._engine.now_s()
         while tiers := self._sampler.round(self._engine.now_s() - start_s):
             for tier in tiers:
-                self._progress.state(f"{self._cell.key} {self._sampler.state(tier)}")
+                self._progress.state(self._state(tier, self._engine.now_s() - start_s))
                 await self._sample(tier, self._sampler.samples_of(tier))
         for tier in self._sampler.gave_up():
             self._progress.note(f"{self._cell.key}: {tier} could not be proven; its rows are kept, and left out")
+
+    def _state(self, tier: str, elapsed_s: float) -> str:
+        """What is measured now; while nobody knows how many samples it takes, the most time that they may take."""
+        short = ",".join(f"{key.rsplit('.', 1)[-1]}={value}" for key, value in self._cell.overrides.items())
+        words = " ".join(filter(None, [short, self._sampler.state(tier)]))
+        if self._measure.until is None or self._measure.budget is None:
+            return words
+        return f"{words}, at most {max(0.0, self._measure.budget - elapsed_s):.0f} s left"
 
     def _recall(self) -> None:
         """Tells the sampler what earlier attempts finished."""
@@ -87,8 +95,8 @@ class TierMeasurement:
         await engine.replay(Load(probe.requests(tier, index, fresh_prefix=fresh)), rows.append)
         ended_s, host_sample = engine.now_s(), host()
         observed = (await engine.metrics()).since(before)
-        after_sample(probe, tier, fresh_prefix=fresh)
         verdict, reason = prove(probe, tier, observed, rows)
+        after_sample(probe, tier, verdict, fresh_prefix=fresh)
         common = {"cell": self._cell.key, "sample": index, "attempt": self._attempt}
         done = [sealed(msgspec.structs.replace(row, **common), probe, tier, verdict, reason) for row in rows]
         self._folder.append_sample(

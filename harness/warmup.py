@@ -118,11 +118,18 @@ def _stray_limit(probe: Probe) -> int:
     per_token = probe.resolved.kv_bytes_per_token or 1
     sizes = [size for size in (probe.resolved.cpu_bytes, probe.resolved.disk_bytes) if size]
     sample = probe.workload.concurrency * probe.workload.prompt_tokens
-    return max(0, int(0.75 * min(sizes) / per_token) - 2 * sample) if sizes else 2**62
+    return max(0, int(0.75 * min(sizes) / per_token) - 2 * sample) if sizes else 2**61
 
 
-def after_sample(probe: Probe, tier: str, *, fresh_prefix: bool) -> None:
-    """What a measured sample itself left behind: it computed or fetched the prefixes, and its suffixes stay."""
+def after_sample(probe: Probe, tier: str, verdict: Verdict, *, fresh_prefix: bool) -> None:
+    """What a measured sample itself left behind: it computed or fetched the prefixes, and its suffixes stay.
+
+    After one that was not proven nobody knows where the prefixes are: the next one starts from empty tiers.
+    """
+    if verdict != "proven":
+        probe.resident.clear()
+        probe.stray_tokens = 2**62
+        return
     probe.stray_tokens += probe.workload.concurrency * (probe.workload.prompt_tokens - probe.hit_tokens)
     if tier != "recompute":
         probe.resident.add("gpu")

@@ -7,6 +7,8 @@ from traces.request import Segment
 _Times = tuple[float | None, float | None, tuple[float, ...]]
 _Counts = tuple[int, int, int, int, int, int, int]
 
+_Note = tuple[str, str, list[int]]
+
 class Engine:
     now_s: float
     idle: bool
@@ -18,3 +20,4 @@ class Engine:
     def take_tokens(self) -> list[tuple[str, int]]: ...
     def reset(self, gpu: bool, cpu: bool, disk: bool, page_cache: bool) -> None: ...
     def counters(self) -> tuple[tuple[int, int, int], tuple[int, int, int], tuple[int, int, int]]: ...
+    def take_journal(self) -> tuple[list[_Note], list[_Note]]: ...

@@ -25,6 +25,7 @@ from simulator.policies import EnginePolicy, TierPolicy, engine_policy, tier_pol
 from traces.request import Request, stable_id
 
 Result = TypeVar("Result")
+Note = tuple[str, str, list[int]]
 TIERS = ("gpu", "cpu", "disk", "page_cache")
 
 
@@ -72,8 +73,9 @@ class Simulator:
 
     gpu_blocks: as the engine resolves it, vLLM's null block included. cpu_bytes None: nothing is offloaded.
     disk_bytes None: there is no disk tier. odirect: disk reads bypass the page cache. macro_steps False takes every
-    decode step singly: slower, and the result is the same. Raises ValueError in one line for settings that could
-    serve nothing, and CalibrationError for a constant that these tiers need and the calibration lacks.
+    decode step singly: slower, and the result is the same. journal: keep notes for take_journal. Raises ValueError
+    in one line for settings that could serve nothing, and CalibrationError for a constant that these tiers need and
+    the calibration lacks.
     """
 
     def __init__(
@@ -93,6 +95,7 @@ class Simulator:
         max_num_seqs: int,
         record_token_times: bool = False,
         macro_steps: bool = True,
+        journal: bool = False,
     ) -> None:
         if disk_bytes is not None and cpu_bytes is None:
             raise ValueError("disk_bytes without cpu_bytes: the disk tier is filled through the CPU tier; give both")
@@ -111,6 +114,7 @@ class Simulator:
             max_model_len=model.max_position,
             record_token_times=record_token_times,
             macro_steps=macro_steps,
+            journal=journal,
             cost=SimpleNamespace(**{name: calibration.constant(name) for name in COST}),
             tiers=self._tiers(),
         )
@@ -172,6 +176,16 @@ class Simulator:
         if unknown := names - frozenset(TIERS):
             raise ValueError(f"reset: {', '.join(sorted(unknown))} is not one of {', '.join(TIERS)}")
         self._core.reset(*(tier in names for tier in TIERS))
+
+    def take_journal(self) -> tuple[list[Note], list[Note]]:
+        """What was done since the last call: by the GPU's block pool and scheduler, and by the tiers.
+
+        (what, request id or "", numbers). Of blocks: "evicted" (block, key), "preempted" (). Of tiers: "lookup" (slot,
+        keys), "prefetched" (slot), "answer" (slot, in CPU memory or not of each chunk found), "release" and "touch"
+        (keys), "store" (id, keys asked), "storing" (keys begun), "stored" (id, id of the disk write), "writes" (keys
+        new to the disk), "written" (id of the disk write), "tick" (count, keys dropped).
+        """
+        return self._core.take_journal()
 
     def counters(self) -> SimCounters:
         (computed, gpu, external), (cpu, disk, loaded), (begun, ended, read_bytes) = self._core.counters()

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -68,10 +69,12 @@ class VllmEngine:
             raise EngineError(f"{python}: no such Python; run scripts/engine_env vllm, or set engines.vllm.python")
         port = free_port()
         self._url = f"http://127.0.0.1:{port}"
-        env = child_environment(self._environment())
+        # vLLM leaves its sockets behind; a short path, because theirs are limited to 107 characters.
+        scratch = Path(tempfile.mkdtemp(prefix="kv-harness-"))
+        env = child_environment(self._environment() | {"TMPDIR": str(scratch), "VLLM_RPC_BASE_PATH": str(scratch)})
         argv = [str(python), "-m", "vllm.entrypoints.openai.api_server", *self._flags(port), *self._settings.args]
         log = self._folder / "logs" / "vllm.log"
-        self._child = Child("vLLM", argv, log=log, env=env, cores=self._settings.cores.engine)
+        self._child = Child("vLLM", argv, log=log, env=env, cores=self._settings.cores.engine, scratch=[scratch])
         self._child.start()
 
     def _environment(self) -> dict[str, str]:
@@ -81,6 +84,7 @@ class VllmEngine:
             "DO_NOT_TRACK": "1",
             "HF_HUB_OFFLINE": "1",
             "LMCACHE_TRACK_USAGE": "false",
+            "PYTHONHASHSEED": "0",  # in-process LMCache names chunks by Python's hash
         }
         if self._settings.device == "cpu" and self._settings.cores.engine:
             env["VLLM_CPU_OMP_THREADS_BIND"] = ",".join(map(str, self._settings.cores.engine))
@@ -149,7 +153,7 @@ class VllmEngine:
                 odirect=cache.disk.odirect if cache.disk else False,
                 log=self._folder / "logs" / "lmcache.log",
                 cores=settings.cores.client,
-                shared_memory=settings.transport == "shm",
+                shared_memory=settings.device == "cpu" and settings.transport == "shm",
                 args=settings.lmcache_args,
                 start_timeout_s=settings.start_timeout,
             )

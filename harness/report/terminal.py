@@ -177,20 +177,20 @@ class Progress:
         gone_s = max(0.0, now_s - self._started_s)
         done, total = self._done, self._total
         words = [f"{done:,}" if total is None else f"{done:,} of {total:,}"]
-        if done and gone_s > 0:
-            words.append(f"{digits(done / gone_s)}/s")
         if self._state:
             words.append(self._state)
-        words.append(f"{clock_text(gone_s)} gone")
         if total is not None and 0 < done < total:
             words.append(f"about {clock_text(gone_s / done * (total - done))} left")
+        words.append(f"{clock_text(gone_s)} gone")
+        if done and gone_s > 0:
+            words.append(f"{digits(done / gone_s)}/s")
         return words
 
     def _bar(self) -> RenderableType:
         if not self._label:
             return Text("")
         row = Table.grid(padding=(0, 1))
-        bar = ProgressBar(total=self._total, completed=self._done, width=24, pulse=self._total is None)
+        bar = ProgressBar(total=self._total, completed=self._done, width=12, pulse=self._total is None)
         row.add_row(Text(self._label, style="bold"), bar, Text(" · ".join(self._words(self._clock())), no_wrap=True))
         return row
 

@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 from typing import Any
@@ -52,7 +53,7 @@ def harness(*arguments: str) -> "subprocess.Popen[str]":
 
 
 def left_behind(tmp_path: Path) -> list[str]:
-    """Processes that mention the run's folder, shared memory of ours, chunk files."""
+    """Processes that mention the run's folder, shared memory, sockets and temporary files of ours, chunk files."""
     processes = []
     for cmdline in Path("/proc").glob("[0-9]*/cmdline"):
         try:
@@ -61,8 +62,8 @@ def left_behind(tmp_path: Path) -> list[str]:
             continue
         if str(tmp_path) in text and "pytest" not in text:
             processes.append(text)
-    memory = [str(path) for path in Path("/dev/shm").glob("kv-harness-*")]
-    return processes + memory + [str(path) for path in tmp_path.glob("**/*.data")]
+    scratch = [*Path("/dev/shm").glob("kv-harness-*"), *Path(tempfile.gettempdir()).glob("kv-harness-*")]
+    return processes + list(map(str, scratch)) + [str(path) for path in tmp_path.glob("**/*.data")]
 
 
 def test_every_tier_at_exact_hit_rates_and_concurrency(tmp_path: Path) -> None:

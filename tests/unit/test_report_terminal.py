@@ -137,9 +137,9 @@ def test_without_a_terminal_progress_is_a_line_every_ten_seconds() -> None:
             progress.advance()
         progress.note("engine restarted")
     assert text.getvalue().splitlines() == [
-        "tiers · 80 of 200 · 8.00/s · gpu, 4097 tokens · 0:10 gone · about 0:15 left",
+        "tiers · 80 of 200 · gpu, 4097 tokens · about 0:15 left · 0:10 gone · 8.00/s",
         "engine restarted",
-        "tiers · 150 of 200 · 8.00/s · gpu, 4097 tokens · 0:19 gone · about 0:06 left",
+        "tiers · 150 of 200 · gpu, 4097 tokens · about 0:06 left · 0:19 gone · 8.00/s",
     ]
 
 
@@ -150,7 +150,7 @@ def test_a_second_start_ends_the_first_count() -> None:
         progress.advance(3)
         clock.now_s = 2.0
         progress.start(1, "measure")
-    assert text.getvalue().splitlines() == ["warm · 3 · 1.50/s · 0:02 gone", "measure · 0 of 1 · 0:00 gone"]
+    assert text.getvalue().splitlines() == ["warm · 3 · 0:02 gone · 1.50/s", "measure · 0 of 1 · 0:00 gone"]
 
 
 def test_on_a_terminal_the_bar_shows_the_counts() -> None:
@@ -162,7 +162,7 @@ def test_on_a_terminal_the_bar_shows_the_counts() -> None:
         progress.advance(4)
         progress.note("a note")
     written = text.getvalue()
-    assert "4 of 10 · 2.00/s · cpu [2J · 0:02 gone · about 0:03 left" in written
+    assert "4 of 10 · cpu [2J · about 0:03 left · 0:02 gone · 2.00/s" in written
     assert "a note" in written
     assert "\x1b[2J" not in written
 

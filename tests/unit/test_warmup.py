@@ -1,5 +1,6 @@
 """What the counters have to show for each state, and what follows when they do not."""
 
+import asyncio
 from typing import Any
 
 import msgspec
@@ -7,7 +8,9 @@ import pytest
 
 from harness.config import Experiment, PrefixWorkload
 from harness.engines.base import Counters, Resolved
-from harness.warmup import Probe, expected_counters, prove, sealed
+from harness.engines.fake import FakeEngine
+from harness.warmup import Probe, after_sample, expected_counters, place, prove, sealed
+from simulator.models import load_model
 from traces.request import RequestRecord
 
 ZEROS = dict.fromkeys(Counters.__struct_fields__, 0)
@@ -89,6 +92,18 @@ def test_only_a_proven_row_says_who_served_it() -> None:
     assert done.tokens_by_tier.shared is None and done.expected_hit_tokens == 512
     doubtful = sealed(row(), probe(), "cpu", "contradicted", "why")
     assert doubtful.tokens_by_tier.cpu is None and doubtful.verdict_reason == "why"
+
+
+def test_after_a_sample_without_proof_the_next_starts_from_empty_tiers() -> None:
+    one = probe()
+    after_sample(one, "recompute", "proven", fresh_prefix=False)
+    assert one.resident == {"gpu", "cpu", "disk"} and one.stray_tokens == 513
+    engine = FakeEngine(one.experiment, load_model("tiny-llama"), lambda: 0.0)
+    sent: list[str] = []
+    after_sample(one, "cpu", "contradicted", fresh_prefix=False)
+    assert not one.resident
+    asyncio.run(place(engine, one, "cpu", 1, lambda row: sent.append(row.id)))
+    assert sent == ["warm-cpu-00001-000"] and one.resident == {"cpu", "disk"} and one.stray_tokens == 0
 
 
 def test_prompts_share_their_prefix_with_the_warm_up_and_their_suffix_with_nothing() -> None:

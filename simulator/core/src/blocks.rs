@@ -1,6 +1,7 @@
 //! The GPU's block pool with prefix caching, as in vLLM's block_pool.py: one free queue in eviction order, blocks
 //! that stay findable by key until they are handed out again, and no merging of equal blocks.
 
+use crate::journal::Journal;
 use crate::keys::{Key, KeyMap};
 
 pub type BlockId = u32;
@@ -18,7 +19,7 @@ struct Block {
     twin: u32,
 }
 
-#[derive(Clone, Debug)]
+#[derive(Debug)]
 pub struct BlockPool {
     blocks: Vec<Block>,
     /// The first block of each key; a look-up answers with that one.
@@ -26,6 +27,8 @@ pub struct BlockPool {
     head: u32,
     tail: u32,
     free: u64,
+    /// "evicted": block and key.
+    pub journal: Journal,
 }
 
 impl BlockPool {
@@ -37,6 +40,7 @@ impl BlockPool {
             head: NONE,
             tail: NONE,
             free: 0,
+            journal: Journal::default(),
         };
         (0..count).for_each(|id| pool.append(id));
         pool
@@ -125,6 +129,7 @@ impl BlockPool {
     fn forget(&mut self, id: BlockId) {
         let Block { key, twin, .. } = self.blocks[id as usize];
         let Some(key) = key else { return };
+        self.journal.note("evicted", || vec![u64::from(id), key]);
         (self.blocks[id as usize].key, self.blocks[id as usize].twin) = (None, NONE);
         let Some(&first) = self.first.get(&key) else { return };
         if first == id {

@@ -59,8 +59,9 @@ impl Engine {
                 },
                 Need::Register => {
                     let request = &self.requests[slot];
+                    // The waiting request is looked at after the running ones, so this very step may admit it.
                     if self.watched == Some(request.block_keys[request.registered]) {
-                        steps = step + 1;
+                        steps = step;
                     }
                     let end = (request.registered as u64 + 1) * self.config.block_tokens;
                     self.register(slot, end);

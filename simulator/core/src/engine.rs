@@ -8,6 +8,7 @@ use std::collections::{BTreeSet, BinaryHeap, VecDeque};
 
 use crate::blocks::BlockPool;
 use crate::cost::{Cost, CostConfig};
+use crate::journal::{Journal, Note};
 use crate::keys::{Key, Segment, block_keys};
 use crate::request::{Completion, Lookup, Request, Status, Submission};
 use crate::schedule::Batch;
@@ -27,6 +28,8 @@ pub struct EngineConfig {
     pub max_model_len: u64,
     pub record_token_times: bool,
     pub macro_steps: bool,
+    /// Keep notes of evictions, preemptions and what the tiers did.
+    pub journal: bool,
     pub cost: CostConfig,
     pub tiers: Option<TierConfig>,
 }
@@ -94,11 +97,13 @@ impl Engine {
                 config.null_blocks, config.gpu_blocks
             ));
         }
+        let mut pool = BlockPool::new(config.gpu_blocks - config.null_blocks);
+        pool.journal = Journal::new(config.journal);
         Ok(Self {
             cost: Cost::new(&config.cost),
             now: 0,
-            pool: BlockPool::new(config.gpu_blocks - config.null_blocks),
-            tiers: config.tiers.clone().map(Tiers::new),
+            pool,
+            tiers: config.tiers.clone().map(|tiers| Tiers::new(tiers, config.journal)),
             requests: Vec::new(),
             spare: Vec::new(),
             running: Vec::new(),
@@ -130,6 +135,12 @@ impl Engine {
 
     pub fn counters(&self) -> Counters {
         Counters { tiers: self.tiers.as_ref().map(Tiers::counters).unwrap_or_default(), ..self.counters }
+    }
+
+    /// Notes since the last call: of the GPU's blocks and of preemptions, and of the tiers.
+    pub fn take_journal(&mut self) -> (Vec<Note>, Vec<Note>) {
+        let tiers = self.tiers.as_mut().map(|tiers| tiers.journal.take());
+        (self.pool.journal.take(), tiers.unwrap_or_default())
     }
 
     /// Takes a request that is sent at `at`. A request that can never be served completes with an error.
@@ -364,6 +375,9 @@ impl Engine {
         self.steady = false;
         self.running.retain(|&other| other != slot);
         let request = &mut self.requests[slot];
+        if let Some(tiers) = &mut self.tiers {
+            tiers.end(&request.chunk_keys);
+        }
         self.ids.remove(&request.id);
         let stores_in_flight = request.stores_in_flight;
         let kept = Request {

@@ -61,6 +61,27 @@ impl Lru {
         }
     }
 
+    /// Makes the key the most recently used one if it is there.
+    pub fn touch(&mut self, key: Key) {
+        if let Some(&at) = self.index.get(&key) {
+            self.unlink(at);
+            self.link_newest(at);
+        }
+    }
+
+    pub fn remove(&mut self, key: Key) {
+        if let Some(at) = self.index.remove(&key) {
+            self.unlink(at);
+            self.spare.push(at);
+        }
+    }
+
+    /// Keys, the least recently used first.
+    pub fn iter(&self) -> impl Iterator<Item = Key> + '_ {
+        let at = |at: u32| (at != NONE).then(|| &self.nodes[at as usize]);
+        std::iter::successors(at(self.oldest), move |node| at(node.newer)).map(|node| node.key)
+    }
+
     /// Keeps the key from being dropped until as many `unlock`s came. Unknown keys are let be.
     pub fn lock(&mut self, key: Key) {
         if let Some(&at) = self.index.get(&key) {

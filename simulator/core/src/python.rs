@@ -5,6 +5,7 @@ use pyo3::prelude::*;
 use pyo3::types::PyTuple;
 
 use crate::engine::{self, EngineConfig};
+use crate::journal::Note;
 use crate::keys::Segment;
 use crate::request::{Completion, Submission};
 use crate::time::{self, Ticks};
@@ -20,6 +21,8 @@ type Counts = (u64, u64, u64, u64, u64, u64, u64);
 /// Tokens computed, hit on the GPU, external; chunks hit in CPU memory, hit on disk, loaded from disk; chunks whose
 /// store began, ended, and bytes read from storage.
 type Totals = ((u64, u64, u64), (u64, u64, u64), (u64, u64, u64));
+/// What was done, to which request, and the numbers that belong to it.
+type Noted = (&'static str, String, Vec<u64>);
 type Row<'py> = (String, Times<'py>, Counts, Option<String>);
 
 fn moment(name: &str, seconds: f64) -> PyResult<Ticks> {
@@ -94,6 +97,13 @@ impl Engine {
 
     fn reset(&mut self, gpu: bool, cpu: bool, disk: bool, page_cache: bool) -> PyResult<()> {
         self.engine.reset(gpu, cpu, disk, page_cache).map_err(PyValueError::new_err)
+    }
+
+    fn take_journal(&mut self) -> (Vec<Noted>, Vec<Noted>) {
+        let noted =
+            |notes: Vec<Note>| notes.into_iter().map(|note| (note.what, note.name, note.numbers)).collect();
+        let (engine, tiers) = self.engine.take_journal();
+        (noted(engine), noted(tiers))
     }
 
     fn counters(&self) -> Totals {

@@ -86,6 +86,7 @@ impl Engine {
 
     fn preempt(&mut self, slot: Slot) {
         let request = &mut self.requests[slot];
+        self.pool.journal.name("preempted", &request.id, Vec::new);
         self.pool.release(&std::mem::take(&mut request.blocks));
         request.registered = 0;
         request.computed = 0;
@@ -215,8 +216,9 @@ impl Engine {
         request.status = Status::Loading;
         request.computed = end;
         self.prefilling.insert(slot);
-        if let (Some(tiers), Lookup::Answered(hit)) = (&mut self.tiers, &request.lookup) {
-            tiers.load(self.now, slot, hit.chunks() - prefix.local_tokens / self.config.chunk_tokens);
+        if let (Some(tiers), Lookup::Answered(hit)) = (&mut self.tiers, &mut request.lookup) {
+            let first = prefix.local_tokens / self.config.chunk_tokens;
+            tiers.load(self.now, slot, std::mem::take(hit), first as usize);
         }
         Verdict::Skip
     }
@@ -228,7 +230,6 @@ impl Engine {
         if !self.fits(slot, &[], computed + tokens, 0) {
             return Verdict::Block;
         }
-        self.release_hit(slot);
         self.run_from(slot, computed, tokens)
     }
 
@@ -274,7 +275,7 @@ impl Engine {
     fn release_hit(&mut self, slot: Slot) {
         let request = &mut self.requests[slot];
         if let (Some(tiers), Lookup::Answered(hit)) = (&mut self.tiers, &mut request.lookup) {
-            tiers.release(&std::mem::take(hit));
+            tiers.release(&std::mem::take(hit).keys);
         }
     }
 

@@ -53,6 +53,7 @@ fn config(gpu_blocks: u32, tiers: Option<TierConfig>) -> EngineConfig {
         max_model_len: 100_000,
         record_token_times: true,
         macro_steps: true,
+        journal: false,
         cost: CostConfig {
             step_s: 2e-3,
             token_s: 1e-4,

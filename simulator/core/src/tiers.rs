@@ -6,8 +6,10 @@
 use std::collections::{BTreeMap, VecDeque};
 
 use crate::device::{Device, DeviceConfig};
-use crate::keys::{Key, KeyMap};
-use crate::lru::Lru;
+use crate::disk::Disk;
+use crate::journal::Journal;
+use crate::keys::Key;
+use crate::l1::L1;
 use crate::time::{self, Ticks};
 
 pub type IoId = u64;
@@ -63,8 +65,9 @@ impl Hit {
         self.in_cpu.iter().filter(|in_cpu| !**in_cpu).count() as u64
     }
 
-    fn keys_where(&self, in_cpu: bool) -> impl DoubleEndedIterator<Item = Key> + '_ {
-        self.keys.iter().zip(&self.in_cpu).filter(move |(_, held)| **held == in_cpu).map(|(key, _)| *key)
+    fn keys_where(&self, in_cpu: bool) -> Vec<Key> {
+        let of = self.keys.iter().zip(&self.in_cpu).filter(|(_, held)| **held == in_cpu);
+        of.map(|(key, _)| *key).collect()
     }
 }
 
@@ -85,12 +88,24 @@ enum Op {
         hit: Hit,
         warm: u64,
     },
-    Load(Slot),
+    Load {
+        slot: Slot,
+        keys: Vec<Key>,
+    },
+    /// An answer that needs no transfer, to a request that had to wait for others to be answered.
+    Answer {
+        slot: Slot,
+        hit: Hit,
+    },
     Store {
         slot: Slot,
         keys: Vec<Key>,
     },
-    DiskWrite(Vec<Key>),
+    /// CPU to disk: `keys` are read, those in `writes` are new to the disk.
+    DiskWrite {
+        keys: Vec<Key>,
+        writes: Vec<Key>,
+    },
 }
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -104,19 +119,9 @@ pub struct TierCounters {
 }
 
 #[derive(Debug)]
-struct Disk {
-    chunks: u64,
-    held: Lru,
-    writing: KeyMap<()>,
-    in_page_cache: KeyMap<()>,
-}
-
-#[derive(Debug)]
 pub struct Tiers {
     config: TierConfig,
-    cpu: Lru,
-    /// Chunks of the CPU tier that transfers in flight write to.
-    staged: u64,
+    cpu: L1,
     disk: Option<Disk>,
     cpu_read: Device,
     cpu_write: Device,
@@ -126,24 +131,22 @@ pub struct Tiers {
     ops: BTreeMap<IoId, Op>,
     next_io: IoId,
     prefetching: u64,
-    waiting_prefetches: VecDeque<(Slot, Hit)>,
+    waiting_lookups: VecDeque<(Slot, Vec<Key>)>,
     ticked_until: Ticks,
     counters: TierCounters,
     /// Transfers begun since the engine last looked: their ends.
     begun: Vec<(Ticks, IoId)>,
+    /// Numbers are a slot or a transfer's id, then keys. "tick": how many ticks, then the keys dropped. "answer": slot,
+    /// then a flag for each chunk found: in the CPU tier or not.
+    pub journal: Journal,
 }
 
 impl Tiers {
-    pub fn new(config: TierConfig) -> Self {
-        let disk = config.disk_chunks.map(|chunks| Disk {
-            chunks,
-            held: Lru::default(),
-            writing: KeyMap::default(),
-            in_page_cache: KeyMap::default(),
-        });
+    pub fn new(config: TierConfig, journal: bool) -> Self {
+        let (evicts, odirect) = (config.policy.disk_evicts, config.odirect);
+        let disk = config.disk_chunks.map(|chunks| Disk::new(chunks, evicts, odirect));
         Self {
-            cpu: Lru::default(),
-            staged: 0,
+            cpu: L1::new(config.cpu_chunks),
             disk,
             cpu_read: Device::new(&config.cpu_read),
             cpu_write: Device::new(&config.cpu_write),
@@ -153,10 +156,11 @@ impl Tiers {
             ops: BTreeMap::new(),
             next_io: 0,
             prefetching: 0,
-            waiting_prefetches: VecDeque::new(),
+            waiting_lookups: VecDeque::new(),
             ticked_until: 0,
             counters: TierCounters::default(),
             begun: Vec::new(),
+            journal: Journal::new(journal),
             config,
         }
     }
@@ -180,76 +184,89 @@ impl Tiers {
         if self.config.policy.evict_on_demand || every == 0 {
             return;
         }
-        let mut ticks = now / every - self.ticked_until / every;
+        let ticks = now / every - self.ticked_until / every;
         self.ticked_until = now;
-        while ticks > 0 && self.above_watermark() {
-            let share = (self.config.policy.evict_ratio * self.cpu.len() as f64) as u64;
-            if self.cpu.drop_oldest(share.max(1)).is_empty() {
-                return;
+        let mut dropped = Vec::new();
+        for _ in 0..ticks {
+            if self.cpu.usage() < self.config.policy.watermark {
+                break;
             }
-            ticks -= 1;
+            let share = (self.config.policy.evict_ratio * self.cpu.tracked() as f64) as u64;
+            let gone = self.cpu.evict(share.max(1));
+            // What nothing can be dropped from now stays so until the next event.
+            if gone.is_empty() {
+                break;
+            }
+            dropped.extend(gone);
+        }
+        if ticks > 0 {
+            self.journal.note("tick", || with(ticks as u64, &dropped));
         }
     }
 
     /// Begins to look for a prefix of `keys`. Some: the answer at once; None: `Ended::Lookup` brings it.
     pub fn lookup(&mut self, now: Ticks, slot: Slot, keys: &[Key]) -> Option<Hit> {
-        let mut hit = Hit::default();
-        for &key in keys {
-            let in_cpu = self.cpu.contains(key);
-            if !in_cpu && !self.disk.as_ref().is_some_and(|disk| disk.held.contains(key)) {
-                break;
-            }
-            hit.keys.push(key);
-            hit.in_cpu.push(in_cpu);
+        if keys.is_empty() {
+            return Some(Hit::default());
         }
-        // The tail of a prefix is the first to go, so it is the first to be touched.
-        hold(&mut self.cpu, hit.keys_where(true).rev());
-        if let Some(disk) = &mut self.disk {
-            hold(&mut disk.held, hit.keys_where(false).rev());
+        self.journal.note("lookup", || with(slot as u64, keys));
+        if self.disk.is_some() && self.prefetching >= self.config.policy.max_prefetches {
+            self.waiting_lookups.push_back((slot, keys.to_vec()));
+            return None;
         }
-        if hit.disk_chunks() == 0 {
-            self.count_hit(&hit);
-            return Some(hit);
-        }
-        if self.prefetching < self.config.policy.max_prefetches {
-            return self.prefetch(now, slot, hit);
-        }
-        self.waiting_prefetches.push_back((slot, hit));
-        None
+        self.start(now, slot, keys)
     }
 
-    /// Begins to copy `chunks` of a hit to the GPU; `Ended::Load` follows.
-    pub fn load(&mut self, now: Ticks, slot: Slot, chunks: u64) {
-        let end = self.cpu_read.submit(now, chunks, chunks * self.config.chunk_bytes);
-        self.begin(end, Op::Load(slot));
+    /// Begins to copy a hit's chunks from `first` on to the GPU; those before are not needed. `Ended::Load` follows.
+    pub fn load(&mut self, now: Ticks, slot: Slot, mut hit: Hit, first: usize) {
+        let keys = hit.keys.split_off(first.min(hit.keys.len()));
+        self.release(&hit.keys);
+        let count = keys.len() as u64;
+        let end = self.cpu_read.submit(now, count, count * self.config.chunk_bytes);
+        self.begin(end, Op::Load { slot, keys });
     }
 
-    /// Unlocks a hit that is not needed any more.
-    pub fn release(&mut self, hit: &Hit) {
-        hit.keys_where(true).for_each(|key| self.cpu.unlock(key));
-        self.staged -= hit.disk_chunks();
-        if self.config.policy.keep_prefetched {
-            hit.keys_where(false).rev().for_each(|key| self.cpu.use_key(key));
+    /// Unlocks chunks of a hit that are not needed any more.
+    pub fn release(&mut self, keys: &[Key]) {
+        if !keys.is_empty() {
+            self.journal.note("release", || keys.to_vec());
+            self.cpu.unlock(keys);
+        }
+    }
+
+    /// A request has ended: its prompt's chunks were used, wherever they came from.
+    pub fn end(&mut self, keys: &[Key]) {
+        if !keys.is_empty() {
+            self.journal.note("touch", || keys.to_vec());
+            self.cpu.touch(keys);
         }
     }
 
     /// Begins to copy chunks from the GPU to the CPU tier, all or none of those that it lacks. False: nothing begun.
     pub fn store(&mut self, now: Ticks, slot: Slot, keys: &[Key]) -> bool {
-        let keys: Vec<Key> = keys.iter().copied().filter(|&key| !self.cpu.contains(key)).collect();
-        let count = keys.len() as u64;
-        if count == 0 || !self.reserve(count) {
+        let new = self.cpu.storable(keys);
+        let count = new.len() as u64;
+        self.make_room(count);
+        let begins = count > 0 && self.cpu.reserve(&new, true);
+        self.journal.note("store", || with(self.next_io, keys));
+        self.journal.note("storing", || if begins { new.clone() } else { Vec::new() });
+        if !begins {
             return false;
         }
         self.counters.stores_begun += count;
         let end = self.cpu_write.submit(now, count, count * self.config.chunk_bytes);
-        self.begin(end, Op::Store { slot, keys });
+        self.begin(end, Op::Store { slot, keys: new });
         true
     }
 
     /// Acts on the end of a transfer. An unknown id changes nothing.
     pub fn io_done(&mut self, now: Ticks, id: IoId) -> Ended {
         match self.ops.remove(&id) {
-            Some(Op::Load(slot)) => Ended::Load(slot),
+            Some(Op::Load { slot, keys }) => {
+                self.release(&keys);
+                Ended::Load(slot)
+            }
+            Some(Op::Answer { slot, hit }) => Ended::Lookup(slot, hit),
             Some(Op::Prefetch { slot, hit, warm }) if warm > 0 => {
                 let end = self.page_cache_read.submit(now, warm, warm * self.config.chunk_bytes);
                 self.begin(end, Op::Prefetch { slot, hit, warm: 0 });
@@ -257,11 +274,16 @@ impl Tiers {
             }
             Some(Op::Prefetch { slot, hit, .. }) => self.prefetched(now, slot, hit),
             Some(Op::Store { slot, keys }) => {
-                self.stored(now, &keys);
+                self.stored(now, id, &keys);
                 Ended::Store(slot)
             }
-            Some(Op::DiskWrite(keys)) => {
-                self.written(&keys);
+            Some(Op::DiskWrite { keys, writes }) => {
+                self.journal.note("written", || vec![id]);
+                self.cpu.unlock(&keys);
+                self.counters.stores_ended += writes.len() as u64;
+                if let Some(disk) = &mut self.disk {
+                    disk.end_write(&writes);
+                }
                 Ended::Nothing
             }
             None => Ended::Nothing,
@@ -269,19 +291,18 @@ impl Tiers {
     }
 
     pub fn reset_cpu(&mut self) {
-        self.cpu = Lru::default();
+        self.cpu = L1::new(self.config.cpu_chunks);
     }
 
     pub fn reset_disk(&mut self) {
         if let Some(disk) = &mut self.disk {
-            disk.held = Lru::default();
-            disk.in_page_cache.clear();
+            disk.reset();
         }
     }
 
     pub fn reset_page_cache(&mut self) {
         if let Some(disk) = &mut self.disk {
-            disk.in_page_cache.clear();
+            disk.reset_page_cache();
         }
     }
 
@@ -291,21 +312,47 @@ impl Tiers {
         self.next_io += 1;
     }
 
-    fn above_watermark(&self) -> bool {
-        let used = (self.cpu.len() + self.staged) as f64;
-        self.config.cpu_chunks > 0 && used / self.config.cpu_chunks as f64 >= self.config.policy.watermark
+    /// Drops what is in the way of `count` more chunks, if this policy does so.
+    fn make_room(&mut self, count: u64) {
+        let excess = self.cpu.excess(count);
+        if excess > 0 && self.config.policy.evict_on_demand && count <= self.config.cpu_chunks {
+            self.cpu.evict(excess);
+        }
     }
 
-    /// Room for `count` more chunks in the CPU tier.
-    fn reserve(&mut self, count: u64) -> bool {
-        let wanted = self.cpu.len() + self.staged + count;
-        let excess = wanted.saturating_sub(self.config.cpu_chunks);
-        if excess > 0 && self.config.policy.evict_on_demand && count <= self.config.cpu_chunks {
-            self.cpu.drop_oldest(excess);
+    /// Looks and locks; reads from disk what only the disk holds.
+    fn start(&mut self, now: Ticks, slot: Slot, keys: &[Key]) -> Option<Hit> {
+        let mut hit = Hit::default();
+        for &key in keys {
+            let in_cpu = self.cpu.contains(key);
+            if !in_cpu && !self.disk.as_ref().is_some_and(|disk| disk.contains(key)) {
+                break;
+            }
+            hit.keys.push(key);
+            hit.in_cpu.push(in_cpu);
         }
-        let fits = self.cpu.len() + self.staged + count <= self.config.cpu_chunks;
-        self.staged += if fits { count } else { 0 };
-        fits
+        self.cpu.lock(&hit.keys_where(true));
+        if hit.disk_chunks() > 0 {
+            self.make_room(hit.disk_chunks());
+            if self.cpu.reserve(&hit.keys_where(false), false) {
+                self.prefetch(now, slot, hit);
+                return None;
+            }
+            // Without room for all of them the hit ends before the first chunk that only the disk holds.
+            let keep = hit.in_cpu.iter().position(|in_cpu| !in_cpu).unwrap_or(hit.in_cpu.len());
+            let beyond = Hit { keys: hit.keys.split_off(keep), in_cpu: hit.in_cpu.split_off(keep) };
+            self.cpu.unlock(&beyond.keys_where(true));
+        }
+        self.answered(slot, &hit);
+        Some(hit)
+    }
+
+    fn answered(&mut self, slot: Slot, hit: &Hit) {
+        self.journal.note("answer", || {
+            with(slot as u64, &hit.in_cpu.iter().map(|&held| u64::from(held)).collect::<Vec<_>>())
+        });
+        self.cpu.touch(&hit.keys);
+        self.count_hit(hit);
     }
 
     fn count_hit(&mut self, hit: &Hit) {
@@ -313,28 +360,11 @@ impl Tiers {
         self.counters.disk_hit_chunks += hit.disk_chunks();
     }
 
-    /// Reads a hit's chunks from disk, one after another. Without room for all of them the hit ends before the first.
-    fn prefetch(&mut self, now: Ticks, slot: Slot, mut hit: Hit) -> Option<Hit> {
+    /// Reads a hit's chunks from disk, one after another.
+    fn prefetch(&mut self, now: Ticks, slot: Slot, hit: Hit) {
         let count = hit.disk_chunks();
-        if !self.reserve(count) {
-            let keep = hit.in_cpu.iter().position(|in_cpu| !in_cpu).unwrap_or(hit.in_cpu.len());
-            let beyond = Hit { keys: hit.keys.split_off(keep), in_cpu: hit.in_cpu.split_off(keep) };
-            beyond.keys_where(true).for_each(|key| self.cpu.unlock(key));
-            if let Some(disk) = &mut self.disk {
-                beyond.keys_where(false).for_each(|key| disk.held.unlock(key));
-            }
-            self.count_hit(&hit);
-            return Some(hit);
-        }
         self.prefetching += 1;
-        self.count_hit(&hit);
-        let odirect = self.config.odirect;
-        let mut warm = 0;
-        if let Some(disk) = &mut self.disk {
-            for key in hit.keys_where(false) {
-                warm += u64::from(!odirect && disk.in_page_cache.insert(key, ()).is_some());
-            }
-        }
+        let warm = self.disk.as_mut().map_or(0, |disk| disk.begin_read(&hit.keys_where(false)));
         let (cold, bytes) = (count - warm, self.config.chunk_bytes);
         self.counters.storage_read_bytes += cold * bytes;
         let (end, left) = match cold {
@@ -342,91 +372,53 @@ impl Tiers {
             _ => (self.disk_read.submit(now, cold, cold * bytes), warm),
         };
         self.begin(end, Op::Prefetch { slot, hit, warm: left });
-        None
     }
 
     fn prefetched(&mut self, now: Ticks, slot: Slot, hit: Hit) -> Ended {
+        self.journal.note("prefetched", || vec![slot as u64]);
         self.prefetching -= 1;
         self.counters.disk_loaded_chunks += hit.disk_chunks();
+        let loaded = hit.keys_where(false);
         if let Some(disk) = &mut self.disk {
-            hit.keys_where(false).for_each(|key| disk.held.unlock(key));
+            disk.end_read(&loaded);
         }
-        if let Some((next_slot, next_hit)) = self.waiting_prefetches.pop_front()
-            && let Some(short) = self.prefetch(now, next_slot, next_hit)
+        self.cpu.admit_loaded(&loaded, !self.config.policy.keep_prefetched);
+        self.answered(slot, &hit);
+        while self.prefetching < self.config.policy.max_prefetches
+            && let Some((slot, keys)) = self.waiting_lookups.pop_front()
         {
-            // It needs no transfer, but its answer goes the way of all: a transfer of nothing.
-            self.prefetching += 1;
-            self.begin(now, Op::Prefetch { slot: next_slot, hit: short, warm: 0 });
+            if let Some(hit) = self.start(now, slot, &keys) {
+                self.begin(now, Op::Answer { slot, hit });
+            }
         }
         Ended::Lookup(slot, hit)
     }
 
     /// Chunks have arrived in the CPU tier: they can be found from now on, and are written to disk.
-    fn stored(&mut self, now: Ticks, keys: &[Key]) {
-        self.staged -= keys.len() as u64;
-        keys.iter().rev().for_each(|&key| self.cpu.use_key(key));
-        let writes = self.disk_room(keys);
+    fn stored(&mut self, now: Ticks, id: IoId, keys: &[Key]) {
+        let admitted = self.cpu.admit_stored(keys);
+        let writes = self.disk.as_mut().map_or_else(Vec::new, |disk| disk.begin_write(&admitted));
         let count = writes.len() as u64;
         self.counters.stores_ended += keys.len() as u64 - count;
+        self.journal.note("stored", || vec![id, self.next_io]);
+        self.journal.note("writes", || writes.clone());
         if count > 0 {
-            writes.iter().for_each(|&key| self.cpu.lock(key));
+            self.cpu.lock(&admitted);
             let end = self.disk_write.submit(now, count, count * self.config.chunk_bytes);
-            self.begin(end, Op::DiskWrite(writes));
-        }
-    }
-
-    /// Those of the keys that the disk lacks and has room for, marked as being written.
-    fn disk_room(&mut self, keys: &[Key]) -> Vec<Key> {
-        let evicts = self.config.policy.disk_evicts;
-        let Some(disk) = &mut self.disk else { return Vec::new() };
-        let mut writes = Vec::new();
-        for &key in keys {
-            if disk.held.contains(key) || disk.writing.contains_key(&key) {
-                continue;
-            }
-            let full = |disk: &Disk| disk.held.len() + disk.writing.len() as u64 >= disk.chunks;
-            if full(disk) && evicts {
-                for gone in disk.held.drop_oldest(1) {
-                    disk.in_page_cache.remove(&gone);
-                }
-            }
-            if full(disk) {
-                break;
-            }
-            disk.writing.insert(key, ());
-            writes.push(key);
-        }
-        writes
-    }
-
-    fn written(&mut self, keys: &[Key]) {
-        self.counters.stores_ended += keys.len() as u64;
-        keys.iter().for_each(|&key| self.cpu.unlock(key));
-        let odirect = self.config.odirect;
-        let Some(disk) = &mut self.disk else { return };
-        for &key in keys.iter().rev() {
-            disk.writing.remove(&key);
-            disk.held.use_key(key);
-            if !odirect {
-                disk.in_page_cache.insert(key, ());
-            }
+            self.begin(end, Op::DiskWrite { keys: admitted, writes });
         }
     }
 }
 
-/// Makes keys the most recently used ones, the last given most of all, and locks them.
-fn hold(tier: &mut Lru, keys: impl Iterator<Item = Key>) {
-    for key in keys {
-        tier.use_key(key);
-        tier.lock(key);
-    }
+/// The numbers of a note: an id, and what belongs to it.
+fn with(id: u64, rest: &[u64]) -> Vec<u64> {
+    [&[id], rest].concat()
 }
 
 #[cfg(test)]
 impl Tiers {
     /// Chunks held and being written: in the CPU tier, on disk.
     pub fn used(&self) -> (u64, u64) {
-        let disk = self.disk.as_ref().map_or(0, |disk| disk.held.len() + disk.writing.len() as u64);
-        (self.cpu.len() + self.staged, disk)
+        (self.cpu.used(), self.disk.as_ref().map_or(0, Disk::used))
     }
 }

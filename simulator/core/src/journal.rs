@@ -1,0 +1,34 @@
+//! What the core did, note by note, so that an engine's own classes can be held against it. Off, it costs a branch.
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Note {
+    pub what: &'static str,
+    /// A request's id, where one is concerned.
+    pub name: String,
+    /// Ids, keys and flags; which, `what` says.
+    pub numbers: Vec<u64>,
+}
+
+#[derive(Debug, Default)]
+pub struct Journal(Option<Vec<Note>>);
+
+impl Journal {
+    pub fn new(on: bool) -> Self {
+        Self(on.then(Vec::new))
+    }
+
+    pub fn note(&mut self, what: &'static str, numbers: impl FnOnce() -> Vec<u64>) {
+        self.name(what, "", numbers);
+    }
+
+    pub fn name(&mut self, what: &'static str, name: &str, numbers: impl FnOnce() -> Vec<u64>) {
+        if let Some(notes) = &mut self.0 {
+            notes.push(Note { what, name: name.to_string(), numbers: numbers() });
+        }
+    }
+
+    /// The notes since the last call.
+    pub fn take(&mut self) -> Vec<Note> {
+        self.0.as_mut().map(std::mem::take).unwrap_or_default()
+    }
+}
