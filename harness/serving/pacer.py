@@ -111,20 +111,19 @@ class Pacer:
 
     def _advance(self) -> None:
         now_s = self._now_s()
-        woken: list[tuple[bool, Stream]] = []
         try:
             while completions := self.simulator.advance(max(now_s, self.simulator.now_s)):
-                woken += map(self._completed, completions)
+                for completion in completions:
+                    self._completed(completion)
         except RuntimeError as error:
             self.close(f"the simulator cannot go on: {error}")
+        first, later, streams = self._first, self._later, self._streams
         for name, tokens in self.simulator.take_tokens():
-            if (stream := self._streams.get(name)) is not None:
-                woken.append((stream.tokens > 0, stream))
+            if (stream := streams.get(name)) is not None:
+                (later if stream.tokens else first).append(stream)
                 stream.tokens += tokens
                 self.generated_tokens += tokens
-        for begun, stream in woken:
-            (self._later if begun else self._first).append(stream)
-        if woken and not self._waking:
+        if (first or later) and not self._waking:
             self._wake()
 
     def _wake(self) -> None:
@@ -139,9 +138,9 @@ class Pacer:
         if self._waking:
             self._loop.call_soon(self._wake)
 
-    def _completed(self, completion: Completion) -> tuple[bool, Stream]:
-        stream = self._streams.pop(completion.id, None) or Stream()
-        begun = stream.tokens > 0
+    def _completed(self, completion: Completion) -> None:
+        if (stream := self._streams.pop(completion.id, None)) is None:
+            return
+        (self._later if stream.tokens else self._first).append(stream)
         self.generated_tokens += completion.output_tokens - stream.tokens
         stream.completion, stream.tokens = completion, completion.output_tokens
-        return begun, stream
