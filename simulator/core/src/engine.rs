@@ -67,7 +67,7 @@ pub struct Engine {
     pub(crate) watched: Option<Key>,
     /// The last schedule would be made again and again until an event or a request's end.
     pub(crate) steady: bool,
-    step: Option<(Ticks, Batch)>,
+    pub(crate) step: Option<(Ticks, Batch)>,
     events: BinaryHeap<Reverse<(Ticks, u64, Event)>>,
     next_event: u64,
     arriving: Vec<Option<Submission>>,
@@ -211,7 +211,7 @@ impl Engine {
         Ok(())
     }
 
-    fn next_event_at(&self) -> Ticks {
+    pub(crate) fn next_event_at(&self) -> Ticks {
         self.events.peek().map_or(FOREVER, |Reverse((at, _, _))| *at)
     }
 

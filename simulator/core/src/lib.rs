@@ -12,6 +12,7 @@ mod l1;
 mod lru;
 mod request;
 mod schedule;
+mod stream;
 mod tiers;
 mod time;
 
