@@ -20,6 +20,8 @@ app = App(
 
         harness sweep configs/experiments/thesis_exp2_hit_rate.yaml --engine sim --size paper
 
+        harness serve configs/experiments/quickstart.yaml --port 8000
+
         harness report results/*
 
         harness doctor
@@ -79,6 +81,28 @@ def sweep(
     from harness.session import measure
 
     return measure(experiment, engine, overrides or [], size, out, resume, sweep=True)
+
+
+@app.command
+def serve(
+    experiment: Annotated[Path, Parameter(help="The experiment file: model, cache sizes and engines.sim count.")],
+    /,
+    *,
+    port: Annotated[int, Parameter(help="0: any free one.")],
+    host: Annotated[str, Parameter(help="The address to listen on; 0.0.0.0 for all of the machine's.")] = "127.0.0.1",
+    overrides: Overrides = None,
+    size: Size = None,
+    api_key_env: Annotated[
+        str | None, Parameter(help="The environment variable that holds the key to ask for.")
+    ] = None,
+) -> int:
+    """Answers OpenAI requests over HTTP with the simulator's timing.
+
+    Example: harness serve configs/experiments/quickstart.yaml --port 8000
+    """
+    from harness.session import serve
+
+    return serve(experiment, overrides or [], size, host, port, api_key_env)
 
 
 @app.command

@@ -149,6 +149,19 @@ def _report_again(folders: Sequence[Path]) -> int:
     return 0
 
 
+def serve(
+    experiment: Path, overrides: list[str], size: str | None, host: str, port: int, api_key_env: str | None
+) -> int:
+    """Serves the simulator over HTTP until it is interrupted; returns the exit code."""
+
+    def work() -> int:
+        from harness.serve import serve as serve_experiment
+
+        return serve_experiment(load_experiment(experiment, overrides, size).experiment, host, port, api_key_env)
+
+    return _told(work)
+
+
 def list_traces() -> int:
     """Prints the catalogue; returns the exit code."""
     from traces.catalogue import catalogue

@@ -131,6 +131,24 @@ class Simulator:
         """True if nothing is asked, computed or stored."""
         return self._core.idle
 
+    @property
+    def next_event_s(self) -> float | None:
+        """The next moment at which anything can happen; None: at none. Valid once `advance` returned no completion."""
+        return self._core.next_event_s
+
+    @property
+    def queues(self) -> tuple[int, int]:
+        """Requests that run, and that wait to run or for a transfer."""
+        return self._core.queues
+
+    def take_tokens(self) -> list[tuple[str, int]]:
+        """(request id, number) of tokens that unfinished requests got since the last call; with record_token_times.
+
+        All are final: `advance` decides nothing beyond its `until_s`. A completion's token_s has those after the last
+        call, its output_tokens all.
+        """
+        return self._core.take_tokens()
+
     def submit(self, request: Request, at_s: float) -> None:
         """Sends a request at `at_s`, now or later. One that can never be served completes with an error.
 

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from harness.config import EngineName, Experiment
 from harness.engines.base import Engine, SettingsError
 from simulator.models import ModelSpec
+
+if TYPE_CHECKING:
+    from simulator.simulate import Simulator
 
 Clock = Callable[[], float]
 
@@ -18,8 +22,8 @@ def make_engine(name: EngineName, experiment: Experiment, model: ModelSpec, fold
     return makers[name](experiment, model, folder, clock)
 
 
-def _sim(experiment: Experiment, model: ModelSpec, _folder: Path, _clock: Clock) -> Engine:
-    from harness.engines.sim import SimEngine
+def simulator_maker(experiment: Experiment, model: ModelSpec, *, token_times: bool) -> Callable[[], Simulator]:
+    """Makes fresh simulators as the experiment has them; SettingsError now if it cannot."""
     from simulator.calibration import load_calibration
     from simulator.policies import engine_policy, tier_policy
     from simulator.simulate import Simulator
@@ -42,14 +46,20 @@ def _sim(experiment: Experiment, model: ModelSpec, _folder: Path, _clock: Clock)
             odirect=cache.disk.odirect if cache.disk else False,
             max_num_batched_tokens=settings.max_batched_tokens,
             max_num_seqs=settings.max_sequences,
-            record_token_times=settings.token_times,
+            record_token_times=token_times,
         )
 
     try:
         fresh()
     except ValueError as error:
         raise SettingsError(f"engines.sim: {error}") from None
-    return SimEngine(fresh)
+    return fresh
+
+
+def _sim(experiment: Experiment, model: ModelSpec, _folder: Path, _clock: Clock) -> Engine:
+    from harness.engines.sim import SimEngine
+
+    return SimEngine(simulator_maker(experiment, model, token_times=experiment.engines.sim.token_times))
 
 
 def _vllm(experiment: Experiment, model: ModelSpec, folder: Path, clock: Clock) -> Engine:

@@ -49,6 +49,7 @@ LEVELS = {
     "harness.calibrate": 8,
     "harness.doctor": 8,
     "harness.serve": 8,
+    "harness.serving": 6,
     "harness.session": 8,
     "harness.sweep": 8,
     "harness.validate": 8,

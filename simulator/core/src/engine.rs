@@ -67,7 +67,7 @@ pub struct Engine {
     pub(crate) watched: Option<(Key, u32)>,
     /// The last schedule would be made again and again until an event or a request's end.
     pub(crate) steady: bool,
-    step: Option<(Ticks, Batch)>,
+    pub(crate) step: Option<(Ticks, Batch)>,
     events: BinaryHeap<Reverse<(Ticks, u64, Event)>>,
     /// Ends of transfers that no request waits for. Decode steps may pass them: each is dealt with before anything
     /// looks at the tiers, as of its own time.
@@ -218,7 +218,7 @@ impl Engine {
         Ok(())
     }
 
-    fn next_event_at(&self) -> Ticks {
+    pub(crate) fn next_event_at(&self) -> Ticks {
         let loud = self.events.peek().map_or(FOREVER, |Reverse((at, _, _))| *at);
         self.quiet.peek().map_or(loud, |Reverse((at, _, _))| loud.min(*at))
     }

@@ -14,6 +14,7 @@ mod l1;
 mod lru;
 mod request;
 mod schedule;
+mod stream;
 mod tiers;
 mod time;
 

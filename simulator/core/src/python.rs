@@ -167,6 +167,20 @@ impl Engine {
         completions.into_iter().map(|done| row(py, done)).collect()
     }
 
+    #[getter]
+    fn next_event_s(&self) -> Option<f64> {
+        self.engine.next_event().map(time::to_s)
+    }
+
+    fn take_tokens(&mut self) -> Vec<(String, usize)> {
+        self.engine.take_tokens()
+    }
+
+    #[getter]
+    fn queues(&self) -> (usize, usize) {
+        self.engine.queues()
+    }
+
     fn reset(&mut self, gpu: bool, cpu: bool, disk: bool, page_cache: bool) -> PyResult<()> {
         self.engine.reset(gpu, cpu, disk, page_cache).map_err(PyValueError::new_err)
     }

@@ -1,0 +1,146 @@
+"""The simulator on the wall clock: requests in as they come, tokens out at the model's moments.
+
+Its virtual second 0 is the moment at which the pacer was made. The simulator is advanced to now whenever something is
+due in it; it decides nothing beyond, so that a request that comes later finds it undecided.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import deque
+from collections.abc import Callable
+
+from simulator.simulate import Completion, Simulator
+from traces.request import Request
+
+# Timers of the event loop are whole milliseconds and late by up to one: the last stretch is waited for awake.
+SPIN_S = 0.0015
+FIRST_AT_ONCE, LATER_AT_ONCE = 4, 32
+
+
+class Stream:
+    """What has come of one request: tokens so far, and in the end its completion."""
+
+    __slots__ = ("_waiter", "completion", "failure", "tokens")
+
+    def __init__(self) -> None:
+        self.tokens = 0
+        self.completion: Completion | None = None
+        self.failure: str | None = None
+        self._waiter: asyncio.Future[None] | None = None
+
+    async def more(self, than: int) -> None:
+        """Until there are more than so many tokens, or nothing more will come."""
+        while self.tokens <= than and self.completion is None and self.failure is None:
+            self._waiter = asyncio.get_running_loop().create_future()
+            await self._waiter
+
+    def wake(self) -> None:
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
+
+
+class Pacer:
+    """Drives a simulator that records token times. It belongs to the event loop that it is made in."""
+
+    def __init__(self, simulator: Simulator, clock: Callable[[], float] = time.monotonic) -> None:
+        self.simulator, self._clock = simulator, clock
+        self.began_s = clock()
+        self.generated_tokens = 0
+        self._streams: dict[str, Stream] = {}
+        self._loop = asyncio.get_running_loop()
+        self._timer: asyncio.Handle | None = None
+        self._due_s: float | None = None
+        self._first: deque[Stream] = deque()
+        self._later: deque[Stream] = deque()
+        self._waking = False
+
+    def submit(self, request: Request) -> Stream:
+        """Sends a request now. ValueError: a number in it does not fit the simulator."""
+        self.simulator.submit(request, max(self._now_s(), self.simulator.now_s))
+        stream = self._streams[request.id] = Stream()
+        self._arm()
+        return stream
+
+    def reset(self, what: frozenset[str]) -> bool:
+        """Empties tiers. False: blocks are held by requests or transfers, try again."""
+        self._advance()
+        self._arm()
+        if not self.simulator.idle:
+            return False
+        self.simulator.reset(what)
+        return True
+
+    def catch_up(self) -> None:
+        """Brings counters and queues to this moment."""
+        self._advance()
+        self._arm()
+
+    def close(self, why: str) -> None:
+        """Ends all streams."""
+        if self._timer is not None:
+            self._timer.cancel()
+        for stream in self._streams.values():
+            stream.failure = why
+            stream.wake()
+        self._streams.clear()
+
+    def _now_s(self) -> float:
+        return self._clock() - self.began_s
+
+    def _arm(self) -> None:
+        """Comes back when the next thing is due, if that is not arranged already."""
+        due_s = self.simulator.next_event_s
+        if due_s is None or (self._due_s is not None and self._due_s <= due_s):
+            return
+        if self._timer is not None:
+            self._timer.cancel()
+        self._due_s = due_s
+        gap_s = due_s - self._now_s() - SPIN_S
+        self._timer = self._loop.call_later(gap_s, self._tick) if gap_s > 0 else self._loop.call_soon(self._tick)
+
+    def _tick(self) -> None:
+        self._timer = None
+        if self._due_s is not None and self._now_s() < self._due_s:
+            self._timer = self._loop.call_soon(self._tick)
+            return
+        self._due_s = None
+        self._advance()
+        self._arm()
+
+    def _advance(self) -> None:
+        now_s = self._now_s()
+        try:
+            while completions := self.simulator.advance(max(now_s, self.simulator.now_s)):
+                for completion in completions:
+                    self._completed(completion)
+        except RuntimeError as error:
+            self.close(f"the simulator cannot go on: {error}")
+        first, later, streams = self._first, self._later, self._streams
+        for name, tokens in self.simulator.take_tokens():
+            if (stream := streams.get(name)) is not None:
+                (later if stream.tokens else first).append(stream)
+                stream.tokens += tokens
+                self.generated_tokens += tokens
+        if (first or later) and not self._waking:
+            self._wake()
+
+    def _wake(self) -> None:
+        """Wakes some streams, and lets their writes and what has come in meanwhile go before the rest.
+
+        First tokens go first: they are what is looked at most, and a thousand writes take many milliseconds.
+        """
+        queue, most = (self._first, FIRST_AT_ONCE) if self._first else (self._later, LATER_AT_ONCE)
+        for _ in range(min(most, len(queue))):
+            queue.popleft().wake()
+        self._waking = bool(self._first or self._later)
+        if self._waking:
+            self._loop.call_soon(self._wake)
+
+    def _completed(self, completion: Completion) -> None:
+        if (stream := self._streams.pop(completion.id, None)) is None:
+            return
+        (self._later if stream.tokens else self._first).append(stream)
+        self.generated_tokens += completion.output_tokens - stream.tokens
+        stream.completion, stream.tokens = completion, completion.output_tokens

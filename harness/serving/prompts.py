@@ -1,0 +1,75 @@
+"""Prompts of a client as the simulator's segments: equal prefixes become equal segments, block by block.
+
+Token ids are taken as they are. Text is cut into pieces of up to six characters, each with the blank before it
+("hello world" is "hello", " world"), and a piece is a token. Cutting from the left, a longer text keeps the tokens of a
+shorter one up to its last, as real tokenizers do.
+
+A simulated reply is the word " tok17" again and again, 17 being the request's number. Where a later prompt quotes it,
+in the next turn of a chat, its tokens are those that were generated, so that the reply's blocks are hit as well.
+"""
+
+from __future__ import annotations
+
+import re
+import zlib
+from array import array
+from collections.abc import Iterator, Sequence
+from hashlib import blake2b
+from itertools import groupby
+
+from simulator.simulate import reply_stream
+from traces.request import Segment
+
+_PIECES = re.compile(r" tok\d{1,18}(?!\w)| ?\S{1,6}|\s")
+_REPLY = re.compile(r" tok\d{1,18}")
+
+
+def reply_word(number: int) -> str:
+    """The token, as text, that the reply to request `number` repeats."""
+    return f" {request_name(number)}"
+
+
+def request_name(number: int) -> str:
+    """The request's id in the simulator, which names the stream of its reply."""
+    return f"tok{number}"
+
+
+def from_ids(ids: Sequence[int], block_tokens: int) -> tuple[Segment, ...]:
+    """One segment a block, named by its ids. OverflowError, TypeError: an id is no unsigned 32-bit number."""
+    return tuple(_blocks(array("I", ids), 0, block_tokens))
+
+
+def from_text(text: str, block_tokens: int) -> tuple[Segment, ...]:
+    """One segment a block, and one a quoted reply."""
+    segments: list[Segment] = []
+    position = 0
+    for reply, run in groupby(_PIECES.findall(text), key=_quoted):
+        pieces = list(run)
+        if reply is None:
+            ids = array("I", (zlib.crc32(piece.encode("utf-8", "surrogatepass")) for piece in pieces))
+            segments += _blocks(ids, position, block_tokens)
+        else:
+            segments.append(Segment(reply_stream(reply), len(pieces)))
+        position += len(pieces)
+    return tuple(segments)
+
+
+def flatten(messages: Sequence[tuple[str, str]]) -> str:
+    """A chat as one text: '<|role|>', a blank and the message a line, and the beginning of the answer's line."""
+    lines = [f"<|{role}|> {content.strip()}\n" for role, content in messages]
+    return "".join([*lines, "<|assistant|>"])
+
+
+def _quoted(piece: str) -> str | None:
+    """The name of the request whose reply holds this piece."""
+    return piece[1:] if _REPLY.fullmatch(piece) else None
+
+
+def _blocks(ids: array[int], position: int, block_tokens: int) -> Iterator[Segment]:
+    """Cuts ids that begin at `position` of the prompt where its blocks end."""
+    begin, end = 0, block_tokens - position % block_tokens
+    while begin < len(ids):
+        block = ids[begin:end]
+        digest = blake2b(block.tobytes(), digest_size=8).digest()
+        yield Segment(int.from_bytes(digest, "big") >> 1, len(block))
+        begin, end = end, end + block_tokens

@@ -1,0 +1,29 @@
+//! What a server on the wall clock needs: tokens as they come, when to look again, and how long the queues are.
+//!
+//! `advance(until)` takes no step that ends after `until`, and a step that is under way is not changed by what arrives
+//! later: tokens up to `until` are final.
+
+use crate::engine::Engine;
+use crate::time::{FOREVER, Ticks};
+
+impl Engine {
+    /// The next moment at which anything can happen, if nothing is submitted before; None: nothing will. Between
+    /// `advance`s that returned no completion.
+    pub fn next_event(&self) -> Option<Ticks> {
+        let step_end = self.step.as_ref().map_or(FOREVER, |(end, _)| *end);
+        let next = step_end.min(self.next_event_at());
+        (next != FOREVER).then_some(next)
+    }
+
+    /// How many tokens each unfinished request got since the last call. It needs `record_token_times`; those of a
+    /// completion, which hold what was not counted here, go with it.
+    pub fn take_tokens(&mut self) -> Vec<(String, usize)> {
+        let fresh = self.requests.iter_mut().filter(|request| !request.tokens.is_empty());
+        fresh.map(|request| (request.id.clone(), std::mem::take(&mut request.tokens).len())).collect()
+    }
+
+    /// Requests that run, and that wait to (for a transfer, too).
+    pub fn queues(&self) -> (usize, usize) {
+        (self.running.len(), self.waiting.len() + self.holding.len())
+    }
+}
