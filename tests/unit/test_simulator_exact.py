@@ -9,7 +9,7 @@ import pytest
 
 from simulator.models import load_model
 from simulator.simulate import Simulator
-from tests.support.oracle_cases import calibration, random_batching, simulate
+from tests.support.oracle_cases import calibration, random_batching, random_tiers, simulate
 from traces.catalogue import find_trace
 from traces.formats import open_trace
 from traces.request import Request, Segment
@@ -93,3 +93,14 @@ def test_lru_hits_are_those_of_stack_distances(capacity: int) -> None:
 def test_macro_steps_admit_in_the_step_that_makes_the_hit(seed: int) -> None:
     case = random_batching(seed)
     assert simulate(case) == simulate(case, macro_steps=False)
+
+
+@pytest.mark.parametrize("seed", [53, 64, 69, 77, 82, 92])
+def test_macro_steps_that_pass_the_ends_of_stores_change_nothing_in_the_tiers(seed: int) -> None:
+    case = random_tiers(seed)
+    (rows, blocks, tiers), (one_rows, one_blocks, one_tiers) = simulate(case), simulate(case, macro_steps=False)
+    assert (rows, blocks) == (one_rows, one_blocks)
+    # Ticks are noted where something looks at the tiers, which single steps do more often.
+    assert [note for note in tiers if note[0] != "tick"] == [note for note in one_tiers if note[0] != "tick"]
+    dropped = [[key for note in notes if note[0] == "tick" for key in note[2][1:]] for notes in (tiers, one_tiers)]
+    assert dropped[0] == dropped[1]
