@@ -32,15 +32,21 @@ from simulator.models import load_model
 
 
 class RunRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """What to run. out None: a new folder under the results root; resume: an unfinished run's folder."""
+    """What to run, and into which folder: one that does not exist yet, or, with resume, an unfinished run's."""
 
     name: str
     cells: list[Cell]
     engine: EngineName
     experiment: dict[str, Any]
     command: str = ""
-    out: Path | None = None
-    resume: Path | None = None
+    folder: Path
+    resume: bool = False
+
+
+def new_folder(name: str, engine: EngineName) -> Path:
+    """Where a run goes unless told: a folder of its own under the results root."""
+    moment = provenance.now().replace(":", "").replace("-", "")
+    return results_root() / f"{name}-{engine}-{moment}-{os.getpid()}"
 
 
 class Interrupted(Exception):
@@ -74,7 +80,7 @@ def _preflight(request: RunRequest) -> dict[str, FreeLoad]:
     """Checks every cell before anything starts; returns the free loads, by cell."""
     loads: dict[str, FreeLoad] = {}
     abilities: dict[str, Capabilities] = {}
-    results = (request.out or results_root()).absolute()
+    results = request.folder.absolute()
     for cell in request.cells:
         experiment, key = cell.experiment, _engine_key(cell)
         model = load_model(experiment.model)
@@ -98,14 +104,13 @@ def _new_loop() -> asyncio.AbstractEventLoop:
 
 def _open(request: RunRequest) -> RunFolder:
     attempt = {"started_at": provenance.now(), "ended_at": None, "pid": os.getpid()}
-    if request.resume is not None:
-        folder = RunFolder.resume(request.resume)
+    if request.resume:
+        folder = RunFolder.resume(request.folder)
         folder.save_manifest(status="started", error=None, attempts=[*folder.manifest["attempts"], attempt])
         return folder
     created = provenance.now()
-    run_id = f"{request.name}-{request.engine}-{created.replace(':', '').replace('-', '')}-{os.getpid()}"
     manifest = {
-        "run_id": request.out.name if request.out else run_id,
+        "run_id": request.folder.name,
         "name": request.name,
         "status": "started",
         "error": None,
@@ -121,7 +126,7 @@ def _open(request: RunRequest) -> RunFolder:
         "attempts": [attempt],
         "cells": [_cell_entry(cell) for cell in request.cells],
     }
-    return RunFolder.create(request.out or results_root() / run_id, manifest)
+    return RunFolder.create(request.folder, manifest)
 
 
 def _cell_entry(cell: Cell) -> dict[str, Any]:

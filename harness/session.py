@@ -2,24 +2,52 @@
 
 from __future__ import annotations
 
+import functools
 import shlex
 import signal
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, ParamSpec
 
 from harness.config import EngineName
 from harness.config import Experiment as ExperimentConfig
 from harness.engines.base import EngineError
 from harness.experiments import Cell, ConfigError, Plan, load_experiment
 from harness.results import ResultsError, read_manifest
-from harness.run import Interrupted, RunRequest
+from harness.run import Interrupted, RunRequest, new_folder
 from harness.run import run as run_cells
 
 USER_ERROR, RUN_FAILED = 2, 1
+P = ParamSpec("P")
 
 
+def told(work: Callable[P, int]) -> Callable[P, int]:
+    """A command whose mistakes become one line on stderr and an exit code. Bugs keep their traceback."""
+
+    @functools.wraps(work)
+    def command(*args: P.args, **kwargs: P.kwargs) -> int:
+        try:
+            return work(*args, **kwargs)
+        except (EngineError, ResultsError) as error:
+            print(f"harness: {error}", file=sys.stderr)
+            return RUN_FAILED if isinstance(error, EngineError) else USER_ERROR
+        except Interrupted as error:
+            print(f"harness: {error}", file=sys.stderr)
+            return 128 + error.signal
+        except KeyboardInterrupt:
+            return 128 + signal.SIGINT
+        except ValueError as error:
+            # ConfigError, PreflightError, TraceError, SpecError, SettingError: the user's mistakes.
+            if type(error) is ValueError or not type(error).__module__.startswith(("harness", "simulator", "traces")):
+                raise
+            print(f"harness: {error}", file=sys.stderr)
+            return USER_ERROR
+
+    return command
+
+
+@told
 def measure(
     experiment: Path | None,
     engine: EngineName | None,
@@ -31,19 +59,6 @@ def measure(
     sweep: bool,
 ) -> int:
     """Runs or resumes; returns the exit code."""
-    return _told(lambda: _measure(experiment, engine, overrides, size, out, resume, sweep=sweep))
-
-
-def _measure(
-    experiment: Path | None,
-    engine: EngineName | None,
-    overrides: list[str],
-    size: str | None,
-    out: Path | None,
-    resume: Path | None,
-    *,
-    sweep: bool,
-) -> int:
     from rich.console import Console
 
     from harness.report.terminal import Progress, render_summary
@@ -51,13 +66,14 @@ def _measure(
 
     plan = None if experiment is None else load_experiment(experiment, overrides, size)
     request = _resumed(resume, plan, engine, sweep) if resume else _fresh(plan, engine, out, sweep)
-    folder = resume or request.out
+    folder = request.folder
     try:
         with Progress() as progress:
-            folder = run_cells(request, progress)
+            run_cells(request, progress)
     except (EngineError, Interrupted):
-        if folder is not None and (folder / "manifest.json").exists():
+        if (folder / "manifest.json").exists():
             seal(folder)
+            print(f"harness: rows so far are in {folder}; harness run --resume {folder} goes on", file=sys.stderr)
         raise
     summary = seal(folder)
     Console().print(render_summary(summary, read_manifest(folder)))
@@ -86,7 +102,7 @@ def _fresh(plan: Plan | None, engine: EngineName | None, out: Path | None, sweep
         engine=engine,
         experiment=plan.origin(),
         command=_command(),
-        out=out,
+        folder=out or new_folder(plan.experiment.name, engine),
     )
 
 
@@ -119,7 +135,8 @@ def _resumed(resume: Path, plan: Plan | None, engine: EngineName | None, sweep: 
         cells=cells,
         engine=manifest["engine"],
         experiment=manifest["experiment"],
-        resume=resume,
+        folder=resume,
+        resume=True,
     )
 
 
@@ -129,12 +146,9 @@ def _json(config: object) -> bytes:
     return msgspec.json.encode(config)
 
 
+@told
 def report_again(folders: Sequence[Path]) -> int:
     """Seals each folder again; returns the exit code."""
-    return _told(lambda: _report_again(folders))
-
-
-def _report_again(folders: Sequence[Path]) -> int:
     from rich.console import Console
 
     from harness.report.terminal import render_summary
@@ -149,17 +163,14 @@ def _report_again(folders: Sequence[Path]) -> int:
     return 0
 
 
+@told
 def serve(
     experiment: Path, overrides: list[str], size: str | None, host: str, port: int, api_key_env: str | None
 ) -> int:
     """Serves the simulator over HTTP until it is interrupted; returns the exit code."""
+    from harness.serve import serve as serve_experiment
 
-    def work() -> int:
-        from harness.serve import serve as serve_experiment
-
-        return serve_experiment(load_experiment(experiment, overrides, size).experiment, host, port, api_key_env)
-
-    return _told(work)
+    return serve_experiment(load_experiment(experiment, overrides, size).experiment, host, port, api_key_env)
 
 
 def list_traces() -> int:
@@ -171,12 +182,9 @@ def list_traces() -> int:
     return 0
 
 
+@told
 def fetch_trace(name: str, into: Path | None, accept_digest: str | None) -> int:
     """Downloads one trace; returns the exit code."""
-    return _told(lambda: _fetch_trace(name, into, accept_digest))
-
-
-def _fetch_trace(name: str, into: Path | None, accept_digest: str | None) -> int:
     import os
 
     from harness.report.terminal import Progress
@@ -196,23 +204,3 @@ def _fetch_trace(name: str, into: Path | None, accept_digest: str | None) -> int
         path = fetch(name, target, accept_digest=accept_digest, progress=tell)
     print(path)
     return 0
-
-
-def _told(work: Callable[[], int]) -> int:
-    """Runs a command; what goes wrong becomes one line on stderr and an exit code. Bugs keep their traceback."""
-    try:
-        return work()
-    except (EngineError, ResultsError) as error:
-        print(f"harness: {error}", file=sys.stderr)
-        return RUN_FAILED if isinstance(error, EngineError) else USER_ERROR
-    except Interrupted as error:
-        print(f"harness: {error}; its rows are kept, --resume goes on", file=sys.stderr)
-        return 128 + error.signal
-    except KeyboardInterrupt:
-        return 128 + signal.SIGINT
-    except ValueError as error:
-        # ConfigError, PreflightError, TraceError, SpecError, ModelError, CalibrationError: the user's mistakes.
-        if type(error) is ValueError or not type(error).__module__.startswith(("harness", "simulator", "traces")):
-            raise
-        print(f"harness: {error}", file=sys.stderr)
-        return USER_ERROR

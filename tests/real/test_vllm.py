@@ -44,7 +44,7 @@ def request(tmp_path: Path, **changes: Any) -> RunRequest:
     path = tmp_path / "experiment.yaml"
     path.write_text(yaml.safe_dump({**EXPERIMENT, **changes}))
     plan = load_experiment(path)
-    return RunRequest(name="real", cells=plan.cells(), engine="vllm", experiment=plan.origin(), out=tmp_path / "out")
+    return RunRequest(name="real", cells=plan.cells(), engine="vllm", experiment=plan.origin(), folder=tmp_path / "out")
 
 
 def harness(*arguments: str) -> "subprocess.Popen[str]":
@@ -93,7 +93,7 @@ def test_a_trace_slice_sends_the_same_prompts_as_the_simulator(tmp_path: Path) -
     on_vllm = request(tmp_path, workload=workload, measure={})
     rows = {row.id: row for row in measured(run(on_vllm, Quiet()))}
     simulated = RunRequest(
-        name="real", cells=on_vllm.cells, engine="sim", experiment=on_vllm.experiment, out=tmp_path / "sim"
+        name="real", cells=on_vllm.cells, engine="sim", experiment=on_vllm.experiment, folder=tmp_path / "sim"
     )
     modelled = {row.id: row for row in measured(run(simulated, Quiet()))}
     assert rows.keys() == modelled.keys() and len(rows) > 15

@@ -53,8 +53,14 @@ def request(tmp_path: Path, *, engine: Any = "fake", resume: Path | None = None,
     path = tmp_path / "experiment.yaml"
     path.write_text(yaml.safe_dump({**EXPERIMENT, **changes}))
     plan = load_experiment(path)
-    out = None if resume else tmp_path / "out"
-    return RunRequest(name="loop", cells=plan.cells(), engine=engine, experiment=plan.origin(), out=out, resume=resume)
+    return RunRequest(
+        name="loop",
+        cells=plan.cells(),
+        engine=engine,
+        experiment=plan.origin(),
+        folder=resume or tmp_path / "out",
+        resume=resume is not None,
+    )
 
 
 def measured(folder: Path) -> list[RequestRecord]:

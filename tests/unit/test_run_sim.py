@@ -46,8 +46,10 @@ def request(folder: Path, config: dict[str, Any], *, out: str = "out", resume: P
     path = folder / "experiment.yaml"
     path.write_text(yaml.safe_dump(config))
     plan = load_experiment(path)
-    target = None if resume else folder / out
-    return RunRequest(name="sim", cells=plan.cells(), engine="sim", experiment=plan.origin(), out=target, resume=resume)
+    target = resume or folder / out
+    return RunRequest(
+        name="sim", cells=plan.cells(), engine="sim", experiment=plan.origin(), folder=target, resume=resume is not None
+    )
 
 
 @pytest.mark.parametrize("config", [TIERS, FREE, SYNTHETIC, SESSIONS], ids=["tiers", "trace", "synthetic", "sessions"])
