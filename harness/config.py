@@ -6,9 +6,9 @@ from __future__ import annotations
 import os
 import re
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, field_validator, model_validator
 
 from harness.units import Bytes, Seconds
 
@@ -23,6 +23,8 @@ class Strict(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
 
 
+# YAML has lists where the models, which are frozen, have tuples.
+FROM_LIST = BeforeValidator(lambda value: tuple(value) if isinstance(value, list) else value)
 Positive = Annotated[int, Field(ge=1, le=2**40)]
 Share = Annotated[float, Field(ge=0.0, le=1.0, strict=False)]
 PositiveFloat = Annotated[float, Field(gt=0.0, le=1e9, strict=False)]
@@ -121,17 +123,12 @@ class Until(Strict):
 class Measure(Strict):
     """What to sample: tiers (for `prefix` workloads), how often, for how long at most."""
 
-    tiers: tuple[TierState, ...] = ()
+    tiers: Annotated[tuple[TierState, ...], FROM_LIST] = ()
     samples: Annotated[int, Field(ge=1, le=1_000_000)] | None = None
     until: Until | None = None
     budget: Seconds | None = None
     must_reach: Literal["cpu", "disk"] | None = None
     request_timeout: Seconds = 600.0
-
-    @field_validator("tiers", mode="before")
-    @classmethod
-    def _list(cls, value: Any) -> Any:
-        return tuple(value) if isinstance(value, list) else value
 
     @model_validator(mode="after")
     def _consistent(self) -> Measure:
@@ -206,13 +203,8 @@ class Attach(Strict):
 class Cores(Strict):
     """CPU cores for the engine, and for the cache server and the load loop. None: not pinned."""
 
-    engine: tuple[int, ...] | None = None
-    client: tuple[int, ...] | None = None
-
-    @field_validator("engine", "client", mode="before")
-    @classmethod
-    def _list(cls, value: Any) -> Any:
-        return tuple(value) if isinstance(value, list) else value
+    engine: Annotated[tuple[int, ...] | None, FROM_LIST] = None
+    client: Annotated[tuple[int, ...] | None, FROM_LIST] = None
 
 
 class VllmSettings(Strict):
@@ -229,17 +221,12 @@ class VllmSettings(Strict):
     transport: Literal["shm", "pickle"] = "shm"
     max_batched_tokens: Positive | None = None
     max_sequences: Positive | None = None
-    args: tuple[str, ...] = ()
+    args: Annotated[tuple[str, ...], FROM_LIST] = ()
     env: dict[str, str] = {}
-    lmcache_args: tuple[str, ...] = ()
+    lmcache_args: Annotated[tuple[str, ...], FROM_LIST] = ()
     start_timeout: Seconds = 300.0
     cores: Cores = Cores()
     attach: Attach | None = None
-
-    @field_validator("args", "lmcache_args", mode="before")
-    @classmethod
-    def _list(cls, value: Any) -> Any:
-        return tuple(value) if isinstance(value, list) else value
 
     @model_validator(mode="after")
     def _no_secrets(self) -> VllmSettings:

@@ -20,7 +20,7 @@ from harness.preflight import check_prompts, check_reach, check_working_set
 from harness.results import HostSample, RunFolder, Sample, read_rows
 from harness.sampling import Sampler
 from harness.summary import FREE_LOAD, counted, metric_values
-from harness.warmup import Probe, after_sample, expected_counters, needs_fresh_prefix, place, prove, sealed
+from harness.warmup import ALL_TIERS, Probe, after_sample, expected_counters, needs_fresh_prefix, place, prove, sealed
 from traces.load import Load
 from traces.request import Request, RequestRecord
 
@@ -57,7 +57,7 @@ class TierMeasurement:
         check_working_set(self._cell.experiment, self._probe.resolved)
         if not self._engine.capabilities.deterministic:
             self._recall()
-        await self._engine.reset(frozenset({"gpu", "cpu", "disk"}) & self._engine.capabilities.resets)
+        await self._engine.reset(ALL_TIERS & self._engine.capabilities.resets)
         start_s = self._engine.now_s()
         while tiers := self._sampler.round(self._engine.now_s() - start_s):
             for tier in tiers:
@@ -150,7 +150,7 @@ async def measure_load(
 
         return write
 
-    await engine.reset(frozenset({"gpu", "cpu", "disk"}) & engine.capabilities.resets)
+    await engine.reset(ALL_TIERS & engine.capabilities.resets)
     if rest and load.warmers:
         progress.state(f"{cell.key} warming {len(load.warmers)} prefixes")
         await engine.replay(Load(load.warmers, concurrency=1), writer("warm"))

@@ -166,11 +166,6 @@ def read_samples(path: Path) -> Iterator[Sample]:
     return _read_lines(path / "samples.jsonl", Sample)
 
 
-def read_summary(path: Path) -> dict[str, Any]:
-    summary: dict[str, Any] = msgspec.json.decode((path / "summary.json").read_bytes())
-    return summary
-
-
 def write_summary(path: Path, summary: dict[str, Any]) -> None:
     write_atomically(path / "summary.json", _pretty(summary))
 

@@ -51,7 +51,6 @@ class VllmEngine:
         self._replay: OpenAIReplay | None = None
         self._sent_tokens = self._lookups_due = 0
         self._base_tokens = self._base_lookups = 0
-        self._resolved = Resolved()
 
     # ---- lifecycle
 
@@ -187,7 +186,10 @@ class VllmEngine:
                 f" experiment {cache.block_tokens} and {cache.chunk_tokens}; correct the experiment"
             )
         per_token = self._model.kv_bytes_per_token
-        self._resolved = Resolved(
+        self._base_tokens = metrics.total("vllm:prompt_tokens_total") or 0
+        self._base_lookups = lookups(await self.cache_server.metrics()) if self.cache_server else 0
+        await self._open_replay()
+        return Resolved(
             gpu_bytes=blocks * block_tokens * per_token,
             cpu_bytes=cpu_bytes,
             disk_bytes=cache.disk.capacity if cache.disk else None,
@@ -205,10 +207,6 @@ class VllmEngine:
                 "disk_file_system": self._disk_file_system(),
             },
         )
-        self._base_tokens = metrics.total("vllm:prompt_tokens_total") or 0
-        self._base_lookups = lookups(await self.cache_server.metrics()) if self.cache_server else 0
-        await self._open_replay()
-        return self._resolved
 
     async def _open_replay(self) -> None:
         attach = self._settings.attach
