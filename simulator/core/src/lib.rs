@@ -1,5 +1,6 @@
 //! The core of the simulator: an engine and its cache tiers in virtual time. This file is the Python face only.
 
+mod arrivals;
 mod blocks;
 #[cfg(test)]
 mod blocks_oracle;
@@ -14,6 +15,7 @@ mod l1;
 mod lru;
 mod request;
 mod schedule;
+mod server;
 mod stream;
 mod tiers;
 mod time;

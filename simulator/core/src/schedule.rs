@@ -151,11 +151,11 @@ impl Engine {
 
     /// Asks the tiers once. False: they have not answered yet.
     fn looked_up(&mut self, slot: Slot, batch: &mut Batch) -> bool {
-        let Some(tiers) = &mut self.tiers else { return true };
+        let Some(server) = &mut self.server else { return true };
         let request = &mut self.requests[slot];
         if let Lookup::NotAsked = request.lookup {
             batch.steady = false;
-            request.lookup = match tiers.lookup(self.now, slot, &request.chunk_keys) {
+            request.lookup = match server.tiers.lookup(self.now, slot, &request.chunk_keys) {
                 Some(hit) => Lookup::Answered(hit),
                 None => Lookup::Pending,
             };
@@ -218,9 +218,9 @@ impl Engine {
         request.status = Status::Loading;
         request.computed = end;
         self.prefilling.insert(slot);
-        if let (Some(tiers), Lookup::Answered(hit)) = (&mut self.tiers, &mut request.lookup) {
+        if let (Some(server), Lookup::Answered(hit)) = (&mut self.server, &mut request.lookup) {
             let first = prefix.local_tokens / self.config.chunk_tokens;
-            tiers.load(self.now, slot, std::mem::take(hit), first as usize);
+            server.tiers.load(self.now, slot, std::mem::take(hit), first as usize);
         }
         Verdict::Skip
     }
@@ -274,8 +274,8 @@ impl Engine {
 
     fn release_hit(&mut self, slot: Slot) {
         let request = &mut self.requests[slot];
-        if let (Some(tiers), Lookup::Answered(hit)) = (&mut self.tiers, &mut request.lookup) {
-            tiers.release(&std::mem::take(hit).keys);
+        if let (Some(server), Lookup::Answered(hit)) = (&mut self.server, &mut request.lookup) {
+            server.tiers.release(&std::mem::take(hit).keys);
         }
     }
 

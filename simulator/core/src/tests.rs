@@ -138,8 +138,8 @@ fn run(config: EngineConfig, load: &[(Submission, f64)]) -> (Vec<Completion>, En
 /// Every block is free or held by a request, and no tier holds more than it has room for.
 fn check_capacities(engine: &Engine) {
     engine.pool.check(engine.requests.iter().map(|request| &request.blocks));
-    if let (Some(tiers), Some(config)) = (&engine.tiers, &engine.config.tiers) {
-        let (cpu, disk) = tiers.used();
+    if let (Some(server), Some(config)) = (&engine.server, &engine.config.tiers) {
+        let (cpu, disk) = server.tiers.used();
         assert!(cpu <= config.cpu_chunks && disk <= config.disk_chunks.unwrap_or(0));
     }
 }
