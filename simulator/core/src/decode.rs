@@ -1,8 +1,10 @@
 //! Decode in macro-steps: while every step would be scheduled alike, many are taken at once.
 //!
-//! The result is that of single steps to the tick and to the block: times are integers, and blocks are handed out and
-//! registered in the order in which single steps would have done it. They are so before anybody looks at them, and
-//! what comes in between cuts the macro-step short at the end of the step that is then under way.
+//! The result is that of single steps to the tick and to the block: times are integers, and blocks are evicted and equal
+//! ones registered in the order of single steps, before anybody looks at them. What comes in between cuts the macro-step
+//! short at the end of the step that is then under way.
+
+use std::cmp::Reverse;
 
 use crate::engine::{Engine, Step};
 use crate::time::{FOREVER, Ticks};
@@ -15,20 +17,12 @@ pub struct Decode {
     sequences: u64,
     /// Sum of the contexts at the first step.
     context: u64,
-    /// (step, index in `running`, what) in the order in which single steps would come to it.
-    needs: Vec<(u64, usize, Need)>,
-    /// So many of the needs are met.
-    met: usize,
+    /// Steps whose blocks the requests have.
+    met: u64,
     /// Steps whose tokens the requests have.
     told: u64,
     /// Nothing has happened since that the next schedule would have to heed.
     steady: bool,
-}
-
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-enum Need {
-    Allocate,
-    Register,
 }
 
 impl Engine {
@@ -49,19 +43,19 @@ impl Engine {
         let most = requests.map(|request| request.output - request.generated).min().unwrap_or(0);
         let room = self.next_stop().saturating_sub(self.now);
         let before = largest(most, |steps| self.cost.decode(sequences, context, steps) < room);
-        let needs = self.block_needs(most.min(before + 1));
-        let steps = self.undisturbed(&needs, most.min(before + 1));
+        let steps = self.undisturbed(most.min(before + 1));
         let end = self.now + self.cost.decode(sequences, context, steps);
         let (start, met, told, steady) = (self.now, 0, 0, true);
-        let decode = Decode { start, end, steps, sequences, context, needs, met, told, steady };
+        let decode = Decode { start, end, steps, sequences, context, met, told, steady };
         (steps > 0).then_some(decode)
     }
 
     /// How many of the steps get all their blocks and leave the waiting request as hopeless as it was.
-    fn undisturbed(&self, needs: &[(u64, usize, Need)], steps: u64) -> u64 {
-        let free = usize::try_from(self.pool.free()).unwrap_or(usize::MAX);
-        let mut allocations = needs.iter().filter(|(_, _, need)| *need == Need::Allocate);
-        let steps = allocations.nth(free).map_or(steps, |(step, _, _)| steps.min(*step));
+    fn undisturbed(&self, steps: u64) -> u64 {
+        let lacking = |steps: u64| -> u64 {
+            self.running.iter().map(|&slot| self.lacking(slot, self.requests[slot].computed + steps)).sum()
+        };
+        let steps = largest(steps, |steps| lacking(steps) <= self.pool.free());
         let Some(watched) = self.watched else { return steps };
         // The waiting request is looked at after the running ones, so the step that registers its block may admit it.
         let registered = self.running.iter().filter_map(|&slot| {
@@ -74,43 +68,27 @@ impl Engine {
         registered.fold(steps, u64::min)
     }
 
-    /// (step, index in `running`, what) in the order in which single steps would come to it.
-    fn block_needs(&self, steps: u64) -> Vec<(u64, usize, Need)> {
-        let size = self.config.block_tokens;
-        let mut needs = Vec::with_capacity(2 * self.running.len());
-        for (index, &slot) in self.running.iter().enumerate() {
-            let request = &self.requests[slot];
-            let end = request.computed + steps;
-            // Step i computes the token at computed + i: it needs a block for it, and fills the block that it ends.
-            let first = request.blocks.len() * size;
-            let begun = (first..end).step_by(size as usize);
-            needs.extend(begun.map(|token| (token - request.computed, index, Need::Allocate)));
-            let first = (request.blocks.findable.blocks + 1) * size - 1;
-            let filled = (first..end).step_by(size as usize);
-            needs.extend(filled.map(|token| (token - request.computed, index, Need::Register)));
-        }
-        needs.sort_unstable();
-        needs
-    }
-
     /// Hands out and registers the blocks of the first `steps` of the steps.
     fn meet_needs(&mut self, decode: &mut Decode, steps: u64) {
-        while let Some(&(step, index, need)) =
-            decode.needs.get(decode.met).filter(|(step, _, _)| *step < steps)
-        {
-            debug_assert!(step < decode.steps);
-            let slot = self.running[index];
-            match need {
-                Need::Allocate => {
-                    self.pool.allocate(1, &mut self.requests[slot].blocks);
-                }
-                Need::Register => {
-                    let blocks = self.requests[slot].blocks.findable.blocks + 1;
-                    self.register(slot, blocks * self.config.block_tokens);
-                }
-            }
-            decode.met += 1;
+        if steps <= decode.met {
+            return;
         }
+        let mut filling = Vec::new();
+        for &slot in &self.running {
+            let end = self.requests[slot].computed - decode.told + steps;
+            let lacking = self.lacking(slot, end);
+            let request = &mut self.requests[slot];
+            if lacking > 0 {
+                self.pool.allocate(lacking, &mut request.blocks);
+            }
+            if end / self.config.block_tokens > request.blocks.findable.blocks {
+                filling.push((Reverse(end), slot));
+            }
+        }
+        // Of requests with equal blocks, the one that is further on registers each of them first.
+        filling.sort_by_key(|(end, _)| *end);
+        filling.into_iter().for_each(|(Reverse(end), slot)| self.register(slot, end));
+        decode.met = steps;
     }
 
     /// Takes back the steps that have not begun before `at`.

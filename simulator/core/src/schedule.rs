@@ -285,7 +285,7 @@ impl Engine {
     }
 
     /// Blocks that a request lacks to hold `end` tokens.
-    fn lacking(&self, slot: Slot, end: u64) -> u64 {
+    pub(crate) fn lacking(&self, slot: Slot, end: u64) -> u64 {
         end.div_ceil(self.config.block_tokens).saturating_sub(self.requests[slot].blocks.len())
     }
 
