@@ -100,6 +100,10 @@ impl Engine {
         self.submit_one(Submission { id, prompt, output_tokens, reply_id }, at_s)
     }
 
+    fn refusal(&self, prompt: Vec<Segment>, output_tokens: u64) -> Option<String> {
+        self.engine.refusal(&Submission { id: String::new(), prompt, output_tokens, reply_id: 0 })
+    }
+
     /// `segments`: hash ids and tokens of all prompts' segments, and where each request's segments end in those.
     fn submit_many(
         &mut self,
@@ -172,7 +176,7 @@ impl Engine {
         self.engine.next_event().map(time::to_s)
     }
 
-    fn take_tokens(&mut self) -> Vec<(String, usize)> {
+    fn take_tokens(&mut self) -> (Vec<(String, usize)>, Vec<(String, usize)>) {
         self.engine.take_tokens()
     }
 
