@@ -148,8 +148,8 @@ class Simulator:
     def take_tokens(self) -> tuple[list[tuple[str, int]], list[tuple[str, int]]]:
         """(request id, number) of tokens that unfinished requests got since the last call; with record_token_times.
 
-        First those of requests that got their first token, then the others. All are final: `advance` decides nothing beyond its `until_s`. A completion's token_s has those after the last
-        call, its output_tokens all.
+        First those of requests that got their first token, then the others. All are final: `advance` decides nothing
+        beyond its `until_s`. A completion's token_s has those after the last call, its output_tokens all.
         """
         return self._core.take_tokens()
 

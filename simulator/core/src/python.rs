@@ -11,6 +11,7 @@ use crate::engine::{self, EngineConfig};
 use crate::journal::Note;
 use crate::keys::Segment;
 use crate::request::{Completion, Submission};
+use crate::stream::Tokens;
 use crate::time::{self, Ticks};
 
 #[pyclass]
@@ -176,7 +177,7 @@ impl Engine {
         self.engine.next_event().map(time::to_s)
     }
 
-    fn take_tokens(&mut self) -> (Vec<(String, usize)>, Vec<(String, usize)>) {
+    fn take_tokens(&mut self) -> (Vec<Tokens>, Vec<Tokens>) {
         self.engine.take_tokens()
     }
 
