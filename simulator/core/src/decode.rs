@@ -91,6 +91,16 @@ impl Engine {
         decode.met = steps;
     }
 
+    /// Hands out and registers the blocks of the steps that have begun.
+    pub(crate) fn meet_needs_now(&mut self) {
+        let Some(Step::Decode(mut decode)) = self.step.take_if(|step| matches!(step, Step::Decode(_))) else {
+            return;
+        };
+        let steps = self.steps_begun(&decode, self.now);
+        self.meet_needs(&mut decode, steps);
+        self.step = Some(Step::Decode(decode));
+    }
+
     /// Takes back the steps that have not begun before `at`.
     pub(crate) fn cut_decode(&mut self, at: Ticks) {
         let Some(Step::Decode(mut decode)) = self.step.take() else { return };

@@ -65,6 +65,11 @@ pub struct Engine {
     pub(crate) now: Ticks,
     pub(crate) pool: BlockPool,
     pub(crate) server: Option<Box<Server>>,
+    /// The server is shared: it knows this engine's requests by their slots beyond this, and is told to this engine by
+    /// others when transfers end.
+    pub(crate) slots_from: Option<Slot>,
+    /// Others look at the disk that this engine's server writes to.
+    pub(crate) shares_disk: bool,
     pub(crate) requests: Vec<Request>,
     pub(crate) spare: Vec<Slot>,
     pub(crate) running: Vec<Slot>,
@@ -118,6 +123,8 @@ impl Engine {
             now: 0,
             pool,
             server: tiers.map(|tiers| Box::new(Server::new(tiers))),
+            slots_from: None,
+            shares_disk: false,
             requests: Vec::new(),
             spare: Vec::new(),
             running: Vec::new(),
@@ -208,6 +215,9 @@ impl Engine {
     /// The next moment at which this engine acts, whether or not anything is submitted to it before.
     pub(crate) fn next_moment(&self) -> Ticks {
         match &self.step {
+            Some(step) if self.shares_disk => {
+                step.end().min(self.arrivals.next_at()).min(self.next_end(true))
+            }
             Some(step) => step.end().min(self.next_stop()),
             None => self.arrivals.next_at().min(self.next_end(true)),
         }
@@ -219,7 +229,15 @@ impl Engine {
     }
 
     fn next_end(&self, any: bool) -> Ticks {
-        self.server.as_ref().map_or(FOREVER, |server| server.next_at(any))
+        match &self.server {
+            Some(server) if self.slots_from.is_none() => server.next_at(any),
+            _ => FOREVER,
+        }
+    }
+
+    /// What the server calls a request.
+    pub(crate) fn server_slot(&self, slot: Slot) -> Slot {
+        self.slots_from.unwrap_or(0) | slot
     }
 
     /// Deals with all that is due, up to the end of the step in flight.
@@ -255,27 +273,25 @@ impl Engine {
         }
     }
 
-    /// Hears at `at` that a transfer of one of its requests has ended.
-    pub(crate) fn hear(&mut self, at: Ticks, ended: Ended) {
+    /// Hears at `at` that a transfer of one of its requests has ended. True: the next schedule may decide otherwise.
+    pub(crate) fn hear(&mut self, at: Ticks, ended: Ended) -> bool {
         match ended {
-            Ended::Lookup(slot, hit) => {
-                self.requests[slot].lookup = Lookup::Answered(hit);
-                self.unsettle(at);
-            }
-            Ended::Load(slot) => {
-                self.requests[slot].status = Status::Loaded;
-                self.unsettle(at);
-            }
+            Ended::Lookup(slot, hit) => self.requests[slot].lookup = Lookup::Answered(hit),
+            Ended::Load(slot) => self.requests[slot].status = Status::Loaded,
             Ended::Store(slot) => {
                 self.requests[slot].stores_in_flight -= 1;
-                if self.requests[slot].retires() {
-                    self.unsettle(at);
-                    self.retire(slot);
-                    self.retiring -= 1;
+                if !self.requests[slot].retires() {
+                    return false;
                 }
+                // Steps under way got their blocks before these came free.
+                self.unsettle(at);
+                self.retire(slot);
+                self.retiring -= 1;
             }
-            Ended::Nothing => {}
+            Ended::Nothing => return false,
         }
+        self.unsettle(at);
+        true
     }
 
     /// The next schedule may decide otherwise than the last: decode steps that have not begun by `at` are off.
@@ -354,12 +370,13 @@ impl Engine {
 
     /// Begins to store the prompt's whole chunks that are computed and were not stored or loaded before.
     fn store_chunks(&mut self, slot: Slot) {
+        let name = self.server_slot(slot);
         let Some(server) = &mut self.server else { return };
         let request = &mut self.requests[slot];
         let computed = request.computed.min(request.prompt) / self.config.chunk_tokens;
         if computed > request.stored_chunks {
             let keys = &request.chunk_keys[request.stored_chunks as usize..computed as usize];
-            request.stores_in_flight += u64::from(server.tiers.store(self.now, slot, keys));
+            request.stores_in_flight += u64::from(server.tiers.store(self.now, name, keys));
             request.stored_chunks = computed;
         }
     }
@@ -394,7 +411,7 @@ impl Engine {
         self.spare.push(slot);
     }
 
-    fn stuck(&self) -> String {
+    pub(crate) fn stuck(&self) -> String {
         let waiting = self.waiting.len() + self.holding.len();
         format!("{waiting} requests wait for blocks that nothing will free: raise gpu_blocks")
     }

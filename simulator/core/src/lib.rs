@@ -4,6 +4,9 @@ mod arrivals;
 mod blocks;
 #[cfg(test)]
 mod blocks_oracle;
+mod cluster;
+#[cfg(test)]
+mod cluster_tests;
 mod cost;
 mod decode;
 mod device;
@@ -13,6 +16,7 @@ mod journal;
 mod keys;
 mod l1;
 mod lru;
+mod moments;
 mod request;
 mod schedule;
 mod server;
@@ -23,6 +27,7 @@ mod time;
 #[cfg(test)]
 mod tests;
 
+pub use cluster::{Cluster, Routing, Sharing};
 pub use engine::{Counters, Engine, EngineConfig};
 pub use journal::Note;
 pub use keys::Segment;

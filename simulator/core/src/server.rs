@@ -42,12 +42,10 @@ impl Server {
 
     /// Ends the next transfer if it is due: when it ended, and what became of it.
     pub fn end_next(&mut self, now: Ticks) -> Option<(Ticks, Ended)> {
-        let first = |ends: &Ends| ends.peek().map(|Reverse(end)| *end).filter(|(at, _)| *at <= now);
-        let (at, id) = match (first(&self.loud), first(&self.quiet)) {
-            (Some(loud), Some(quiet)) if quiet < loud => self.quiet.pop().map(|Reverse(end)| end),
-            (None, Some(_)) => self.quiet.pop().map(|Reverse(end)| end),
-            _ => self.loud.pop().map(|Reverse(end)| end).filter(|(at, _)| *at <= now),
-        }?;
+        let first = |ends: &Ends| ends.peek().map_or((FOREVER, IoId::MAX), |Reverse(end)| *end);
+        let ends = if first(&self.quiet) < first(&self.loud) { &mut self.quiet } else { &mut self.loud };
+        let (at, id) = Some(first(ends)).filter(|(at, _)| *at <= now)?;
+        ends.pop();
         self.tiers.tick(at);
         let ended = self.tiers.io_done(at, id);
         self.take_begun();
