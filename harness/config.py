@@ -176,7 +176,11 @@ class Cache(Strict):
 
 
 class SimSettings(Strict):
-    """The simulator: whose cost constants, whose cache rules."""
+    """The simulator: whose cost constants, whose cache rules.
+
+    instances: engines of the same kind behind one router; simulator/cluster.py says what each `routing` does.
+    shared: tiers that they have in common; cache gives the size of each instance's own tiers, and of the shared one.
+    """
 
     hardware: str = "cpu-2core"
     engine_policy: str = "vllm-0.32"
@@ -184,6 +188,15 @@ class SimSettings(Strict):
     max_batched_tokens: Positive = 2048
     max_sequences: Positive = 256
     token_times: bool = False
+    instances: Annotated[int, Field(ge=1, le=100_000)] = 1
+    routing: Literal["round-robin", "least-loaded", "prefix-aware"] = "round-robin"
+    shared: Annotated[tuple[Literal["cpu", "disk"], ...], FROM_LIST] = ()
+
+    @model_validator(mode="after")
+    def _consistent(self) -> SimSettings:
+        if len(set(self.shared)) != len(self.shared):
+            raise ValueError("shared names a tier twice; name each once")
+        return self
 
 
 class Attach(Strict):
