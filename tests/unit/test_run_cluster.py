@@ -1,4 +1,4 @@
-"""Experiments on a simulated cluster: the same bytes every time, rows that name their instance, refusals on one line."""
+"""Experiments on a simulated cluster: the same bytes every time, rows that name their instance, refusals."""
 
 import subprocess
 import sys
