@@ -44,6 +44,7 @@ pub struct Counters {
 
 #[derive(Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Event {
+    Sent(usize),
     Arrival(usize),
     IoDone(IoId),
 }
@@ -75,6 +76,9 @@ pub struct Engine {
     /// Finished requests whose stores still hold their blocks: for those blocks, requests may well wait.
     retiring: u64,
     next_event: u64,
+    /// When the front end, and the copies of synchronous loads, will be done with what they have.
+    front_end_until: Ticks,
+    pub(crate) loading_until: Ticks,
     arriving: Vec<Option<Submission>>,
     spare_arrivals: Vec<usize>,
     ids: HashSet<String>,
@@ -123,6 +127,8 @@ impl Engine {
             quiet: BinaryHeap::new(),
             retiring: 0,
             next_event: 0,
+            front_end_until: 0,
+            loading_until: 0,
             arriving: Vec::new(),
             spare_arrivals: Vec::new(),
             ids: HashSet::new(),
@@ -158,14 +164,12 @@ impl Engine {
         if !self.ids.insert(submission.id.clone()) {
             return Err(format!("request id {:?} is in flight already: ids must be unique", submission.id));
         }
-        let tokens = submission.prompt_tokens().unwrap_or(0).min(self.config.max_model_len);
-        let arrives = at.saturating_add(self.cost.arrival(tokens));
         let index = self.spare_arrivals.pop().unwrap_or(self.arriving.len());
         if index == self.arriving.len() {
             self.arriving.push(None);
         }
         self.arriving[index] = Some(submission);
-        self.push_event(arrives, Event::Arrival(index));
+        self.push_event(at, Event::Sent(index));
         Ok(())
     }
 
@@ -274,10 +278,19 @@ impl Engine {
                 tiers.tick(at);
             }
             match event {
+                Event::Sent(index) => self.sent(at, index),
                 Event::Arrival(index) => self.arrive(index),
                 Event::IoDone(id) => self.io_done(at, id),
             }
         }
+    }
+
+    fn sent(&mut self, at: Ticks, index: usize) {
+        let tokens = self.arriving[index].as_ref().and_then(Submission::prompt_tokens).unwrap_or(0);
+        let tokens = tokens.min(self.config.max_model_len);
+        self.front_end_until = self.front_end_until.max(at).saturating_add(self.cost.front_end(tokens));
+        let wait = self.cost.wait(tokens / self.config.chunk_tokens);
+        self.push_event(self.front_end_until.saturating_add(wait), Event::Arrival(index));
     }
 
     fn arrive(&mut self, index: usize) {
@@ -359,9 +372,12 @@ impl Engine {
             batch = self.schedule();
         }
         self.take_begun();
+        let start = self.now.max(self.loading_until);
         if !batch.slots.is_empty() {
-            let end = self.now + self.cost.step(&batch.work);
+            let end = start + self.cost.step(&batch.work);
             self.step = Some((end, batch));
+        } else if start > self.now {
+            self.step = Some((start, batch));
         }
     }
 

@@ -220,7 +220,11 @@ impl Engine {
         self.prefilling.insert(slot);
         if let (Some(tiers), Lookup::Answered(hit)) = (&mut self.tiers, &mut request.lookup) {
             let first = prefix.local_tokens / self.config.chunk_tokens;
-            tiers.load(self.now, slot, std::mem::take(hit), first as usize);
+            let start = self.now.max(self.loading_until);
+            let end = tiers.load(start, slot, std::mem::take(hit), first as usize);
+            if self.cost.synchronous_loads {
+                self.loading_until = end;
+            }
         }
         Verdict::Skip
     }
