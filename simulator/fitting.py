@@ -8,10 +8,11 @@ other points the simulator is asked, and its derivative is their design: found a
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import msgspec
 import numpy as np
+from numpy.typing import NDArray
 from scipy.optimize import nnls
 from scipy.special import stdtrit
 
@@ -25,7 +26,7 @@ _ROUNDS = 12
 _STEPS = {"bytes_per_s": 1e-13, "attention_s": 1e-12, "decode_context_s": 1e-10, "token_s": 1e-9}
 _STEP_S = 1e-6
 
-Array = np.ndarray[Any, np.dtype[np.float64]]
+Array = NDArray[np.float64]
 
 
 class Fit(NamedTuple):
@@ -44,17 +45,9 @@ def fit(fitted_on: FittedOn, assumed: Mapping[str, Assumption], *, synchronous_l
     fit finds no time per byte) is null, a shared bandwidth that nothing showed .inf.
     """
     problem = _Problem(fitted_on, assumed, synchronous_loads)
-    slopes = np.zeros(len(problem.free))
-    best, least = slopes, np.inf
-    for _ in range(_ROUNDS):
-        offset, matrix = problem.linear(slopes)
-        found = _solve(matrix, 1 - offset)
-        loss = float(np.sum((problem.relative(found) - 1) ** 2))
-        if loss < least:
-            best, least = found, loss
-        if np.allclose(found, slopes, rtol=1e-7, atol=0):
-            break
-        slopes = found
+    # A bound that nothing has reached shows no derivative: it is sought from a start at which it binds as well.
+    alone = _descend(problem, np.zeros(len(problem.free)))
+    best = min((alone, _descend(problem, problem.bound(alone))), key=problem.loss)
     offset, matrix = problem.linear(best)
     shown = {name for name, column in zip(problem.free, matrix.T, strict=True) if np.any(column)}
     return Fit(
@@ -63,6 +56,20 @@ def fit(fitted_on: FittedOn, assumed: Mapping[str, Assumption], *, synchronous_l
         loo_error=[_left_out(offset, matrix, index) for index in range(len(offset))],
         intervals=_intervals(problem.free, offset, matrix, best),
     )
+
+
+def _descend(problem: _Problem, slopes: Array) -> Array:
+    """Gauss-Newton, with shorter steps where a whole one leads uphill."""
+    loss = np.inf
+    for _ in range(_ROUNDS):
+        offset, matrix = problem.linear(slopes)
+        target = _solve(matrix, 1 - offset)
+        tries = [slopes + share * (target - slopes) for share in (1.0, 0.5, 0.25, 0.1)]
+        found = next((found for found in tries if problem.loss(found) < loss * (1 - 1e-9)), None)
+        if found is None:
+            break
+        slopes, loss = found, problem.loss(found)
+    return slopes
 
 
 class _Problem:
@@ -88,7 +95,8 @@ class _Problem:
     def relative(self, slopes: Array) -> Array:
         """What the slopes say of each point, over what was measured."""
         named = self.by_name(slopes)
-        return np.array([self._says(index, named) for index in range(len(self.rows))]) / self.measured
+        says = np.array([self._says(index, named) for index in range(len(self.rows))], dtype=np.float64)
+        return says / self.measured
 
     def _says(self, index: int, named: dict[str, float]) -> float:
         if self.lone[index]:
@@ -96,6 +104,16 @@ class _Problem:
         constants = {n: _constant(n, slope) for n, slope in named.items()}
         calibration = msgspec.structs.replace(self._asked, constants=constants)
         return simulated_s(self.fitted_on.points[index], calibration, self.model)
+
+    def loss(self, slopes: Array) -> float:
+        return float(np.sum((self.relative(slopes) - 1) ** 2))
+
+    def bound(self, slopes: Array) -> Array:
+        """A start where shared bandwidths are those of one transfer, and half of a request's time is the front end's."""
+        named = self.by_name(slopes)
+        request_s = (named["request_s"] + named["request_wait_s"]) / 2
+        named |= {n: named[n.replace("shared_", "")] for n in self.free if n.endswith("shared_bytes_per_s")}
+        return np.array([request_s if n in ("request_s", "request_wait_s") else named[n] for n in self.free])
 
     def linear(self, slopes: Array) -> tuple[Array, Array]:
         """Offset and matrix of `relative` around the slopes: relative = offset + matrix @ slopes."""
@@ -133,8 +151,8 @@ def _lone(point: Point) -> bool:
 def _solve(matrix: Array, target: Array) -> Array:
     scale = np.linalg.norm(matrix, axis=0)
     scale[scale == 0] = 1
-    solution, _ = nnls(matrix / scale, target)
-    return np.asarray(solution / scale)
+    solution: Array = nnls(matrix / scale, target)[0]
+    return solution / scale
 
 
 def _left_out(offset: Array, matrix: Array, index: int) -> float:
@@ -216,5 +234,3 @@ def _stated(name: str, slope: float) -> float | None:
     if slope == 0 and name.endswith(".bytes_per_s"):
         return None
     return _rounded(_constant(name, slope))
-
-

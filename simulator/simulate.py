@@ -74,11 +74,11 @@ class Simulator:
     """One engine with its cache tiers.
 
     gpu_blocks: as the engine resolves it, vLLM's null block included. cpu_bytes None: nothing is offloaded.
-    disk_bytes None: there is no disk tier. odirect: disk reads bypass the page cache. disk_bytes_per_s: what the disk's
-    device is limited to, if it is; disk_depth: reads in flight for a request (LMCache's fs: 1, fs_native: 4).
-    macro_steps False takes every decode step singly: slower, and the result is the same. journal: keep notes for take_journal. Raises ValueError
-    in one line for settings that could serve nothing, and CalibrationError for a constant that these tiers need and
-    the calibration lacks.
+    disk_bytes None: there is no disk tier. odirect: disk reads bypass the page cache. disk_bytes_per_s: what the
+    disk's device is limited to, if it is; disk_depth: reads in flight for a request (LMCache's fs: 1, fs_native: 4).
+    macro_steps False takes every decode step singly: slower, and the result is the same. journal: keep notes for
+    take_journal. Raises ValueError in one line for settings that could serve nothing, and CalibrationError for a
+    constant that these tiers need and the calibration lacks.
     """
 
     def __init__(
