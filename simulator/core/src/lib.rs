@@ -1,4 +1,4 @@
-//! The core of the simulator: an engine and its cache tiers in virtual time. This file is the Python face only.
+//! The core of the simulator: an engine and its cache tiers in virtual time, and real devices for its chunks.
 
 mod blocks;
 #[cfg(test)]
@@ -14,6 +14,7 @@ mod l1;
 mod lru;
 mod request;
 mod schedule;
+pub mod storage;
 mod stream;
 mod tiers;
 mod time;

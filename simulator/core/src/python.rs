@@ -205,5 +205,6 @@ impl Engine {
 
 #[pymodule]
 fn _core(module: &Bound<'_, PyModule>) -> PyResult<()> {
-    module.add_class::<Engine>()
+    module.add_class::<Engine>()?;
+    module.add_class::<crate::storage::python::Store>()
 }
