@@ -141,11 +141,15 @@ class Simulator:
         """Requests that run, and that wait to run or for a transfer."""
         return self._core.queues
 
-    def take_tokens(self) -> list[tuple[str, int]]:
+    def refusal(self, request: Request) -> str | None:
+        """Why the request can never be served (`submit` would complete it with this error); None: it can."""
+        return _checked(lambda: self._core.refusal(request.prompt, request.output_tokens))
+
+    def take_tokens(self) -> tuple[list[tuple[str, int]], list[tuple[str, int]]]:
         """(request id, number) of tokens that unfinished requests got since the last call; with record_token_times.
 
-        All are final: `advance` decides nothing beyond its `until_s`. A completion's token_s has those after the last
-        call, its output_tokens all.
+        First those of requests that got their first token, then the others. All are final: `advance` decides nothing
+        beyond its `until_s`. A completion's token_s has those after the last call, its output_tokens all.
         """
         return self._core.take_tokens()
 

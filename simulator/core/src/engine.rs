@@ -314,7 +314,7 @@ impl Engine {
     }
 
     /// Why a request can never be served; None: it can.
-    fn refusal(&self, submission: &Submission) -> Option<String> {
+    pub fn refusal(&self, submission: &Submission) -> Option<String> {
         let output = submission.output_tokens;
         let prompt = submission.prompt_tokens().unwrap_or(u64::MAX);
         if prompt == 0 || output == 0 {

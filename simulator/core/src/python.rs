@@ -11,6 +11,7 @@ use crate::engine::{self, EngineConfig};
 use crate::journal::Note;
 use crate::keys::Segment;
 use crate::request::{Completion, Submission};
+use crate::stream::Tokens;
 use crate::time::{self, Ticks};
 
 #[pyclass]
@@ -100,6 +101,10 @@ impl Engine {
         self.submit_one(Submission { id, prompt, output_tokens, reply_id }, at_s)
     }
 
+    fn refusal(&self, prompt: Vec<Segment>, output_tokens: u64) -> Option<String> {
+        self.engine.refusal(&Submission { id: String::new(), prompt, output_tokens, reply_id: 0 })
+    }
+
     /// `segments`: hash ids and tokens of all prompts' segments, and where each request's segments end in those.
     fn submit_many(
         &mut self,
@@ -172,7 +177,7 @@ impl Engine {
         self.engine.next_event().map(time::to_s)
     }
 
-    fn take_tokens(&mut self) -> Vec<(String, usize)> {
+    fn take_tokens(&mut self) -> (Vec<Tokens>, Vec<Tokens>) {
         self.engine.take_tokens()
     }
 
