@@ -43,7 +43,7 @@ pub struct Counters {
 }
 
 #[derive(Debug, PartialEq, Eq, PartialOrd, Ord)]
-enum Event {
+pub(crate) enum Event {
     Arrival(usize),
     IoDone(IoId),
 }
@@ -189,7 +189,7 @@ impl Engine {
             let next = step_end.min(self.next_event_at());
             if next > until || next == FOREVER {
                 self.now = if until == FOREVER { self.now } else { self.now.max(until) };
-                let stuck = next == FOREVER && !self.ids.is_empty();
+                let stuck = next == FOREVER && !self.ids.is_empty() && !self.owed();
                 return if stuck { Err(self.stuck()) } else { Ok(Vec::new()) };
             }
             self.now = self.now.max(next);
@@ -249,7 +249,7 @@ impl Engine {
         }
     }
 
-    fn push_event(&mut self, at: Ticks, event: Event) {
+    pub(crate) fn push_event(&mut self, at: Ticks, event: Event) {
         self.events.push(Reverse((at, self.next_event, event)));
         self.next_event += 1;
     }
@@ -258,13 +258,16 @@ impl Engine {
     fn take_begun(&mut self) {
         let begun = self.tiers.as_mut().map(Tiers::take_begun).unwrap_or_default();
         for Begun { end, id, quiet } in begun {
-            if quiet {
+            if end == FOREVER {
+                // Somebody else makes it, and says when it has ended.
+            } else if quiet {
                 self.quiet.push(Reverse((end, self.next_event, id)));
                 self.next_event += 1;
             } else {
                 self.push_event(end, Event::IoDone(id));
             }
         }
+        self.own_issued();
     }
 
     fn take_events(&mut self) {
@@ -298,6 +301,7 @@ impl Engine {
         recipe.push(Segment { hash_id: submission.reply_id, tokens: submission.output_tokens });
         let request = Request {
             id: submission.id,
+            owner: submission.reply_id,
             prompt,
             output: submission.output_tokens,
             runs: block_runs(&recipe, self.config.block_tokens),
@@ -416,6 +420,7 @@ impl Engine {
         self.ids.remove(&request.id);
         let stores_in_flight = request.stores_in_flight;
         let kept = Request {
+            owner: request.owner,
             status: Status::Finished,
             blocks: std::mem::take(&mut request.blocks),
             stores_in_flight,

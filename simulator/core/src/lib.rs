@@ -8,6 +8,7 @@ mod decode;
 mod device;
 mod disk;
 mod engine;
+mod external;
 mod journal;
 mod keys;
 mod l1;
