@@ -166,17 +166,41 @@ class Cache(Strict):
                 f"chunk_tokens {self.chunk_tokens} is not a multiple of block_tokens {self.block_tokens};"
                 " choose a multiple"
             )
-        if self.disk is not None and self.cpu is None:
+        if self.disk is not None and self.cpu is None and self.gpu:
             raise ValueError("disk needs cpu: chunks pass through CPU RAM on their way; give cpu a size, e.g. 1GiB")
         disk_bytes = None if self.disk is None else self.disk.capacity
-        for name, size in (("gpu", self.gpu), ("cpu", self.cpu), ("disk", disk_bytes)):
+        storage_only = self.disk is not None and self.cpu is None
+        for name, size in (("gpu", None if storage_only else self.gpu), ("cpu", self.cpu), ("disk", disk_bytes)):
             if size is not None and size < 1:
                 raise ValueError(f"{name} has capacity 0; give it a size, or leave the tier out (null)")
         return self
 
 
+class StorageSettings(Strict):
+    """Mode storage: how the disk tier's bytes move. With cache.gpu 0B all KV is on disk, and no engine is simulated.
+
+    io auto: io_uring where the kernel lets us, else threads. depth: operations that the device has at once. fsync: a
+    write has ended when it is durable. verify: what is read is compared with what was written. reserve: what the file
+    system keeps free. keep_files: the file with the chunks stays. compute none: the GPU takes no time.
+    decode_read_tokens: with cache.gpu 0B, the context is read again for every so many output tokens; 0: never.
+    """
+
+    device: Literal["file", "ram", "null", "gpu"] = "file"
+    io: Literal["auto", "io_uring", "threads"] = "auto"
+    depth: Annotated[int, Field(ge=1, le=4096)] = 16
+    direct: bool = True
+    fsync: bool = False
+    verify: bool = False
+    reserve: Bytes = 2**30
+    keep_files: bool = False
+    compute: Literal["simulated", "none"] = "simulated"
+    decode_read_tokens: Annotated[int, Field(ge=0, le=2**24)] = 32
+
+
 class SimSettings(Strict):
-    """The simulator: whose cost constants, whose cache rules."""
+    """The simulator: whose cost constants, whose cache rules; mode storage moves the disk tier's bytes for real."""
+
+    mode: Literal["model", "storage"] = "model"
 
     hardware: str = "cpu-2core"
     engine_policy: str = "vllm-0.32"
@@ -184,6 +208,7 @@ class SimSettings(Strict):
     max_batched_tokens: Positive = 2048
     max_sequences: Positive = 256
     token_times: bool = False
+    storage: StorageSettings = StorageSettings()
 
 
 class Attach(Strict):
@@ -286,6 +311,7 @@ class Experiment(Strict):
     @model_validator(mode="after")
     def _consistent(self) -> Experiment:
         check_workload(self.workload, self.measure, self.cache)
+        check_storage(self)
         return self
 
 
@@ -327,6 +353,21 @@ def check_workload(workload: Workload, measure: Measure, cache: Cache) -> None:
     if measure.must_reach and getattr(cache, measure.must_reach) is None:
         raise ValueError(f"measure.must_reach is {measure.must_reach}, but cache.{measure.must_reach} is not set")
     _check_arrivals(workload)
+
+
+def check_storage(experiment: Experiment) -> None:
+    """Refuses what mode storage cannot do, and what only it can. Raises ValueError with the cure."""
+    cache, sim = experiment.cache, experiment.engines.sim
+    if sim.mode == "storage" and cache.disk is None:
+        raise ValueError("engines.sim.mode storage needs cache.disk: its bytes are what moves; add it")
+    if cache.gpu:
+        return
+    if sim.mode != "storage":
+        raise ValueError("cache.gpu is 0: all KV on disk, which only engines.sim.mode storage does; set it")
+    if isinstance(experiment.workload, PrefixWorkload):
+        raise ValueError("cache.gpu is 0: a prefix workload has no other tier to be in; use a free load")
+    if sim.storage.compute != "none":
+        raise ValueError("cache.gpu is 0: no engine is simulated; set engines.sim.storage.compute to none")
 
 
 def _check_tiers(measure: Measure, cache: Cache) -> None:

@@ -22,7 +22,7 @@ import msgspec
 from harness import provenance
 from harness.config import EngineName, PrefixWorkload, results_root
 from harness.engines import make_engine
-from harness.engines.base import Capabilities, Engine
+from harness.engines.base import Capabilities, Engine, KeepsRecord
 from harness.experiments import Cell
 from harness.loads import FreeLoad, free_load
 from harness.measure import Progress, TierMeasurement, measure_load
@@ -228,7 +228,8 @@ async def _run_group(
                     await TierMeasurement(engine, cell, resolved, folder, progress).run()
                 else:
                     await measure_load(engine, cell, resolved, loads[cell.key], folder, progress)
-                folder.update_cell(cell.key, status="complete")
+                record = {"record": engine.record()} if isinstance(engine, KeepsRecord) else {}
+                folder.update_cell(cell.key, status="complete", **record)
     finally:
         # A second Ctrl-C must not leave an engine behind.
         await asyncio.shield(engine.stop())

@@ -85,8 +85,8 @@ class Simulator:
 
     gpu_blocks: as the engine resolves it, vLLM's null block included. cpu_bytes None: nothing is offloaded.
     disk_bytes None: there is no disk tier. odirect: disk reads bypass the page cache. macro_steps False takes every
-    decode step singly: slower, and the result is the same. journal: keep notes for take_journal. external_disk: somebody
-    else makes the disk tier's transfers (take_issued, complete_io). Raises ValueError
+    decode step singly: slower, and the result is the same. journal: keep notes for take_journal. external_disk:
+    somebody else makes the disk tier's transfers (take_issued, complete_io). Raises ValueError
     in one line for settings that could serve nothing, and CalibrationError for a constant that these tiers need and
     the calibration lacks.
     """
