@@ -14,6 +14,7 @@ from harness.units import Bytes, Seconds
 
 TIER_STATES = ("recompute", "gpu", "cpu", "disk", "disk_cold")
 TierState = Literal["recompute", "gpu", "cpu", "disk", "disk_cold"]
+WORKLOAD_KINDS = ("prefix", "synthetic", "sessions", "personas", "trace")
 EngineName = Literal["sim", "vllm", "openai", "fake"]
 SECRET = re.compile(r"api[-_]?key|token$|secret|passw|access[-_]?key|credential", re.IGNORECASE)
 SHELL_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
@@ -101,7 +102,27 @@ class TraceWorkload(Strict):
     concurrency: Annotated[int, Field(ge=1, le=100_000)] | None = None
 
 
-Workload = Annotated[PrefixWorkload | SyntheticWorkload | SessionsWorkload | TraceWorkload, Field(discriminator="kind")]
+class PersonaSettings(Strict):
+    """A kind of user; ranges [low, high] are drawn from evenly, turn by turn."""
+
+    name: Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9_-]{0,31}$")]
+    share: PositiveFloat = 1.0
+    context_tokens: Annotated[tuple[Positive, Positive], FROM_LIST]
+    output_tokens: Annotated[tuple[Positive, Positive], FROM_LIST]
+    think: Annotated[tuple[Seconds, Seconds], FROM_LIST] = (0.0, 0.0)
+
+
+class PersonasWorkload(Strict):
+    """Users of different kinds in conversations, all at once: each goes on when it was answered and has thought."""
+
+    kind: Literal["personas"]
+    users: Annotated[int, Field(ge=1, le=100_000)]
+    turns: Annotated[int, Field(ge=1, le=10_000)]
+    personas: Annotated[tuple[PersonaSettings, ...], FROM_LIST]
+
+
+FreeWorkload = SyntheticWorkload | SessionsWorkload | TraceWorkload | PersonasWorkload
+Workload = Annotated[PrefixWorkload | FreeWorkload, Field(discriminator="kind")]
 
 
 class Until(Strict):
@@ -386,8 +407,8 @@ def _check_tiers(measure: Measure, cache: Cache) -> None:
         )
 
 
-def _check_arrivals(workload: SyntheticWorkload | SessionsWorkload | TraceWorkload) -> None:
-    if isinstance(workload, TraceWorkload):
+def _check_arrivals(workload: FreeWorkload) -> None:
+    if isinstance(workload, TraceWorkload | PersonasWorkload):
         return
     if workload.arrivals == "closed":
         if workload.concurrency is None:

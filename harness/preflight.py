@@ -120,6 +120,19 @@ def check_reach(experiment: Experiment, requests: Sequence[Request], resolved: R
         )
 
 
+def check_storage_load(experiment: Experiment, model: ModelSpec, requests: Sequence[Request]) -> None:
+    """Whether the storage alone holds a load's KV: nothing is evicted there. Raises PreflightError."""
+    cache = experiment.cache
+    if cache.gpu or cache.disk is None:
+        return
+    need = unique_tokens(requests) * model.kv_bytes_per_token
+    if need > cache.disk.capacity:
+        raise PreflightError(
+            f"cache.disk.capacity {format_bytes(cache.disk.capacity)}: the load's KV is {format_bytes(need)}, and with"
+            " cache.gpu 0B nothing is evicted; enlarge it, or send fewer or shorter requests"
+        )
+
+
 def unique_tokens(requests: Sequence[Request]) -> int:
     """Distinct prompt tokens: what a cache that never evicts would hold, by shared leading segments."""
     chains: dict[tuple[int, int, int], int] = {}

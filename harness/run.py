@@ -26,7 +26,7 @@ from harness.engines.base import Capabilities, Engine, KeepsRecord
 from harness.experiments import Cell
 from harness.loads import FreeLoad, free_load
 from harness.measure import Progress, TierMeasurement, measure_load
-from harness.preflight import check_cache, check_experiment
+from harness.preflight import check_cache, check_experiment, check_storage_load
 from harness.results import RunFolder, read_rows
 from simulator.models import load_model
 
@@ -90,6 +90,7 @@ def _preflight(request: RunRequest) -> dict[str, FreeLoad]:
         check_experiment(experiment, model, abilities[key], request.engine, results)
         if not isinstance(experiment.workload, PrefixWorkload):
             loads[cell.key] = free_load(experiment)
+            check_storage_load(experiment, model, loads[cell.key].requests)
     return loads
 
 
