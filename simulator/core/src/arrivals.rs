@@ -63,6 +63,7 @@ impl Engine {
         recipe.push(Segment { hash_id: submission.reply_id, tokens: submission.output_tokens });
         let request = Request {
             id: submission.id,
+            owner: submission.reply_id,
             prompt,
             output: submission.output_tokens,
             runs: block_runs(&recipe, self.config.block_tokens),

@@ -191,7 +191,7 @@ impl Engine {
             if next > until || next == FOREVER {
                 self.now = if until == FOREVER { self.now } else { self.now.max(until) };
                 self.settle();
-                let stuck = next == FOREVER && self.unfinished > 0;
+                let stuck = next == FOREVER && self.unfinished > 0 && !self.owed();
                 return if stuck { Err(self.stuck()) } else { Ok(Vec::new()) };
             }
             self.now = self.now.max(next);
@@ -262,6 +262,7 @@ impl Engine {
                 let Some((at, ended)) = self.server.as_mut().and_then(|server| server.end_next(end)) else {
                     return;
                 };
+                self.own_issued();
                 self.hear(at, ended);
             } else if let Some((at, submission)) = self.arrivals.pop() {
                 if let Some(server) = &mut self.server {
@@ -328,6 +329,7 @@ impl Engine {
     fn note_transfers(&mut self) {
         if let Some(server) = &mut self.server {
             server.take_begun();
+            self.own_issued();
         }
     }
 
@@ -392,6 +394,7 @@ impl Engine {
         self.unfinished -= 1;
         let stores_in_flight = request.stores_in_flight;
         let kept = Request {
+            owner: request.owner,
             status: Status::Finished,
             blocks: std::mem::take(&mut request.blocks),
             stores_in_flight,

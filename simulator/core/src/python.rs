@@ -172,6 +172,17 @@ impl Engine {
         completions.into_iter().map(|done| row(py, done)).collect()
     }
 
+    /// Each: id, owner, write, (key, slot) of every chunk.
+    fn take_issued(&mut self) -> Vec<(u64, i64, bool, Vec<(u64, u64)>)> {
+        let issued = self.engine.take_issued();
+        issued.into_iter().map(|one| (one.id, one.owner, one.write, one.chunks)).collect()
+    }
+
+    fn complete_io(&mut self, id: u64, at_s: f64) -> PyResult<()> {
+        self.engine.complete_io(id, moment("at_s", at_s)?);
+        Ok(())
+    }
+
     #[getter]
     fn next_event_s(&self) -> Option<f64> {
         self.engine.next_event().map(time::to_s)
@@ -210,5 +221,6 @@ impl Engine {
 
 #[pymodule]
 fn _core(module: &Bound<'_, PyModule>) -> PyResult<()> {
-    module.add_class::<Engine>()
+    module.add_class::<Engine>()?;
+    module.add_class::<crate::storage::python::Store>()
 }

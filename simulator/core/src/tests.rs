@@ -34,6 +34,7 @@ pub(crate) fn tiers(policy: TierPolicy, cpu_chunks: u64, disk_chunks: Option<u64
         cpu_chunks,
         disk_chunks,
         odirect: false,
+        external_disk: false,
         cpu_read: device(1e-3, 1e-6),
         cpu_write: device(1e-3, 1e-6),
         disk_read: device(5e-3, 2e-5),
