@@ -1,7 +1,7 @@
 """The micro-measurements of a calibration: which cells are measured, and the points that their rows give.
 
-Lengths are 2, 6, 12 and 24 of the largest chunk and one token, so that every chunk size and the hit rates below divide
-them. Each constant shows in several points: prefill over tokens and context (partial hits), fixed costs (gpu hits),
+Lengths are 2, 6, 12 and 24 units of (at least) 256 tokens and one token, so that every chunk size and the hit rates
+below divide them. Each constant shows in several points: prefill over tokens and context (partial hits), fixed costs (gpu hits),
 each tier over lengths and chunk sizes, what waits for what (2 and 4 requests at once), decoding over batch and context.
 """
 
@@ -31,13 +31,15 @@ DECODE = ((2, 1), (12, 1), (2, 4), (6, 2))
 DECODE_TOKENS = 33
 HALF_WIDTH = 0.01
 _RESAMPLED = 1000
+_UNIT_TOKENS = 256
 
 
 def micro_cells(experiment: Experiment, chunk_sizes: Sequence[int], budget_s: float) -> list[Cell]:
     """Cells for `budget_s` seconds of measuring, all of one chunk size together. Raises ConfigError."""
     if not isinstance(experiment.workload, PrefixWorkload):
         raise ConfigError("harness calibrate needs workload.kind prefix; its model, cache and engines count")
-    unit = math.lcm(*chunk_sizes)
+    # Prompts long enough to tell a tier's time from all others, whatever the chunks are.
+    unit = math.lcm(_UNIT_TOKENS, *chunk_sizes)
     made = [spec for number, chunk in enumerate(chunk_sizes) for spec in _specs(experiment, chunk, unit, number == 0)]
     each_s = budget_s / len(made)
     return [_cell(experiment, chunk, workload, tiers, each_s) for chunk, workload, tiers in made]
