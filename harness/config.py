@@ -10,7 +10,7 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, field_validator, model_validator
 
-from harness.units import Bytes, Seconds
+from harness.units import Bytes, BytesPerS, Seconds
 
 TIER_STATES = ("recompute", "gpu", "cpu", "disk", "disk_cold")
 TierState = Literal["recompute", "gpu", "cpu", "disk", "disk_cold"]
@@ -175,6 +175,43 @@ class Cache(Strict):
         return self
 
 
+class Device(Strict):
+    """A reference device, made for the run: a real block device and file system that repeat to a percent.
+
+    bandwidth and iops limit reads and writes apart; read_… and write_… take their place for one direction. latency is
+    added to each request, and does not keep the device busy. backing None: RAM; else a folder for the file that holds
+    the bytes. One limit at least, or a device of this machine's own speed would be no reference.
+    """
+
+    size: Bytes = 4 * 2**30
+    file_system: Annotated[str, Field(pattern=r"^[a-z0-9]{2,16}$")] = "ext4"
+    bandwidth: BytesPerS | None = None
+    read_bandwidth: BytesPerS | None = None
+    write_bandwidth: BytesPerS | None = None
+    iops: PositiveFloat | None = None
+    read_iops: PositiveFloat | None = None
+    write_iops: PositiveFloat | None = None
+    latency: Seconds = 0.0
+    backing: str | None = None
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Device:
+        limits = (self.bandwidth, self.read_bandwidth, self.write_bandwidth, self.iops, self.read_iops, self.write_iops)
+        if all(limit is None for limit in limits):
+            raise ValueError("names no limit; give it a bandwidth, e.g. 400MiB/s, or iops")
+        if any(limit is not None and not limit for limit in limits):
+            raise ValueError("a bandwidth of 0 would never answer; leave it out for no limit")
+        if self.size < 320 * 2**20:
+            raise ValueError(f"size {self.size} bytes is too small for a file system; use 320MiB or more")
+        return self
+
+
+class Storage(Strict):
+    """Where the disk tier lives. device: a reference device made for the run, in place of cache.disk.path."""
+
+    device: Device
+
+
 class SimSettings(Strict):
     """The simulator: whose cost constants, whose cache rules."""
 
@@ -281,11 +318,14 @@ class Experiment(Strict):
     workload: Workload
     measure: Measure = Measure()
     cache: Cache
+    storage: Storage | None = None
     engines: Engines = Engines()
 
     @model_validator(mode="after")
     def _consistent(self) -> Experiment:
         check_workload(self.workload, self.measure, self.cache)
+        if self.storage is not None:
+            check_storage(self.storage, self.cache, self.engines)
         return self
 
 
@@ -304,6 +344,20 @@ def hit_tokens(prompt_tokens: int, hit_rate: float, chunk_tokens: int) -> int:
             f" k*{chunk_tokens}+1 tokens where {hit_rate:g}*k is whole"
         )
     return round(share) * chunk_tokens
+
+
+def check_storage(storage: Storage, cache: Cache, engines: Engines) -> None:
+    """Refuses a device that nothing would use. Raises ValueError with the cure."""
+    if cache.disk is None:
+        raise ValueError("storage.device needs cache.disk, the tier that lives on it; add it, e.g. {capacity: 2GiB}")
+    if cache.disk.path is not None:
+        raise ValueError("storage.device and cache.disk.path exclude each other; keep one")
+    if engines.vllm.attach is not None:
+        raise ValueError("storage.device: a server that runs already has its own disk; remove it, or remove attach")
+    if cache.disk.capacity > storage.device.size:
+        raise ValueError(
+            f"cache.disk.capacity {cache.disk.capacity} does not fit storage.device.size {storage.device.size}; enlarge"
+        )
 
 
 def check_workload(workload: Workload, measure: Measure, cache: Cache) -> None:

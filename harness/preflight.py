@@ -165,13 +165,16 @@ def _check_vllm(experiment: Experiment, results: Path) -> None:
         raise PreflightError(
             f"engines.vllm.model_path: {settings.model_path} does not exist; null makes random weights"
         )
+    device = experiment.storage.device if experiment.storage else None
     memory = (cache.cpu or 0) + (cache.gpu if settings.device == "cpu" else 0)
+    memory += device.size if device and device.backing is None else 0
     free = available_memory_bytes()
     if free is not None and memory > 0.9 * free:
         raise PreflightError(
-            f"cache: gpu and cpu take {format_bytes(memory)} of RAM, {format_bytes(free)} are free; make them smaller"
+            f"cache: gpu and cpu (and a device) take {format_bytes(memory)} of RAM, {format_bytes(free)} are free;"
+            " make them smaller"
         )
-    if cache.disk is not None:
+    if cache.disk is not None and experiment.storage is None:
         _check_disk(Path(cache.disk.path) if cache.disk.path else results, cache.disk.capacity)
 
 

@@ -40,7 +40,7 @@ LEVELS = {
     "harness.summary": 3,
     "harness.collectors": 4,
     "harness.engines": 5,
-    "harness.blockio": 5,
+    "harness.blockio": 6,
     "harness.report": 6,
     "harness.seal": 7,
     "harness.warmup": 6,
