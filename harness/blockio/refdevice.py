@@ -29,8 +29,8 @@ from pathlib import Path
 
 import msgspec
 
-from harness.config import Device as DeviceSpec
 from harness.preflight import available_memory_bytes
+from harness.strict import Device as DeviceSpec
 from harness.units import format_bytes
 
 HOME = Path("/run/kv-harness")

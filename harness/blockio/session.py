@@ -15,10 +15,10 @@ import msgspec
 from pydantic import ValidationError
 
 from harness.blockio.refdevice import HOLDING, DeviceError, check, create, destroy, devices, left
-from harness.config import Device as DeviceSpec
 from harness.engines.process import Child, child_environment
 from harness.experiments import Cell
 from harness.results import RunFolder
+from harness.strict import Device as DeviceSpec
 from harness.units import format_bytes
 
 # Engines get 15 s before they are killed, and the file system is in use until then.
@@ -29,11 +29,11 @@ _HOLDER_GRACE_S = 60.0
 async def run_device(cells: Sequence[Cell], engine: str, folder: RunFolder) -> AsyncIterator[list[Cell]]:
     """The cells as they are measured: with the disk tier on the device that they ask for, made for as long as this.
 
-    A process of its own removes the device at the end, also after SIGKILL of this one. The simulator's devices are
-    modelled: for it none is made. Raises DeviceError.
+    A process of its own removes the device at the end, also after SIGKILL of this one. Where devices are modelled, none
+    is made. Raises DeviceError.
     """
-    storage = cells[0].experiment.storage
-    if storage is None or engine != "vllm":
+    spec = _wanted(cells[0], engine)
+    if spec is None:
         yield list(cells)
         return
     name = f"run-{re.sub('[^a-z0-9]+', '-', folder.path.name.lower())[-40:]}-{os.getpid()}"
@@ -47,7 +47,7 @@ async def run_device(cells: Sequence[Cell], engine: str, folder: RunFolder) -> A
     holder.start()
     try:
         await holder.wait_until(holds, 60, "see `harness doctor`")
-        device = await asyncio.to_thread(create, name, storage.device)
+        device = await asyncio.to_thread(create, name, spec)
         for cell in cells:
             folder.update_cell(cell.key, device=msgspec.to_builtins(device, enc_hook=str))
         yield [_on(cell, device.mount) for cell in cells]
@@ -67,8 +67,15 @@ def _on(cell: Cell, mount: Path) -> Cell:
 
 def check_run_device(cell: Cell, engine: str) -> None:
     """Before anything starts. Raises DeviceError."""
-    if engine == "vllm" and cell.experiment.storage is not None:
-        check(cell.experiment.storage.device)
+    if (spec := _wanted(cell, engine)) is not None:
+        check(spec)
+
+
+def _wanted(cell: Cell, engine: str) -> DeviceSpec | None:
+    """The device that a run of this cell would have made: engines that move real bytes have real devices."""
+    simulated = cell.experiment.engines.sim
+    real = engine == "vllm" or (engine == "sim" and simulated.mode == "storage" and simulated.storage.device == "file")
+    return cell.experiment.storage.device if real and cell.experiment.storage else None
 
 
 def create_device(name: str, settings: dict[str, Any]) -> int:

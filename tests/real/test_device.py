@@ -15,7 +15,7 @@ import pytest
 
 from harness.blockio import refdevice
 from harness.blockio.refdevice import DeviceError, create, destroy
-from harness.config import Device as DeviceSpec
+from harness.strict import Device as DeviceSpec
 
 ROOT = Path(__file__).parents[2]
 MIB = 2**20
@@ -140,7 +140,7 @@ def test_a_file_can_hold_the_bytes(name: str, tmp_path: Path) -> None:
 
 def test_what_a_killed_harness_leaves_is_removed_by_destroy_all(name: str) -> None:
     program = (
-        "import sys, time; from harness.blockio.refdevice import create; from harness.config import Device;"
+        "import sys, time; from harness.blockio.refdevice import create; from harness.strict import Device;"
         f"create({name!r}, Device(bandwidth='100MiB/s', size='512MiB')); print('up', flush=True); time.sleep(600)"
     )
     process = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True, cwd=ROOT)

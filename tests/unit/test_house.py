@@ -35,6 +35,7 @@ LEVELS = {
     "harness.provenance": 2,
     "harness.sampling": 2,
     "harness.stats": 2,
+    "harness.strict": 2,
     "harness.units": 2,
     "harness.results": 3,
     "harness.summary": 3,
