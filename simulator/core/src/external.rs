@@ -1,8 +1,8 @@
 //! Disk transfers that someone else makes, on a real device: what was issued, and which slot each chunk lies in.
 
-use crate::engine::{Engine, Event};
+use crate::engine::Engine;
 use crate::keys::{Key, KeyMap};
-use crate::tiers::{IoId, Slot};
+use crate::tiers::{Begun, IoId, Slot};
 use crate::time::Ticks;
 
 /// A transfer to make. owner: the reply's hash id of the request that it is for, or whose chunks they are.
@@ -77,16 +77,22 @@ impl Outbox {
 }
 
 impl Engine {
+    fn outbox(&mut self) -> Option<&mut Outbox> {
+        self.server.as_mut().and_then(|server| server.tiers.outbox.as_mut())
+    }
+
     /// Somebody else has yet to answer.
     pub(crate) fn owed(&self) -> bool {
-        self.tiers.as_ref().and_then(|tiers| tiers.outbox.as_ref()).is_some_and(|outbox| outbox.pending > 0)
+        let outbox = self.server.as_ref().and_then(|server| server.tiers.outbox.as_ref());
+        outbox.is_some_and(|outbox| outbox.pending > 0)
     }
 
     /// Notes whose transfers the new ones are, while the tiers' name for each request is still its own.
     pub(crate) fn own_issued(&mut self) {
-        if let Some(outbox) = self.tiers.as_mut().and_then(|tiers| tiers.outbox.as_mut()) {
+        let requests = &self.requests;
+        if let Some(outbox) = self.server.as_mut().and_then(|server| server.tiers.outbox.as_mut()) {
             for issued in &mut outbox.issued[outbox.owned..] {
-                issued.owner = self.requests[issued.slot].owner;
+                issued.owner = requests[issued.slot].owner;
             }
             outbox.owned = outbox.issued.len();
         }
@@ -94,18 +100,21 @@ impl Engine {
 
     /// Disk transfers to make since the last call; each must be answered by `complete_io`. With `external_disk`.
     pub fn take_issued(&mut self) -> Vec<Issued> {
-        let outbox = self.tiers.as_mut().and_then(|tiers| tiers.outbox.as_mut());
-        let Some(outbox) = outbox else { return Vec::new() };
+        let Some(outbox) = self.outbox() else { return Vec::new() };
         outbox.owned = 0;
         std::mem::take(&mut outbox.issued)
     }
 
     /// Such a transfer ended at `at`, or now, if that has passed.
     pub fn complete_io(&mut self, id: IoId, at: Ticks) {
-        if let Some(outbox) = self.tiers.as_mut().and_then(|tiers| tiers.outbox.as_mut()) {
+        let end = at.max(self.now);
+        if let Some(outbox) = self.outbox() {
             outbox.pending = outbox.pending.saturating_sub(1);
         }
-        self.push_event(at.max(self.now), Event::IoDone(id));
+        if let Some(server) = &mut self.server {
+            let quiet = server.tiers.is_quiet(id);
+            server.ends(Begun { end, id, quiet });
+        }
     }
 }
 

@@ -124,6 +124,11 @@ impl Request {
         self.generated > 0 && self.computed + 1 == self.tokens_known()
     }
 
+    /// True once it has finished and none of its stores reads from its blocks.
+    pub fn retires(&self) -> bool {
+        self.status == Status::Finished && self.stores_in_flight == 0
+    }
+
     pub fn into_completion(self) -> Completion {
         Completion {
             id: self.id,

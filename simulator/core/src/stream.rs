@@ -13,8 +13,7 @@ impl Engine {
     /// The next moment at which anything can happen, if nothing is submitted before; None: nothing will. Between
     /// `advance`s that returned no completion.
     pub fn next_event(&self) -> Option<Ticks> {
-        let step_end = self.step.as_ref().map_or(FOREVER, |(end, _)| *end);
-        let next = step_end.min(self.next_event_at());
+        let next = self.next_moment().min(self.next_token());
         (next != FOREVER).then_some(next)
     }
 

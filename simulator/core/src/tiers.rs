@@ -231,6 +231,21 @@ impl Tiers {
         self.start(now, slot, keys)
     }
 
+    /// Of how many leading keys a chunk is held.
+    pub fn held(&self, keys: &[Key]) -> u64 {
+        let held =
+            |key: &Key| self.cpu.contains(*key) || self.disk.as_ref().is_some_and(|disk| disk.contains(*key));
+        keys.iter().take_while(|key| held(key)).count() as u64
+    }
+
+    /// Exchanges the disk and what is in front of it with another server.
+    pub fn swap_disk(&mut self, other: &mut Self) {
+        std::mem::swap(&mut self.disk, &mut other.disk);
+        std::mem::swap(&mut self.disk_read, &mut other.disk_read);
+        std::mem::swap(&mut self.disk_write, &mut other.disk_write);
+        std::mem::swap(&mut self.page_cache_read, &mut other.page_cache_read);
+    }
+
     /// Begins to copy a hit's chunks from `first` on to the GPU; those before are not needed. `Ended::Load` follows.
     pub fn load(&mut self, now: Ticks, slot: Slot, mut hit: Hit, first: usize) {
         let keys = hit.keys.split_off(first.min(hit.keys.len()));
@@ -320,9 +335,14 @@ impl Tiers {
         }
     }
 
+    /// No request waits for this transfer.
+    pub fn is_quiet(&self, id: IoId) -> bool {
+        matches!(self.ops.get(&id), Some(Op::Store { .. } | Op::DiskWrite { .. }))
+    }
+
     fn begin(&mut self, end: Ticks, op: Op) {
-        let quiet = matches!(op, Op::Store { .. } | Op::DiskWrite { .. });
         self.ops.insert(self.next_io, op);
+        let quiet = self.is_quiet(self.next_io);
         self.begun.push(Begun { end, id: self.next_io, quiet });
         self.next_io += 1;
     }
