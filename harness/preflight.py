@@ -9,6 +9,7 @@ from pathlib import Path
 
 from harness.config import Experiment, PrefixWorkload
 from harness.engines.base import Capabilities, Resolved
+from harness.strict import Device
 from harness.units import format_bytes
 from simulator.models import ModelSpec
 from traces.request import Request
@@ -30,6 +31,8 @@ def check_experiment(
     experiment: Experiment, model: ModelSpec, capabilities: Capabilities, engine: str, results: Path
 ) -> None:
     """Before the engine starts. Raises PreflightError."""
+    if not experiment.cache.gpu and engine != "sim":
+        raise PreflightError(f"cache.gpu is 0: all KV on storage is for --engine sim, not {engine}; give it a size")
     _check_capabilities(experiment, capabilities, engine)
     if isinstance(experiment.workload, PrefixWorkload):
         cache = experiment.cache
@@ -43,6 +46,8 @@ def check_experiment(
         check_working_set(experiment, configured)
     if engine == "vllm":
         _check_vllm(experiment, results)
+    if engine == "sim" and experiment.engines.sim.mode == "storage":
+        _check_storage(experiment, results)
 
 
 def check_cache(experiment: Experiment, model: ModelSpec) -> None:
@@ -50,7 +55,7 @@ def check_cache(experiment: Experiment, model: ModelSpec) -> None:
     cache, per_token = experiment.cache, model.kv_bytes_per_token
     disk_bytes = cache.disk.capacity if cache.disk else None
     smallest = (
-        ("gpu", cache.gpu, 2 * cache.block_tokens, "two blocks, one of which the engine keeps for itself"),
+        ("gpu", cache.gpu or None, 2 * cache.block_tokens, "two blocks, one of which the engine keeps for itself"),
         ("cpu", cache.cpu, cache.chunk_tokens, "one chunk"),
         ("disk", disk_bytes, cache.chunk_tokens, "one chunk"),
     )
@@ -118,6 +123,19 @@ def check_reach(experiment: Experiment, requests: Sequence[Request], resolved: R
         )
 
 
+def check_storage_load(experiment: Experiment, model: ModelSpec, requests: Sequence[Request]) -> None:
+    """Whether the storage alone holds a load's KV: nothing is evicted there. Raises PreflightError."""
+    cache = experiment.cache
+    if cache.gpu or cache.disk is None:
+        return
+    need = unique_tokens(requests) * model.kv_bytes_per_token
+    if need > cache.disk.capacity:
+        raise PreflightError(
+            f"cache.disk.capacity {format_bytes(cache.disk.capacity)}: the load's KV is {format_bytes(need)}, and with"
+            " cache.gpu 0B nothing is evicted; enlarge it, or send fewer or shorter requests"
+        )
+
+
 def unique_tokens(requests: Sequence[Request]) -> int:
     """Distinct prompt tokens: what a cache that never evicts would hold, by shared leading segments."""
     chains: dict[tuple[int, int, int], int] = {}
@@ -165,14 +183,30 @@ def _check_vllm(experiment: Experiment, results: Path) -> None:
         raise PreflightError(
             f"engines.vllm.model_path: {settings.model_path} does not exist; null makes random weights"
         )
+    device = _device(experiment)
     memory = (cache.cpu or 0) + (cache.gpu if settings.device == "cpu" else 0)
+    memory += device.size if device and device.backing is None else 0
     free = available_memory_bytes()
     if free is not None and memory > 0.9 * free:
         raise PreflightError(
-            f"cache: gpu and cpu take {format_bytes(memory)} of RAM, {format_bytes(free)} are free; make them smaller"
+            f"cache: gpu and cpu (and a device) take {format_bytes(memory)} of RAM, {format_bytes(free)} are free;"
+            " make them smaller"
         )
-    if cache.disk is not None:
-        _check_disk(Path(cache.disk.path) if cache.disk.path else results, cache.disk.capacity)
+    if cache.disk is not None and _device(experiment) is None:
+        _check_disk(Path(cache.disk.path) if cache.disk.path else results, cache.disk.capacity, _DISK_RESERVE_BYTES)
+
+
+def _device(experiment: Experiment) -> Device | None:
+    return experiment.storage.device if experiment.storage else None
+
+
+def _check_storage(experiment: Experiment, results: Path) -> None:
+    disk, settings = experiment.cache.disk, experiment.engines.sim.storage
+    if disk is None or settings.device != "file" or _device(experiment) is not None:
+        return
+    if disk.path is not None and not Path(disk.path).is_dir():
+        raise PreflightError(f"cache.disk.path: {disk.path} is no folder; make it, or name another")
+    _check_disk(Path(disk.path) if disk.path else results, disk.capacity, settings.reserve)
 
 
 def _check_cores(cores: tuple[int, ...] | None, name: str) -> None:
@@ -184,15 +218,15 @@ def _check_cores(cores: tuple[int, ...] | None, name: str) -> None:
         )
 
 
-def _check_disk(path: Path, capacity: int) -> None:
+def _check_disk(path: Path, capacity: int, reserve: int) -> None:
     while not path.exists() and path != path.parent:
         path = path.parent
     if not os.access(path, os.W_OK):
         raise PreflightError(f"cache.disk.path: {path} is not writable; name a folder that is")
     free = shutil.disk_usage(path).free
-    if capacity + _DISK_RESERVE_BYTES > free:
+    if capacity + reserve > free:
         raise PreflightError(
-            f"cache.disk.capacity {format_bytes(capacity)} and a reserve of {format_bytes(_DISK_RESERVE_BYTES)} exceed"
+            f"cache.disk.capacity {format_bytes(capacity)} and a reserve of {format_bytes(reserve)} exceed"
             f" the {format_bytes(free)} free at {path}; lower it, or name another cache.disk.path"
         )
 

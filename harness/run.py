@@ -20,13 +20,14 @@ from typing import Any
 import msgspec
 
 from harness import provenance
+from harness.blockio.session import check_run_device, run_device
 from harness.config import EngineName, PrefixWorkload, results_root
 from harness.engines import make_engine
-from harness.engines.base import Capabilities, Engine
+from harness.engines.base import Capabilities, Engine, KeepsRecord
 from harness.experiments import Cell
 from harness.loads import FreeLoad, free_load
 from harness.measure import Progress, TierMeasurement, measure_load
-from harness.preflight import check_cache, check_experiment
+from harness.preflight import check_cache, check_experiment, check_storage_load
 from harness.results import RunFolder, read_rows
 from simulator.models import load_model
 
@@ -85,11 +86,13 @@ def _preflight(request: RunRequest) -> dict[str, FreeLoad]:
         experiment, key = cell.experiment, _engine_key(cell)
         model = load_model(experiment.model)
         check_cache(experiment, model)
+        check_run_device(cell, request.engine)
         if key not in abilities:
             abilities[key] = make_engine(request.engine, experiment, model, results, time.perf_counter).capabilities
         check_experiment(experiment, model, abilities[key], request.engine, results)
         if not isinstance(experiment.workload, PrefixWorkload):
             loads[cell.key] = free_load(experiment)
+            check_storage_load(experiment, model, loads[cell.key].requests)
     return loads
 
 
@@ -153,10 +156,10 @@ async def _run_all(request: RunRequest, folder: RunFolder, loads: dict[str, Free
     with _signals_cancel():
         progress.start(_total(request.cells, loads), request.name)
         for _, group in itertools.groupby(request.cells, key=_engine_key):
-            cells = list(group)
-            experiment = cells[0].experiment
-            engine = make_engine(request.engine, experiment, load_model(experiment.model), folder.path, clock)
-            await _run_group(engine, cells, folder, loads, progress)
+            async with run_device(list(group), request.engine, folder) as cells:
+                experiment = cells[0].experiment
+                engine = make_engine(request.engine, experiment, load_model(experiment.model), folder.path, clock)
+                await _run_group(engine, cells, folder, loads, progress)
     folder.manifest["attempts"][-1]["ended_at"] = provenance.now()
 
 
@@ -188,7 +191,9 @@ def _engine_key(cell: Cell) -> str:
     """Cells with the same key are measured on the same running engine."""
     experiment = cell.experiment
     timeout_s = experiment.measure.request_timeout
-    return repr((experiment.model, experiment.seed, experiment.cache, experiment.engines, timeout_s))
+    return repr(
+        (experiment.model, experiment.seed, experiment.cache, experiment.storage, experiment.engines, timeout_s)
+    )
 
 
 def _total(cells: Sequence[Cell], loads: dict[str, FreeLoad]) -> int | None:
@@ -228,7 +233,8 @@ async def _run_group(
                     await TierMeasurement(engine, cell, resolved, folder, progress).run()
                 else:
                     await measure_load(engine, cell, resolved, loads[cell.key], folder, progress)
-                folder.update_cell(cell.key, status="complete")
+                record = {"record": engine.record()} if isinstance(engine, KeepsRecord) else {}
+                folder.update_cell(cell.key, status="complete", **record)
     finally:
         # A second Ctrl-C must not leave an engine behind.
         await asyncio.shield(engine.stop())

@@ -14,12 +14,12 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable
 from types import SimpleNamespace
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 import msgspec
 
 from simulator import _core
-from simulator.calibration import COST, Calibration
+from simulator.calibration import COST, TRANSFER, Calibration
 from simulator.columns import CompletionColumns, RequestColumns
 from simulator.columns import reply_stream as reply_stream
 from simulator.models import ModelSpec
@@ -54,6 +54,16 @@ class Completion(msgspec.Struct, frozen=True, kw_only=True):
     instance: int = 0
 
 
+class Issued(NamedTuple):
+    """A disk transfer to make. owner: reply_stream() of the request that waits for it, or whose chunks are written.
+    chunks: (key, slot) each; slots lie below the number of chunks that the disk tier holds."""
+
+    id: int
+    owner: int
+    write: bool
+    chunks: list[tuple[int, int]]
+
+
 class SimCounters(msgspec.Struct, frozen=True, kw_only=True):
     """Running totals, named as a real engine's and cache server's (the harness's Counters); None: no such tier.
 
@@ -76,10 +86,12 @@ class Simulator:
     """One engine with its cache tiers.
 
     gpu_blocks: as the engine resolves it, vLLM's null block included. cpu_bytes None: nothing is offloaded.
-    disk_bytes None: there is no disk tier. odirect: disk reads bypass the page cache. macro_steps False takes every
-    decode step singly: slower, and the result is the same. journal: keep notes for take_journal. Raises ValueError
-    in one line for settings that could serve nothing, and CalibrationError for a constant that these tiers need and
-    the calibration lacks.
+    disk_bytes None: there is no disk tier. odirect: disk reads bypass the page cache. disk_bytes_per_s: what the
+    disk's device is limited to, if it is; disk_depth: reads in flight for a request (LMCache's fs: 1, fs_native: 4).
+    macro_steps False takes every decode step singly: slower, and the result is the same. journal: keep notes for
+    take_journal. external_disk: somebody else makes the disk tier's transfers (take_issued, complete_io). Raises
+    ValueError in one line for settings that could serve nothing, and CalibrationError for a constant that these tiers
+    need and the calibration lacks.
     """
 
     def __init__(
@@ -95,11 +107,14 @@ class Simulator:
         cpu_bytes: int | None = None,
         disk_bytes: int | None = None,
         odirect: bool = False,
+        disk_bytes_per_s: int | None = None,
+        disk_depth: int = 1,
         max_num_batched_tokens: int,
         max_num_seqs: int,
         record_token_times: bool = False,
         macro_steps: bool = True,
         journal: bool = False,
+        external_disk: bool = False,
     ) -> None:
         if disk_bytes is not None and cpu_bytes is None:
             raise ValueError("disk_bytes without cpu_bytes: the disk tier is filled through the CPU tier; give both")
@@ -108,6 +123,8 @@ class Simulator:
         self.tier_policy = tier_policy(tier_pack) if isinstance(tier_pack, str) else tier_pack
         self.gpu_blocks, self.block_tokens, self.chunk_tokens = gpu_blocks, block_tokens, chunk_tokens
         self.cpu_bytes, self.disk_bytes, self.odirect = cpu_bytes, disk_bytes, odirect
+        self.disk_bytes_per_s, self.disk_depth = disk_bytes_per_s, disk_depth
+        self.external_disk = external_disk
         self.config = SimpleNamespace(
             gpu_blocks=gpu_blocks,
             null_blocks=self.engine_policy.null_blocks,
@@ -119,7 +136,7 @@ class Simulator:
             record_token_times=record_token_times,
             macro_steps=macro_steps,
             journal=journal,
-            cost=SimpleNamespace(**{name: calibration.constant(name) for name in COST}),
+            cost=self._cost(),
             tiers=self._tiers(),
         )
         self._core = checked(lambda: _core.Engine(self.config))
@@ -169,6 +186,14 @@ class Simulator:
         inf: until requests complete or nothing is left to do. RuntimeError: requests wait for blocks in vain.
         """
         return [completion_of(row) for row in self._core.advance(until_s)]
+
+    def take_issued(self) -> list[Issued]:
+        """Disk transfers to make since the last call; with external_disk. Each is to be answered by complete_io."""
+        return [Issued(*one) for one in self._core.take_issued()]
+
+    def complete_io(self, transfer: int, at_s: float) -> None:
+        """A transfer has ended at that moment (or now, if that has passed)."""
+        checked(lambda: self._core.complete_io(transfer, at_s))
 
     def submit_many(self, requests: RequestColumns) -> None:
         """`submit` for each, in order. ValueError: the first that is refused; those before it have been sent."""
@@ -226,11 +251,16 @@ class Simulator:
             storage_read_bytes=read_bytes if has_disk else None,
         )
 
+    def _cost(self) -> SimpleNamespace:
+        constants = {name: self.calibration.constant(name) for name in COST}
+        return SimpleNamespace(**constants, synchronous_loads=self.calibration.synchronous_loads)
+
     def _tiers(self) -> SimpleNamespace | None:
         if self.cpu_bytes is None:
             return None
         chunk_bytes = self.chunk_tokens * self.model.kv_bytes_per_token
         has_disk = self.disk_bytes is not None
+        modelled = has_disk and not self.external_disk
         has_page_cache = has_disk and not self.odirect
         return SimpleNamespace(
             policy=self.tier_policy,
@@ -238,22 +268,30 @@ class Simulator:
             cpu_chunks=self.cpu_bytes // max(chunk_bytes, 1),
             disk_chunks=None if self.disk_bytes is None else self.disk_bytes // max(chunk_bytes, 1),
             odirect=self.odirect,
+            external_disk=self.external_disk,
             cpu_read=self._device("cpu.read", True),
             cpu_write=self._device("cpu.write", True),
-            disk_read=self._device("disk.read", has_disk),
-            disk_write=self._device("disk.write", has_disk),
+            disk_read=self._device("disk.read", modelled),
+            disk_write=self._device("disk.write", modelled),
             page_cache_read=self._device("page_cache.read", has_page_cache),
         )
 
     def _device(self, name: str, used: bool) -> SimpleNamespace:
         """A device's constants; those of a device that nothing uses need not be known."""
         if not used:
-            return SimpleNamespace(latency_s=0.0, chunk_s=0.0, byte_s=0.0)
-        constant = self.calibration.constant
+            return SimpleNamespace(latency_s=0.0, chunk_s=0.0, byte_s=0.0, shared_byte_s=0.0, depth=1)
+        latency_s, chunk_s, bytes_per_s, shared_bytes_per_s = (
+            self.calibration.constant(f"{name}.{of}") for of in TRANSFER
+        )
+        if name == "disk.read" and self.disk_bytes_per_s is not None:
+            shared_bytes_per_s = min(shared_bytes_per_s, self.disk_bytes_per_s)
+        depth = self.disk_depth if name in ("disk.read", "page_cache.read") else 1
         return SimpleNamespace(
-            latency_s=constant(f"{name}.latency_s"),
-            chunk_s=constant(f"{name}.chunk_s"),
-            byte_s=1 / constant(f"{name}.bytes_per_s"),
+            latency_s=latency_s,
+            chunk_s=chunk_s,
+            byte_s=1 / bytes_per_s,
+            shared_byte_s=1 / shared_bytes_per_s,
+            depth=depth,
         )
 
 

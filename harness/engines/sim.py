@@ -141,11 +141,13 @@ class _Replay:
         for completion in completions:
             send, sent_s = self._sent.pop(completion.id)
             instance = completion.instance if isinstance(self._simulator, Cluster) else None
-            self._emit(_record(completion, send, sent_s, self._start_s, instance))
+            self._emit(record_of(completion, send, sent_s, self._start_s, instance))
             self._load.completed(completion.id, self._load_s)
 
 
-def _record(completion: Completion, send: Send, sent_s: float, start_s: float, instance: int | None) -> RequestRecord:
+def record_of(
+    completion: Completion, send: Send, sent_s: float, start_s: float, instance: int | None = None
+) -> RequestRecord:
     failed = completion.error is not None
     by_tier = TokensByTier(computed=completion.computed, gpu=completion.gpu, cpu=completion.cpu, disk=completion.disk)
     return RequestRecord(

@@ -1,4 +1,4 @@
-//! The core of the simulator: an engine and its cache tiers in virtual time. This file is the Python face only.
+//! The core of the simulator: an engine and its cache tiers in virtual time, and real devices for its chunks.
 
 mod arrivals;
 mod blocks;
@@ -12,6 +12,7 @@ mod decode;
 mod device;
 mod disk;
 mod engine;
+mod external;
 mod journal;
 mod keys;
 mod l1;
@@ -20,6 +21,7 @@ mod moments;
 mod request;
 mod schedule;
 mod server;
+pub mod storage;
 mod stream;
 mod tiers;
 mod time;

@@ -27,6 +27,8 @@ type Counts = (u64, u64, u64, u64, u64, u64, u64);
 pub type Totals = ((u64, u64, u64), (u64, u64, u64), (u64, u64, u64));
 /// What was done, to which request, and the numbers that belong to it.
 type Noted = (&'static str, String, Vec<u64>);
+/// Id, owner, write, (key, slot) of every chunk.
+type Transfer = (u64, i64, bool, Vec<(u64, u64)>);
 pub type Columns<'py> =
     (Vec<String>, Vec<Bound<'py, PyBytes>>, Vec<Bound<'py, PyBytes>>, BTreeMap<usize, String>);
 /// Hash ids and tokens of all prompts' segments, and where each request's segments end in those.
@@ -207,6 +209,16 @@ impl Engine {
         completions.into_iter().map(|done| row(py, 0, done)).collect()
     }
 
+    fn take_issued(&mut self) -> Vec<Transfer> {
+        let issued = self.engine.take_issued();
+        issued.into_iter().map(|one| (one.id, one.owner, one.write, one.chunks)).collect()
+    }
+
+    fn complete_io(&mut self, id: u64, at_s: f64) -> PyResult<()> {
+        self.engine.complete_io(id, moment("at_s", at_s)?);
+        Ok(())
+    }
+
     #[getter]
     fn next_event_s(&self) -> Option<f64> {
         self.engine.next_event().map(time::to_s)
@@ -240,5 +252,6 @@ impl Engine {
 #[pymodule]
 fn _core(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<Engine>()?;
-    module.add_class::<crate::python_cluster::Cluster>()
+    module.add_class::<crate::python_cluster::Cluster>()?;
+    module.add_class::<crate::storage::python::Store>()
 }

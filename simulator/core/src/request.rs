@@ -90,6 +90,8 @@ pub enum Status {
 #[derive(Clone, Debug, Default)]
 pub struct Request {
     pub id: String,
+    /// The reply's hash id: what is left of the id once the request has been answered.
+    pub owner: i64,
     pub prompt: u64,
     pub output: u64,
     /// All whole blocks that prompt and output will fill.

@@ -54,9 +54,17 @@ impl Server {
 
     /// Notes when the transfers end that the tiers have begun since the last call.
     pub fn take_begun(&mut self) {
-        for Begun { end, id, quiet } in self.tiers.take_begun() {
-            let ends = if quiet { &mut self.quiet } else { &mut self.loud };
-            ends.push(Reverse((end, id)));
+        for begun in self.tiers.take_begun() {
+            // Others end at a moment that somebody else will tell (`ends`).
+            if begun.end != FOREVER {
+                self.ends(begun);
+            }
         }
+    }
+
+    /// A transfer ends at that moment.
+    pub fn ends(&mut self, Begun { end, id, quiet }: Begun) {
+        let ends = if quiet { &mut self.quiet } else { &mut self.loud };
+        ends.push(Reverse((end, id)));
     }
 }

@@ -5,12 +5,13 @@
 
 use std::collections::{BTreeMap, VecDeque};
 
-use crate::device::{Device, DeviceConfig};
+use crate::device::{Device, DeviceConfig, SharedDevice};
 use crate::disk::Disk;
+use crate::external::Outbox;
 use crate::journal::Journal;
 use crate::keys::Key;
 use crate::l1::L1;
-use crate::time::{self, Ticks};
+use crate::time::{self, FOREVER, Ticks};
 
 pub type IoId = u64;
 /// The engine's name for a request, handed back in `Ended`.
@@ -41,6 +42,8 @@ pub struct TierConfig {
     pub disk_chunks: Option<u64>,
     /// Reads bypass the page cache.
     pub odirect: bool,
+    /// Someone else makes the disk's transfers, on a real device.
+    pub external_disk: bool,
     pub cpu_read: DeviceConfig,
     pub cpu_write: DeviceConfig,
     pub disk_read: DeviceConfig,
@@ -88,13 +91,23 @@ pub struct Begun {
     pub quiet: bool,
 }
 
+/// A transfer of one of the devices that read for the disk tier.
+#[derive(Clone, Copy, Debug)]
+enum Read {
+    Disk(u64),
+    PageCache(u64),
+    /// Somebody else's.
+    External,
+}
+
 #[derive(Debug)]
 enum Op {
-    /// Disk to CPU: `warm` chunks are left to read from the page cache.
+    /// Disk to CPU: `warm` chunks are left to read from the page cache; `read` is the transfer under way.
     Prefetch {
         slot: Slot,
         hit: Hit,
         warm: u64,
+        read: Read,
     },
     Load {
         slot: Slot,
@@ -133,9 +146,9 @@ pub struct Tiers {
     disk: Option<Disk>,
     cpu_read: Device,
     cpu_write: Device,
-    disk_read: Device,
+    disk_read: SharedDevice,
     disk_write: Device,
-    page_cache_read: Device,
+    page_cache_read: SharedDevice,
     ops: BTreeMap<IoId, Op>,
     next_io: IoId,
     prefetching: u64,
@@ -144,6 +157,7 @@ pub struct Tiers {
     counters: TierCounters,
     /// Transfers begun since the engine last looked.
     begun: Vec<Begun>,
+    pub outbox: Option<Outbox>,
     /// Numbers are a slot or a transfer's id, then keys. "tick": how many ticks, then the keys dropped. "answer": slot,
     /// then a flag for each chunk found: in the CPU tier or not.
     pub journal: Journal,
@@ -153,14 +167,16 @@ impl Tiers {
     pub fn new(config: TierConfig, journal: bool) -> Self {
         let (evicts, odirect) = (config.policy.disk_evicts, config.odirect);
         let disk = config.disk_chunks.map(|chunks| Disk::new(chunks, evicts, odirect));
+        let outbox = config.disk_chunks.filter(|_| config.external_disk).map(Outbox::new);
         Self {
+            outbox,
             cpu: L1::new(config.cpu_chunks),
             disk,
             cpu_read: Device::new(&config.cpu_read),
             cpu_write: Device::new(&config.cpu_write),
-            disk_read: Device::new(&config.disk_read),
+            disk_read: SharedDevice::new(&config.disk_read),
             disk_write: Device::new(&config.disk_write),
-            page_cache_read: Device::new(&config.page_cache_read),
+            page_cache_read: SharedDevice::new(&config.page_cache_read),
             ops: BTreeMap::new(),
             next_io: 0,
             prefetching: 0,
@@ -240,13 +256,15 @@ impl Tiers {
         std::mem::swap(&mut self.page_cache_read, &mut other.page_cache_read);
     }
 
-    /// Begins to copy a hit's chunks from `first` on to the GPU; those before are not needed. `Ended::Load` follows.
-    pub fn load(&mut self, now: Ticks, slot: Slot, mut hit: Hit, first: usize) {
+    /// Begins to copy a hit's chunks from `first` on to the GPU; those before are not needed. `Ended::Load` follows at
+    /// the moment returned.
+    pub fn load(&mut self, now: Ticks, slot: Slot, mut hit: Hit, first: usize) -> Ticks {
         let keys = hit.keys.split_off(first.min(hit.keys.len()));
         self.release(&hit.keys);
         let count = keys.len() as u64;
         let end = self.cpu_read.submit(now, count, count * self.config.chunk_bytes);
         self.begin(end, Op::Load { slot, keys });
+        end
     }
 
     /// Unlocks chunks of a hit that are not needed any more.
@@ -290,14 +308,9 @@ impl Tiers {
                 Ended::Load(slot)
             }
             Some(Op::Answer { slot, hit }) => Ended::Lookup(slot, hit),
-            Some(Op::Prefetch { slot, hit, warm }) if warm > 0 => {
-                let end = self.page_cache_read.submit(now, warm, warm * self.config.chunk_bytes);
-                self.begin(end, Op::Prefetch { slot, hit, warm: 0 });
-                Ended::Nothing
-            }
-            Some(Op::Prefetch { slot, hit, .. }) => self.prefetched(now, slot, hit),
+            Some(Op::Prefetch { slot, hit, warm, read }) => self.read_on(now, slot, hit, warm, read),
             Some(Op::Store { slot, keys }) => {
-                self.stored(now, id, &keys);
+                self.stored(now, id, slot, &keys);
                 Ended::Store(slot)
             }
             Some(Op::DiskWrite { keys, writes }) => {
@@ -329,9 +342,14 @@ impl Tiers {
         }
     }
 
+    /// No request waits for this transfer.
+    pub fn is_quiet(&self, id: IoId) -> bool {
+        matches!(self.ops.get(&id), Some(Op::Store { .. } | Op::DiskWrite { .. }))
+    }
+
     fn begin(&mut self, end: Ticks, op: Op) {
-        let quiet = matches!(op, Op::Store { .. } | Op::DiskWrite { .. });
         self.ops.insert(self.next_io, op);
+        let quiet = self.is_quiet(self.next_io);
         self.begun.push(Begun { end, id: self.next_io, quiet });
         self.next_io += 1;
     }
@@ -391,11 +409,38 @@ impl Tiers {
         let warm = self.disk.as_mut().map_or(0, |disk| disk.begin_read(&hit.keys_where(false)));
         let (cold, bytes) = (count - warm, self.config.chunk_bytes);
         self.counters.storage_read_bytes += cold * bytes;
-        let (end, left) = match cold {
-            0 => (self.page_cache_read.submit(now, warm, warm * bytes), 0),
-            _ => (self.disk_read.submit(now, cold, cold * bytes), warm),
+        if let Some(outbox) = &mut self.outbox {
+            outbox.read(self.next_io, slot, &hit.keys_where(false));
+            return self.begin(FOREVER, Op::Prefetch { slot, hit, warm: 0, read: Read::External });
+        }
+        if cold == 0 {
+            return self.read_page_cache(now, slot, hit, warm);
+        }
+        let (id, end) = self.disk_read.submit(now, cold, cold * bytes);
+        self.begin(end, Op::Prefetch { slot, hit, warm, read: Read::Disk(id) });
+    }
+
+    fn read_page_cache(&mut self, now: Ticks, slot: Slot, hit: Hit, chunks: u64) {
+        let (id, end) = self.page_cache_read.submit(now, chunks, chunks * self.config.chunk_bytes);
+        self.begin(end, Op::Prefetch { slot, hit, warm: 0, read: Read::PageCache(id) });
+    }
+
+    /// A read was to end now; others that joined it meanwhile may have made it longer.
+    fn read_on(&mut self, now: Ticks, slot: Slot, hit: Hit, warm: u64, read: Read) -> Ended {
+        let later = match read {
+            Read::Disk(id) => self.disk_read.ended(now, id),
+            Read::PageCache(id) => self.page_cache_read.ended(now, id),
+            Read::External => Ok(()),
         };
-        self.begin(end, Op::Prefetch { slot, hit, warm: left });
+        if let Err(end) = later {
+            self.begin(end, Op::Prefetch { slot, hit, warm, read });
+            return Ended::Nothing;
+        }
+        if warm > 0 {
+            self.read_page_cache(now, slot, hit, warm);
+            return Ended::Nothing;
+        }
+        self.prefetched(now, slot, hit)
     }
 
     fn prefetched(&mut self, now: Ticks, slot: Slot, hit: Hit) -> Ended {
@@ -419,7 +464,7 @@ impl Tiers {
     }
 
     /// Chunks have arrived in the CPU tier: they can be found from now on, and are written to disk.
-    fn stored(&mut self, now: Ticks, id: IoId, keys: &[Key]) {
+    fn stored(&mut self, now: Ticks, id: IoId, slot: Slot, keys: &[Key]) {
         let admitted = self.cpu.admit_stored(keys);
         let writes = self.disk.as_mut().map_or_else(Vec::new, |disk| disk.begin_write(&admitted));
         let count = writes.len() as u64;
@@ -428,7 +473,13 @@ impl Tiers {
         self.journal.note("writes", || writes.clone());
         if count > 0 {
             self.cpu.lock(&admitted);
-            let end = self.disk_write.submit(now, count, count * self.config.chunk_bytes);
+            let end = match (&mut self.outbox, &self.disk) {
+                (Some(outbox), Some(disk)) => {
+                    outbox.write(self.next_io, slot, &writes, |key| disk.has(key));
+                    FOREVER
+                }
+                _ => self.disk_write.submit(now, count, count * self.config.chunk_bytes),
+            };
             self.begin(end, Op::DiskWrite { keys: admitted, writes });
         }
     }
