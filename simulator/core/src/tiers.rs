@@ -153,7 +153,7 @@ pub struct Tiers {
     next_io: IoId,
     prefetching: u64,
     waiting_lookups: VecDeque<(Slot, Vec<Key>)>,
-    ticked_until: Ticks,
+    next_tick: Ticks,
     counters: TierCounters,
     /// Transfers begun since the engine last looked.
     begun: Vec<Begun>,
@@ -181,7 +181,7 @@ impl Tiers {
             next_io: 0,
             prefetching: 0,
             waiting_lookups: VecDeque::new(),
-            ticked_until: 0,
+            next_tick: time::from_s(config.policy.tick_s),
             counters: TierCounters::default(),
             begun: Vec::new(),
             journal: Journal::new(journal),
@@ -204,12 +204,17 @@ impl Tiers {
     /// Runs the eviction ticks up to `now`. Use changes only at events, so ticks between two events can wait for the
     /// later one.
     pub fn tick(&mut self, now: Ticks) {
-        let every = time::from_s(self.config.policy.tick_s);
-        if self.config.policy.evict_on_demand || every == 0 {
+        if now < self.next_tick {
             return;
         }
-        let ticks = now / every - self.ticked_until / every;
-        self.ticked_until = now;
+        let every = time::from_s(self.config.policy.tick_s);
+        if self.config.policy.evict_on_demand || every == 0 {
+            self.next_tick = FOREVER;
+            return;
+        }
+        // The tick that is due, and those after it.
+        let ticks = (now - self.next_tick) / every + 1;
+        self.next_tick += ticks * every;
         let mut dropped = Vec::new();
         for _ in 0..ticks {
             if self.cpu.usage() < self.config.policy.watermark {
@@ -223,9 +228,7 @@ impl Tiers {
             }
             dropped.extend(gone);
         }
-        if ticks > 0 {
-            self.journal.note("tick", || with(ticks as u64, &dropped));
-        }
+        self.journal.note("tick", || with(ticks as u64, &dropped));
     }
 
     /// Begins to look for a prefix of `keys`. Some: the answer at once; None: `Ended::Lookup` brings it.
