@@ -28,10 +28,13 @@ def validate(
     out: Path | None,
 ) -> int:
     """Validates; returns the exit code."""
+    from harness.published import is_published
     from harness.report.terminal import Progress
     from harness.validate import Validation
     from harness.validate import validate as run_validation
 
+    if is_published(experiment):
+        return _published(experiment, tolerance, out)
     if calibration is None:
         raise ConfigError("no calibration given; add --calibration FILE, as `harness calibrate` wrote it")
     chosen: list[str | None] = [*sizes] or [None]
@@ -53,6 +56,16 @@ def validate(
     )
     with Progress() as progress:
         content = run_validation(request, progress)
+    return _tell(content, folder)
+
+
+def _published(table: Path, tolerance: float, out: Path | None) -> int:
+    from harness.published import validate_published
+    from harness.report.terminal import Progress
+
+    folder = out or new_folder("validate-published", "sim")
+    with Progress() as progress:
+        content = validate_published(table, folder, _margin(tolerance), command_line(), progress)
     return _tell(content, folder)
 
 
@@ -91,8 +104,10 @@ def _seconds(text: str) -> float:
 def _tell(content: Mapping[str, Any], folder: Path) -> int:
     from rich.console import Console
 
-    from harness.report.comparison import terminal_table
+    from harness.report.comparison import findings, terminal_table
 
     Console().print(terminal_table(content))
+    for line in findings(content):
+        print(line)
     print(f"{content['verdict']}; report: {folder / 'report.html'}")
     return EXIT_CODES[content["verdict"]]

@@ -25,19 +25,23 @@ VERDICTS: tuple[Equivalence, ...] = ("pass", "fail", "not resolvable")
 
 def document(comparison: Comparison, reference: Side, candidate: Side, **more: Any) -> dict[str, Any]:
     """`more`: what only the caller knows, e.g. name, command, calibration."""
+    sides = {"reference": _side(reference), "candidate": _side(candidate)}
+    return content_of(comparison.points, comparison.margin, comparison.verdict, **sides, **more)
+
+
+def content_of(points: Sequence[PointResult], margin: float, verdict: Equivalence, **more: Any) -> dict[str, Any]:
+    """The document from judged points. `more` has to hold name, reference and candidate."""
     return {
         "schema": SCHEMA,
         "created_at": provenance.now(),
         "git": provenance.git(),
         **more,
-        "margin": comparison.margin,
+        "margin": margin,
         "confidence": CONFIDENCE,
-        "verdict": comparison.verdict,
-        "reference": _side(reference),
-        "candidate": _side(candidate),
-        "overall": overall(comparison.points),
-        "metrics": by_metric(comparison.points),
-        "points": [msgspec.to_builtins(point) | {"verdict": point.verdict} for point in comparison.points],
+        "verdict": verdict,
+        "overall": overall(points),
+        "metrics": by_metric(points),
+        "points": [msgspec.to_builtins(point) | {"verdict": point.verdict} for point in points],
     }
 
 

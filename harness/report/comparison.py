@@ -45,15 +45,15 @@ class Line(msgspec.Struct, frozen=True):
     reason: str
 
 
-def write_comparison(folder: Path, content: Doc, reference: Side, candidate: Side) -> None:
-    """Writes report.html and validation.md into the folder."""
+def write_comparison(folder: Path, content: Doc, reference: Side | None = None, candidate: Side | None = None) -> None:
+    """Writes report.html and validation.md into the folder; without sides there are no rows to draw."""
     labels = point_labels(content["points"])
     write_atomically(folder / "validation.md", markdown(content).encode())
     page = render("comparison.html.j2", _context(content, labels, reference, candidate))
     write_atomically(folder / "report.html", page.encode("utf-8", errors="replace"))
 
 
-def _context(content: Doc, labels: Sequence[str], reference: Side, candidate: Side) -> dict[str, Any]:
+def _context(content: Doc, labels: Sequence[str], reference: Side | None, candidate: Side | None) -> dict[str, Any]:
     return {
         "doc": content,
         "names": _names(content),
@@ -75,13 +75,13 @@ def _names(content: Doc) -> tuple[str, str]:
     return f"{engines[0]} {content['reference']['runs'][0]}", f"{engines[1]} {content['candidate']['runs'][0]}"
 
 
-def _pictures(content: Doc, labels: Sequence[str], reference: Side, candidate: Side) -> list[Picture]:
+def _pictures(content: Doc, labels: Sequence[str], reference: Side | None, candidate: Side | None) -> list[Picture]:
     points, margin, names = content["points"], content["margin"], _names(content)
     keys = [(point["cell"], point["tier"]) for point in points]
     pairs = [
         (label, point, reference.points[key], candidate.points[key])
         for label, point, key in zip(labels, points, keys, strict=True)
-        if figures.figure_of(point)
+        if reference and candidate and figures.figure_of(point)
     ]
     band = f"Relative error of mean TTFT with its {content['confidence']:.0%} interval; the band is ± {margin:.0%}."
     found = [picture("errors", "Error by point", band, figures.errors(points, labels, margin))]
@@ -104,7 +104,9 @@ def _pictures(content: Doc, labels: Sequence[str], reference: Side, candidate: S
 
 
 def point_labels(points: Sequence[Doc]) -> list[str]:
-    """Each point by its tier and what was varied."""
+    """Each point by its tier and what was varied, or by the row of a table that it is."""
+    if points and "source" in points[0]["axes"]:
+        return [f"{point['tier']} {point['axes']['source']} ({point['axes']['constants']})" for point in points]
     axes = list(points[0]["axes"]) if points else []
     varied = [axis for axis in axes if len({value_text(point["axes"][axis]) for point in points}) > 1]
     return [
@@ -150,7 +152,7 @@ def findings(content: Doc) -> list[str]:
         for f in point["counts"]
         if f["verdict"] != "pass"
     ]
-    return said + odd[:_MAX_NAMED]
+    return [*said, *odd[:_MAX_NAMED], *content.get("notes", ())]
 
 
 def lines(content: Doc, labels: Sequence[str]) -> list[Line]:
@@ -200,6 +202,7 @@ def _facts(content: Doc) -> list[tuple[str, str]]:
         pairs += [(f"{side}: engine", about["engine"]), (f"{side}: runs", ", ".join(about["runs"]))]
         pairs += [(f"{side}: {key}", about[key]) for key in ("created_at", "gpu_blocks", "block_tokens")]
         pairs += [(f"{side}: {key}", about["versions"][key]) for key in sorted(about["versions"])]
+    pairs += [("origin", content["reference"].get("origin"))]
     pairs += [(f"machine: {key}", value) for key, value in content["reference"]["host"].items()]
     pairs += [(f"calibration: {key}", value) for key, value in (content.get("calibration") or {}).items()]
     return [(key, str(value)) for key, value in pairs if value is not None]
@@ -208,16 +211,14 @@ def _facts(content: Doc) -> list[tuple[str, str]]:
 def terminal_table(content: Doc) -> Table:
     """One line a point: mean TTFT on both sides, error, interval, verdict."""
     names = _names(content)
-    table = Table(box=None, header_style="dim")
+    table = Table(box=None, header_style="dim", padding=(0, 2, 0, 0))
     for number, head in enumerate(("point", *names, "error", "90 % interval", "n", "verdict")):
-        table.add_column(head, justify="left" if number in (0, 6) else "right")
+        table.add_column(head, justify="left" if number in (0, 6) else "right", no_wrap=number != 0)
     for label, point in zip(point_labels(content["points"]), content["points"], strict=True):
         if figure := figures.figure_of(point):
             line = _line(label, point["tier"], figure)
             cells = (label, line.reference, line.candidate, line.error, line.interval, line.samples, point["verdict"])
             table.add_row(*map(escape, cells))
-    table.caption = "\n".join(map(escape, findings(content)))
-    table.caption_justify = "left"
     return table
 
 

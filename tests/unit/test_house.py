@@ -56,6 +56,8 @@ LEVELS = {
     "harness.serving": 6,
     "harness.session": 8,
     "harness.judge": 8,
+    "harness.published": 8,
+    "harness.rounds": 2,
     "harness.sweep": 8,
     "harness.validate": 8,
     "harness.cli": 9,
