@@ -44,8 +44,8 @@ def test_the_command_knows_a_table_from_an_experiment(tmp_path: Path, capsys: py
 
 
 def test_rounds_that_fit_hit_all_but_their_own_turn_and_a_full_pool_loses_some() -> None:
-    cache = {"block_tokens": 64, "chunk_tokens": 64, "gpu": "4GiB", "cpu": "4GiB"}
-    rounds = Rounds("", "qwen3-8b", "rtx-a5000-nfs", 4, 6, 4096, 2, (1, 2), cache, {"small": "9GiB", "large": "1TiB"})
+    cache = {"block_tokens": 64, "chunk_tokens": 64, "gpu": "6GiB", "cpu": "6GiB"}
+    rounds = Rounds("", "qwen3-8b", "rtx-a5000-nfs", 4, 6, 4096, 2, (1, 2), cache, {"small": "7GiB", "large": "1TiB"})
     for rates in hit_rates(rounds, "large"):
         assert rates == pytest.approx([number / (number + 1) for number in range(6)])
     small = hit_rates(rounds, "small")
