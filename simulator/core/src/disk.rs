@@ -25,6 +25,11 @@ impl Disk {
         self.held.contains(key)
     }
 
+    /// Held, or being written.
+    pub fn has(&self, key: Key) -> bool {
+        self.held.contains(key) || self.writing.contains_key(&key)
+    }
+
     /// Chunks held and being written.
     pub fn used(&self) -> u64 {
         self.held.len() + self.writing.len() as u64

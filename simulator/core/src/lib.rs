@@ -1,19 +1,27 @@
-//! The core of the simulator: an engine and its cache tiers in virtual time. This file is the Python face only.
+//! The core of the simulator: an engine and its cache tiers in virtual time, and real devices for its chunks.
 
+mod arrivals;
 mod blocks;
 #[cfg(test)]
 mod blocks_oracle;
+mod cluster;
+#[cfg(test)]
+mod cluster_tests;
 mod cost;
 mod decode;
 mod device;
 mod disk;
 mod engine;
+mod external;
 mod journal;
 mod keys;
 mod l1;
 mod lru;
+mod moments;
 mod request;
 mod schedule;
+mod server;
+pub mod storage;
 mod stream;
 mod tiers;
 mod time;
@@ -21,6 +29,7 @@ mod time;
 #[cfg(test)]
 mod tests;
 
+pub use cluster::{Cluster, Routing, Sharing};
 pub use engine::{Counters, Engine, EngineConfig};
 pub use journal::Note;
 pub use keys::Segment;

@@ -7,10 +7,11 @@ use std::collections::{BTreeMap, VecDeque};
 
 use crate::device::{Device, DeviceConfig};
 use crate::disk::Disk;
+use crate::external::Outbox;
 use crate::journal::Journal;
 use crate::keys::Key;
 use crate::l1::L1;
-use crate::time::{self, Ticks};
+use crate::time::{self, FOREVER, Ticks};
 
 pub type IoId = u64;
 /// The engine's name for a request, handed back in `Ended`.
@@ -41,6 +42,8 @@ pub struct TierConfig {
     pub disk_chunks: Option<u64>,
     /// Reads bypass the page cache.
     pub odirect: bool,
+    /// Someone else makes the disk's transfers, on a real device.
+    pub external_disk: bool,
     pub cpu_read: DeviceConfig,
     pub cpu_write: DeviceConfig,
     pub disk_read: DeviceConfig,
@@ -144,6 +147,7 @@ pub struct Tiers {
     counters: TierCounters,
     /// Transfers begun since the engine last looked.
     begun: Vec<Begun>,
+    pub outbox: Option<Outbox>,
     /// Numbers are a slot or a transfer's id, then keys. "tick": how many ticks, then the keys dropped. "answer": slot,
     /// then a flag for each chunk found: in the CPU tier or not.
     pub journal: Journal,
@@ -153,7 +157,9 @@ impl Tiers {
     pub fn new(config: TierConfig, journal: bool) -> Self {
         let (evicts, odirect) = (config.policy.disk_evicts, config.odirect);
         let disk = config.disk_chunks.map(|chunks| Disk::new(chunks, evicts, odirect));
+        let outbox = config.disk_chunks.filter(|_| config.external_disk).map(Outbox::new);
         Self {
+            outbox,
             cpu: L1::new(config.cpu_chunks),
             disk,
             cpu_read: Device::new(&config.cpu_read),
@@ -225,6 +231,21 @@ impl Tiers {
         self.start(now, slot, keys)
     }
 
+    /// Of how many leading keys a chunk is held.
+    pub fn held(&self, keys: &[Key]) -> u64 {
+        let held =
+            |key: &Key| self.cpu.contains(*key) || self.disk.as_ref().is_some_and(|disk| disk.contains(*key));
+        keys.iter().take_while(|key| held(key)).count() as u64
+    }
+
+    /// Exchanges the disk and what is in front of it with another server.
+    pub fn swap_disk(&mut self, other: &mut Self) {
+        std::mem::swap(&mut self.disk, &mut other.disk);
+        std::mem::swap(&mut self.disk_read, &mut other.disk_read);
+        std::mem::swap(&mut self.disk_write, &mut other.disk_write);
+        std::mem::swap(&mut self.page_cache_read, &mut other.page_cache_read);
+    }
+
     /// Begins to copy a hit's chunks from `first` on to the GPU; those before are not needed. `Ended::Load` follows.
     pub fn load(&mut self, now: Ticks, slot: Slot, mut hit: Hit, first: usize) {
         let keys = hit.keys.split_off(first.min(hit.keys.len()));
@@ -282,7 +303,7 @@ impl Tiers {
             }
             Some(Op::Prefetch { slot, hit, .. }) => self.prefetched(now, slot, hit),
             Some(Op::Store { slot, keys }) => {
-                self.stored(now, id, &keys);
+                self.stored(now, id, slot, &keys);
                 Ended::Store(slot)
             }
             Some(Op::DiskWrite { keys, writes }) => {
@@ -314,9 +335,14 @@ impl Tiers {
         }
     }
 
+    /// No request waits for this transfer.
+    pub fn is_quiet(&self, id: IoId) -> bool {
+        matches!(self.ops.get(&id), Some(Op::Store { .. } | Op::DiskWrite { .. }))
+    }
+
     fn begin(&mut self, end: Ticks, op: Op) {
-        let quiet = matches!(op, Op::Store { .. } | Op::DiskWrite { .. });
         self.ops.insert(self.next_io, op);
+        let quiet = self.is_quiet(self.next_io);
         self.begun.push(Begun { end, id: self.next_io, quiet });
         self.next_io += 1;
     }
@@ -376,6 +402,10 @@ impl Tiers {
         let warm = self.disk.as_mut().map_or(0, |disk| disk.begin_read(&hit.keys_where(false)));
         let (cold, bytes) = (count - warm, self.config.chunk_bytes);
         self.counters.storage_read_bytes += cold * bytes;
+        if let Some(outbox) = &mut self.outbox {
+            outbox.read(self.next_io, slot, &hit.keys_where(false));
+            return self.begin(FOREVER, Op::Prefetch { slot, hit, warm: 0 });
+        }
         let (end, left) = match cold {
             0 => (self.page_cache_read.submit(now, warm, warm * bytes), 0),
             _ => (self.disk_read.submit(now, cold, cold * bytes), warm),
@@ -404,7 +434,7 @@ impl Tiers {
     }
 
     /// Chunks have arrived in the CPU tier: they can be found from now on, and are written to disk.
-    fn stored(&mut self, now: Ticks, id: IoId, keys: &[Key]) {
+    fn stored(&mut self, now: Ticks, id: IoId, slot: Slot, keys: &[Key]) {
         let admitted = self.cpu.admit_stored(keys);
         let writes = self.disk.as_mut().map_or_else(Vec::new, |disk| disk.begin_write(&admitted));
         let count = writes.len() as u64;
@@ -413,7 +443,13 @@ impl Tiers {
         self.journal.note("writes", || writes.clone());
         if count > 0 {
             self.cpu.lock(&admitted);
-            let end = self.disk_write.submit(now, count, count * self.config.chunk_bytes);
+            let end = match (&mut self.outbox, &self.disk) {
+                (Some(outbox), Some(disk)) => {
+                    outbox.write(self.next_io, slot, &writes, |key| disk.has(key));
+                    FOREVER
+                }
+                _ => self.disk_write.submit(now, count, count * self.config.chunk_bytes),
+            };
             self.begin(end, Op::DiskWrite { keys: admitted, writes });
         }
     }
