@@ -35,8 +35,9 @@ from traces.request import RequestRecord
 CONFIDENCE = 0.90
 MARGIN = 0.05
 FEWEST_CLUSTERS = 5
-# Of what a process reads from its device, so much may be pages that are no chunk: whole pages, the file system's own.
-_DEVICE_BYTES_MARGIN = 0.01
+# A process also reads pages from its device that are no chunk (its own files, the file system's): up to this share of
+# the prompts' KV is none.
+_DEVICE_BYTES_SHARE = 0.01
 _MAX_RESAMPLES, _MAX_VALUES = 2000, 20_000_000
 _SEED = 20
 Statistic = Callable[..., Any]
@@ -330,8 +331,11 @@ def _passes(a: Times, which: slice) -> Times:
 def counts(reference: Point, candidate: Point, margin: float) -> list[Figure]:
     """Tokens and bytes by tier a request: equal, or the model decides otherwise than the engine."""
     ours, theirs = _moved(reference), _moved(candidate)
+    prompt_bytes = _mean_tokens(reference.rows) * (
+        (reference.cell.get("resolved") or {}).get("kv_bytes_per_token") or 0
+    )
     return [
-        _count(metric, ours[metric], theirs[metric], margin)
+        _count(metric, ours[metric], theirs[metric], margin, prompt_bytes)
         for metric in ours
         if ours[metric] and theirs.get(metric) and None not in (*ours[metric], *theirs[metric])
     ]
@@ -370,12 +374,14 @@ def _chunk_bytes(point: Point) -> int:
     return (resolved.get("chunk_tokens") or 0) * (resolved.get("kv_bytes_per_token") or 0)
 
 
-def _count(metric: str, ours: list[float], theirs: list[float], margin: float) -> Figure:
+def _count(metric: str, ours: list[float], theirs: list[float], margin: float, prompt_bytes: float) -> Figure:
     reference, candidate = sum(ours) / len(ours), sum(theirs) / len(theirs)
     error = (candidate - reference) / reference if reference else (0.0 if not candidate else math.inf)
-    allowed = _DEVICE_BYTES_MARGIN if metric == "device_read_bytes" else 1e-12
-    verdict: Equivalence = "pass" if abs(error) <= allowed else "fail"
+    allowed = _DEVICE_BYTES_SHARE * prompt_bytes if metric == "device_read_bytes" else 1e-9 * max(reference, candidate)
+    verdict: Equivalence = "pass" if abs(candidate - reference) <= allowed else "fail"
     reason = None
+    if verdict == "pass" and abs(error) > _DEVICE_BYTES_SHARE:
+        error, reason = 0.0, f"{reference:,.0f} and {candidate:,.0f} bytes are below 1 % of the prompt's KV: none"
     if verdict == "fail" and min(ours) != max(ours) and abs(error) <= margin:
         verdict, reason = "not resolvable", f"the reference's own passes differ: {min(ours):g} to {max(ours):g}"
     return Figure(
