@@ -33,6 +33,8 @@ app = App(
 )
 traces = App(name="traces", help="Public traces: what there is, and fetching it.", help_format="plaintext")
 app.command(traces)
+device = App(name="device", help="Reference devices: storage that repeats to a percent. Root.", help_format="plaintext")
+app.command(device)
 
 EngineChoice = Literal["sim", "vllm", "openai", "fake"]
 Experiment = Annotated[Path | None, Parameter(help="The experiment file. Not needed with --resume.")]
@@ -196,6 +198,59 @@ def fetch(
     from harness.session import fetch_trace
 
     return fetch_trace(name, into, accept_digest)
+
+
+Rate = Annotated[str | None, Parameter(help="e.g. 400MiB/s")]
+
+
+@device.command(name="create")
+def create_device(
+    name: Annotated[str, Parameter(help="Lower-case letters, digits, - and _.")],
+    /,
+    *,
+    bandwidth: Rate = None,
+    read_bandwidth: Rate = None,
+    write_bandwidth: Rate = None,
+    iops: float | None = None,
+    read_iops: float | None = None,
+    write_iops: float | None = None,
+    latency: Annotated[str | None, Parameter(help="Added to each request, e.g. 100us.")] = None,
+    file_system: Annotated[str | None, Parameter(help="ext4 (default), xfs or btrfs.")] = None,
+    size: Annotated[str | None, Parameter(help="Default: 4GiB.")] = None,
+    backing: Annotated[str | None, Parameter(help="A folder for the file with the bytes. Default: RAM.")] = None,
+) -> int:
+    """Makes a device with the limits given, and mounts a new file system on it. It stays until it is destroyed.
+
+    Example: harness device create ssd --bandwidth 400MiB/s --file-system xfs
+    """
+    settings = dict(locals())
+    from harness.session import create_device
+
+    return create_device(settings.pop("name"), settings)
+
+
+@device.command(name="list")
+def list_devices() -> int:
+    """Lists the devices that are there, runs' included."""
+    from harness.session import list_devices
+
+    return list_devices()
+
+
+@device.command(name="destroy")
+def destroy_devices(
+    name: Annotated[str | None, Parameter(help="As `harness device list` says.")] = None,
+    /,
+    *,
+    everything: Annotated[bool, Parameter(name="--all", help="All of them, also what a crash left.")] = False,
+) -> int:
+    """Unmounts and removes a device. It touches nothing that `harness device` or a run did not make.
+
+    Example: harness device destroy ssd
+    """
+    from harness.session import destroy_devices
+
+    return destroy_devices(name, everything)
 
 
 def main() -> None:

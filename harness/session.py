@@ -173,6 +173,30 @@ def serve(
     return serve_experiment(load_experiment(experiment, overrides, size).experiment, host, port, api_key_env)
 
 
+@told
+def create_device(name: str, settings: dict[str, Any]) -> int:
+    """Makes a reference device; returns the exit code."""
+    from harness.blockio import session
+
+    return session.create_device(name, settings)
+
+
+@told
+def list_devices() -> int:
+    """Prints the reference devices; returns the exit code."""
+    from harness.blockio import session
+
+    return session.list_devices()
+
+
+@told
+def destroy_devices(name: str | None, everything: bool) -> int:
+    """Removes reference devices; returns the exit code."""
+    from harness.blockio import session
+
+    return session.destroy_devices(name, everything)
+
+
 def list_traces() -> int:
     """Prints the catalogue; returns the exit code."""
     from traces.catalogue import catalogue
