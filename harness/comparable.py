@@ -40,6 +40,21 @@ def check_held_out(points: Sequence[Point], calibration: Calibration) -> None:
     )
 
 
+def check_host(reference: Side, calibration: Calibration) -> None:
+    """Raises NotComparable where a real engine ran on another machine than the one that was calibrated."""
+    calibrated = _fields(calibration.fitted_on).get("host") or {}
+    if reference.engine == "sim":
+        return
+    for manifest in reference.manifests:
+        for field in _HOST:
+            here, there = (manifest.get("host") or {}).get(field), calibrated.get(field)
+            if None not in (here, there) and here != there:
+                raise NotComparable(
+                    f"not comparable: unlike hosts: {field} is {here} in {manifest['run_id']}, {there} in calibration"
+                    f" {calibration.name}; calibrate on the machine that is validated"
+                )
+
+
 def name(key: PointKey) -> str:
     return f"{key[0]} {key[1]}"
 
@@ -55,10 +70,12 @@ def _refuse(reasons: Sequence[str]) -> None:
 
 def _fitted_axes(point: Any, calibration: Calibration) -> dict[str, Any]:
     """What a fitted point says of where it lies, under the names of axes(); what it does not say is not there."""
-    stated = {field: getattr(point, field) for field in point.__struct_fields__}
-    fitted_on = calibration.fitted_on
-    shared = {field: getattr(fitted_on, field) for field in fitted_on.__struct_fields__ if field != "points"}
-    return {**shared, **stated, "tier": stated.get("tier", stated.get("state"))}
+    stated = _fields(point)
+    return {**_fields(calibration.fitted_on), **stated, "tier": stated.get("tier", stated.get("state"))}
+
+
+def _fields(struct: Any) -> dict[str, Any]:
+    return {field: getattr(struct, field) for field in struct.__struct_fields__}
 
 
 def _same_place(here: dict[str, Any], there: dict[str, Any]) -> bool:

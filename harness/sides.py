@@ -125,7 +125,7 @@ def axes(point: Point) -> dict[str, Any]:
         "hit_rate": workload.get("hit_rate") if not point.free else None,
         "chunk_tokens": cache.get("chunk_tokens"),
         "concurrency": workload.get("concurrency"),
-        "device_bytes_per_s": device.get("bandwidth") if on_disk else None,
+        "device_bytes_per_s": (device.get("read_bandwidth") or device.get("bandwidth")) if on_disk else None,
         "file_system": file_system if on_disk else None,
     }
 

@@ -18,7 +18,7 @@ from typing import Any
 
 import msgspec
 
-from harness.comparable import check_held_out, check_sides
+from harness.comparable import check_held_out, check_host, check_sides
 from harness.compare import MARGIN, Comparison, PointResult, compare
 from harness.config import EngineName, Experiment, PrefixWorkload
 from harness.experiments import Cell
@@ -60,14 +60,15 @@ def validate(request: Validation, progress: Progress) -> dict[str, Any]:
     Raises NotComparable before anything starts where a point is the calibration's own, and afterwards where the two
     sides did not ask the same question; EngineError where the real engine fails.
     """
-    deadline = time.monotonic() + request.budget_s
     calibration = load_calibration(request.calibration)
     check_held_out(planned_points(request.cells), calibration)
     _make(request.folder)
     real = list(request.real) or [_run_real(request, request.cells, 0, progress)]
     sim = _run_sim(request, real, progress)
+    deadline = time.monotonic() + request.budget_s
     while True:
         reference, candidate = read_side(real), read_side([sim])
+        check_host(reference, calibration)
         check_sides(reference, candidate)
         comparison = compare(reference, candidate, request.margin)
         more = [] if request.real else more_cells(comparison, reference, request.cells, deadline - time.monotonic())
