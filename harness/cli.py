@@ -22,6 +22,8 @@ app = App(
 
         harness serve configs/experiments/quickstart.yaml --port 8000
 
+        harness calibrate configs/experiments/quickstart.yaml --engine vllm -o mine.yaml
+
         harness validate configs/experiments/thesis_exp2_hit_rate.yaml --calibration mine.yaml
 
         harness report results/*
@@ -107,6 +109,31 @@ def serve(
     from harness.session import serve
 
     return serve(experiment, overrides or [], size, host, port, api_key_env)
+
+
+@app.command
+def calibrate(
+    experiment: Annotated[
+        Path, Parameter(help="The experiment file: model, cache and engines count, and chunk sizes.")
+    ],
+    /,
+    *,
+    engine: EngineChoice,
+    output: Annotated[Path, Parameter(name=["--output", "-o"], help="The calibration file to write.")],
+    overrides: Overrides = None,
+    size: Size = None,
+    run_folder: Annotated[Path | None, Parameter(name="--run", help="The run's folder, for the raw rows.")] = None,
+    budget: Annotated[str, Parameter(help="How long it may take.")] = "15min",
+) -> int:
+    """Measures what an engine and its tiers cost here, and fits the simulator's constants to it.
+
+    Exit code 1: the fit does not foretell points that are left out of it.
+
+    Example: harness calibrate configs/experiments/quickstart.yaml --engine vllm -o mine.yaml
+    """
+    from harness.calibrate import calibrate
+
+    return calibrate(experiment, engine, overrides or [], size, output, run_folder, budget)
 
 
 @app.command

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+import msgspec
+
 from harness.sides import Point, PointKey, Side, axes, left_out_reasons
 from simulator.calibration import Calibration
 
@@ -28,8 +30,7 @@ def check_sides(reference: Side, candidate: Side) -> None:
 
 def check_held_out(points: Sequence[Point], calibration: Calibration) -> None:
     """Raises NotComparable where a point is one that the calibration was fitted on: it would be scored on itself."""
-    stated = [_fitted_axes(point, calibration) for point in calibration.fitted_on.points]
-    fitted = [there for there in stated if there.get("metric", "ttft_s") == "ttft_s"]
+    fitted = [msgspec.structs.asdict(p) for p in calibration.fitted_on.points if p.metric == "ttft_s"]
     _refuse(
         [
             f"{point.cell['key']} {point.tier}: calibration {calibration.name} was fitted on it (prompt_tokens"
@@ -42,7 +43,7 @@ def check_held_out(points: Sequence[Point], calibration: Calibration) -> None:
 
 def check_host(reference: Side, calibration: Calibration) -> None:
     """Raises NotComparable where a real engine ran on another machine than the one that was calibrated."""
-    calibrated = _fields(calibration.fitted_on).get("host") or {}
+    calibrated = calibration.fitted_on.host
     if reference.engine == "sim":
         return
     for manifest in reference.manifests:
@@ -68,32 +69,18 @@ def _refuse(reasons: Sequence[str]) -> None:
 # ---- the calibration's points
 
 
-def _fitted_axes(point: Any, calibration: Calibration) -> dict[str, Any]:
-    """What a fitted point says of where it lies, under the names of axes(); what it does not say is not there."""
-    stated = _fields(point)
-    return {**_fields(calibration.fitted_on), **stated, "tier": stated.get("tier", stated.get("state"))}
-
-
-def _fields(struct: Any) -> dict[str, Any]:
-    return {field: getattr(struct, field) for field in struct.__struct_fields__}
-
-
 def _same_place(here: dict[str, Any], there: dict[str, Any]) -> bool:
-    """Whether a planned point is a fitted one, by what matters to its tier. A fitted point is of one request alone
-    unless it says otherwise."""
-    there = {"concurrency": 1, **there}
-    if any(here[axis] != there.get(axis) for axis in ("tier", "prompt_tokens", "concurrency")):
+    """Whether a planned point is a fitted one, by what matters to its tier; what a fitted one does not say is alike."""
+    if any(here[axis] != there[axis] for axis in ("tier", "prompt_tokens", "concurrency")):
         return False
     if here["tier"] == "recompute":
         return True
     chunks = (here["prompt_tokens"] - 1) // here["chunk_tokens"]
-    hit_tokens = round((here["hit_rate"] or 0) * chunks) * here["chunk_tokens"]
-    if there.get("hit_tokens", hit_tokens) != hit_tokens:
+    if there["hit_tokens"] != round((here["hit_rate"] or 0) * chunks) * here["chunk_tokens"]:
         return False
-    decisive = {"gpu": (), "cpu": ("chunk_tokens",)}.get(
-        here["tier"], ("chunk_tokens", "device_bytes_per_s", "file_system")
-    )
-    return all(there.get(axis) in (None, here[axis]) for axis in ("hit_rate", *decisive))
+    on_disk = ("chunk_tokens", "device_bytes_per_s", "file_system")
+    decisive = {"gpu": (), "cpu": ("chunk_tokens",)}.get(here["tier"], on_disk)
+    return all(there[axis] in (None, here[axis]) for axis in decisive)
 
 
 # ---- both sides

@@ -198,8 +198,8 @@ def _role(state: str, prompt_tokens: float, hit_rate: float, value: float, calib
     for point in calibration.fitted_on.points:
         same_prompt = abs(point.prompt_tokens / prompt_tokens - 1) < _NEAR
         hit = 0.0 if state == "recompute" else hit_rate
-        if point.state == state and same_prompt and abs(point.hit_tokens / point.prompt_tokens - hit) < _NEAR:
-            return "fitted" if abs(point.ttft_s / value - 1) < 1e-9 else "printed twice"
+        if point.tier == state and same_prompt and abs(point.hit_tokens / point.prompt_tokens - hit) < _NEAR:
+            return "fitted" if abs(point.measured_s / value - 1) < 1e-9 else "printed twice"
     return "predicted"
 
 

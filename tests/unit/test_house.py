@@ -50,6 +50,7 @@ LEVELS = {
     "harness.seal": 7,
     "harness.warmup": 6,
     "harness.measure": 7,
+    "harness.micro": 7,
     "harness.run": 7,
     "harness.calibrate": 8,
     "harness.doctor": 8,
