@@ -1,6 +1,7 @@
 """`harness validate` end to end: the simulator stands in for the real engine, with true and with wrong constants."""
 
 import json
+import statistics
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from harness.experiments import load_experiment
 from harness.judge import planned_cells
 from harness.judge import validate as validate_command
 from harness.results import read_manifest, read_rows
-from harness.sides import read_side
+from harness.sides import axes, read_side
 from harness.validate import MOST_SAMPLES, Validation, changed, more_cells, sim_cell, validate
 from tests.support.noisy_runs import noisy_copy, sim_run, wrong_calibration
 from tests.unit.test_run_loop import Quiet
@@ -79,6 +80,28 @@ def test_points_that_the_calibration_was_fitted_on_are_refused_before_anything_r
     with pytest.raises(NotComparable, match=r"was fitted on it \(prompt_tokens 2049\)"):
         validate(msgspec.structs.replace(seen, cells=cells), Quiet())
     assert not (tmp_path / "out").exists()
+
+
+def test_a_calibration_of_another_machine_is_refused(tmp_path: Path) -> None:
+    run = sim_run(tmp_path / "truth", {key: CONFIG[key] for key in CONFIG if key != "sizes"})
+    real = noisy_copy(run, tmp_path / "real", seed=1, spread=0.0)
+    known = yaml.safe_load(Path("configs/hardware/cpu-2core.yaml").read_text())
+    known["fitted_on"]["host"] = {"cpu": "another", "cores": None}
+    (tmp_path / "other.yaml").write_text(yaml.safe_dump(known))
+    with pytest.raises(NotComparable, match=r"unlike hosts: cpu is .*, another in calibration cpu-2core"):
+        validate(request(tmp_path, tmp_path / "other.yaml", (None,), real=(real,), engine="fake"), Quiet())
+
+
+def test_the_simulators_disk_is_as_fast_as_the_reference_device(tmp_path: Path) -> None:
+    cold_s = []
+    for limit in (50, 100):
+        device = {"device": {"bandwidth": f"{limit}MiB/s", "size": "4GiB"}}
+        config = {key: CONFIG[key] for key in CONFIG if key != "sizes"} | {"storage": device}
+        side = read_side([sim_run(tmp_path / str(limit), config)])
+        point = side.points["base", "disk_cold"]
+        assert axes(point)["device_bytes_per_s"] == limit * 2**20 and axes(point)["file_system"] == "ext4"
+        cold_s.append(statistics.fmean(row.ttft_s or 0 for row in point.rows))
+    assert cold_s[0] - cold_s[1] == pytest.approx(3072 * 32 / 1024 * (1 / 50 - 1 / 100), rel=0.01)
 
 
 def test_the_simulator_gets_what_the_engine_resolved(tmp_path: Path) -> None:
