@@ -47,6 +47,8 @@ def simulator_maker(
     from simulator.simulate import Simulator
 
     cache, settings = experiment.cache, experiment.engines.sim
+    if settings.mode == "storage" and not real_disk:
+        raise SettingsError("engines.sim.mode storage: the server's devices are modelled only; set mode to model")
     calibration = load_calibration(settings.hardware)
     if real_disk and settings.storage.compute == "none":
         calibration = without_compute(calibration)
