@@ -48,7 +48,7 @@ def test_the_true_constants_pass_every_point_and_every_count(tmp_path: Path) -> 
     content = validate(request(tmp_path, "cpu-2core"), Quiet())
     assert content["verdict"] == "pass" and content["overall"]["points"] == 9
     assert content["overall"]["counts_equal"] == content["overall"]["counts"] > 40
-    assert content["overall"]["mape"] == pytest.approx(0, abs=1e-9)
+    assert content["overall"]["mape"] == pytest.approx(0, abs=1e-9) and all(content["overall"]["targets"].values())
     load = content["points"][-1]
     assert load["tier"] == "load" and load["noise"] and load["cell"] == "load:base"
     assert {row.cell for row in read_rows(tmp_path / "out" / "real") if row.cell.startswith("load")} == {
