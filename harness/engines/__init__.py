@@ -13,9 +13,6 @@ from simulator.models import ModelSpec
 if TYPE_CHECKING:
     from simulator.simulate import Simulator
 
-# Of LMCache 0.5.6: its fs adapter reads a request's files one after another, fs_native four at a time.
-_READS_IN_FLIGHT = {"fs": 1, "fs_native": 4}
-
 Clock = Callable[[], float]
 
 
@@ -69,8 +66,6 @@ def simulator_maker(
             cpu_bytes=cache.cpu,
             disk_bytes=cache.disk.capacity if cache.disk else None,
             odirect=real_disk or (cache.disk.odirect if cache.disk else False),
-            disk_bytes_per_s=_device_bytes_per_s(experiment),
-            disk_depth=_READS_IN_FLIGHT[cache.disk.adapter] if cache.disk else 1,
             external_disk=real_disk,
             disk_bytes_per_s=_disk_limit(experiment),
             disk_depth=_DEPTH[cache.disk.adapter] if cache.disk else 1,
@@ -84,12 +79,6 @@ def simulator_maker(
     except ValueError as error:
         raise SettingsError(f"engines.sim: {error}") from None
     return fresh
-
-
-def _device_bytes_per_s(experiment: Experiment) -> float | None:
-    """What the reference device under the disk tier reads; None: there is none, or it has no such limit."""
-    device = experiment.storage.device if experiment.storage else None
-    return (device.read_bandwidth or device.bandwidth) if device else None
 
 
 def _sim(experiment: Experiment, model: ModelSpec, folder: Path, _clock: Clock) -> Engine:
