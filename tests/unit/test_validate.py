@@ -9,6 +9,7 @@ import msgspec
 import pytest
 import yaml
 
+from harness.calibrate import calibrate as calibrate_command
 from harness.comparable import NotComparable
 from harness.compare import compare
 from harness.experiments import load_experiment
@@ -160,3 +161,18 @@ def test_the_command_and_its_mistakes(tmp_path: Path, capsys: pytest.CaptureFixt
     errors = capsys.readouterr().err.splitlines()
     assert len(errors) == 4 and all(line.startswith("harness: ") for line in errors)
     assert not (tmp_path / "no").exists()
+
+
+def test_what_a_calibration_finds_foretells_points_that_it_never_saw(tmp_path: Path) -> None:
+    """The simulator calibrated on itself: other lengths, hit rates, concurrency, chunk sizes, and a faster device."""
+    config = yaml.safe_load(Path("configs/validation/cpu_vllm.yaml").read_text())
+    config["measure"] |= {"samples": 10, "until": None}
+    config["sizes"].pop("trace")
+    path, found = tmp_path / "experiment.yaml", tmp_path / "found.yaml"
+    path.write_text(yaml.safe_dump(config))
+    assert calibrate_command(path, "sim", [], "calibration", found, tmp_path / "run", "10min") == 0
+    sizes = ["lengths", "hits", "concurrency", "chunk64", "ext4_200"]
+    assert validate_command(path, str(found), [], "sim", [], sizes, "0s", 0.05, tmp_path / "out") == 0
+    content = json.loads((tmp_path / "out" / "validation.json").read_text())
+    assert content["overall"]["points"] == 25 and all(content["overall"]["targets"].values())
+    assert len({point["axes"]["device_bytes_per_s"] for point in content["points"]}) == 3
