@@ -135,7 +135,7 @@ def compare_runs(reference: Path, candidate: Path, folder: Path, margin: float, 
 def _calibration_facts(calibration: Calibration, source: str) -> dict[str, Any]:
     path = Path(source)
     digest = hashlib.sha256(path.read_bytes()).hexdigest() if path.is_file() else None
-    facts = {name: getattr(calibration, name) for name in ("name", "date", "machine", "method")}
+    facts = {name: getattr(calibration, name) for name in ("name", "date", "machine", "method", "good", "verdict")}
     return {**facts, "sha256": digest, "fitted_points": len(calibration.fitted_on.points)}
 
 

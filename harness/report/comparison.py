@@ -142,6 +142,9 @@ def findings(content: Doc) -> list[str]:
     said.append(f"Of the aims missed: {'; '.join(missed)}." if missed else "All aims are met.")
     if whole["left_out"]:
         said.append(f"{plural(whole['left_out'], 'row')} left out: failed, or without evidence for its tier.")
+    fit = content.get("calibration") or {}
+    if fit.get("good") is False:
+        said.append(f"The calibration itself calls its fit not good: {fit['verdict']}.")
     labels = point_labels(content["points"])
     failed = [
         (max((f for f in point["figures"] if f["gates"]), key=lambda f: abs(f["error"] or 0.0)), label)

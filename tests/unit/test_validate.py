@@ -15,6 +15,7 @@ from harness.compare import compare
 from harness.experiments import load_experiment
 from harness.judge import planned_cells
 from harness.judge import validate as validate_command
+from harness.report.comparison import findings
 from harness.results import read_manifest, read_rows
 from harness.sides import axes, read_side
 from harness.validate import MOST_SAMPLES, Validation, changed, more_cells, sim_cell, validate
@@ -68,6 +69,9 @@ def test_a_bandwidth_that_is_a_tenth_too_high_fails_where_it_matters(tmp_path: P
     content = validate(request(tmp_path, wrong, (None,), real=(real,), engine="fake"), Quiet())
     verdicts = {point["tier"]: point["verdict"] for point in content["points"]}
     assert verdicts == {"recompute": "pass", "gpu": "pass", "cpu": "pass", "disk_cold": "fail"}
+    assert not any("calls its fit not good" in line for line in findings(content))
+    content["calibration"] |= {"good": False, "verdict": "missed by 20 %"}
+    assert "The calibration itself calls its fit not good: missed by 20 %." in findings(content)
     right = request(tmp_path, slow, (None,), real=(real,), engine="fake", folder=tmp_path / "right")
     assert validate(right, Quiet())["verdict"] == "pass"
 
