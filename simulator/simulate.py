@@ -107,7 +107,7 @@ class Simulator:
         cpu_bytes: int | None = None,
         disk_bytes: int | None = None,
         odirect: bool = False,
-        disk_bytes_per_s: int | None = None,
+        disk_bytes_per_s: float | None = None,
         disk_depth: int = 1,
         max_num_batched_tokens: int,
         max_num_seqs: int,
