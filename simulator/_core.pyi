@@ -11,6 +11,8 @@ _Counts = tuple[int, int, int, int, int, int, int]
 
 _Note = tuple[str, str, list[int]]
 
+def cache_hits(eviction: str, capacity: int, keys: Buffer) -> bytes: ...
+
 class Engine:
     now_s: float
     idle: bool

@@ -12,7 +12,8 @@ use crate::journal::{Journal, Note};
 use crate::keys::{Key, Segment, block_keys, block_runs};
 use crate::request::{Completion, Lookup, Request, Status, Submission};
 use crate::schedule::Batch;
-use crate::tiers::{Begun, Ended, IoId, Slot, TierConfig, TierCounters, Tiers};
+use crate::tier_config::TierConfig;
+use crate::tiers::{Begun, Ended, IoId, Slot, TierCounters, Tiers};
 use crate::time::{FOREVER, Ticks};
 
 #[derive(Clone, Debug)]

@@ -1,27 +1,34 @@
 //! The core of the simulator: an engine and its cache tiers in virtual time. This file is the Python face only.
 
+mod arc;
 mod blocks;
 #[cfg(test)]
 mod blocks_oracle;
+mod cache;
+mod chunks;
 mod cost;
 mod decode;
 mod device;
 mod disk;
 mod engine;
+mod eviction;
 mod journal;
 mod keys;
-mod l1;
-mod lru;
+mod lease;
 mod request;
+mod s3fifo;
 mod schedule;
 mod stream;
+mod tier_config;
 mod tiers;
 mod time;
 
 #[cfg(test)]
 mod tests;
 
+pub use cache::replay;
 pub use engine::{Counters, Engine, EngineConfig};
+pub use eviction::EvictionKind;
 pub use journal::Note;
 pub use keys::Segment;
 pub use request::{Completion, Sources, Submission};
@@ -29,3 +36,5 @@ pub use time::{FOREVER, Ticks, from_s, to_s};
 
 #[cfg(feature = "python")]
 mod python;
+#[cfg(feature = "python")]
+mod python_policies;

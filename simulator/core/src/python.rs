@@ -205,5 +205,6 @@ impl Engine {
 
 #[pymodule]
 fn _core(module: &Bound<'_, PyModule>) -> PyResult<()> {
+    module.add_function(wrap_pyfunction!(crate::python_policies::cache_hits, module)?)?;
     module.add_class::<Engine>()
 }

@@ -3,15 +3,18 @@
 use crate::cost::CostConfig;
 use crate::device::DeviceConfig;
 use crate::engine::{Engine, EngineConfig};
+use crate::eviction::EvictionKind;
 use crate::keys::Segment;
 use crate::request::{Completion, Submission};
-use crate::tiers::{TierConfig, TierPolicy};
+use crate::tier_config::{TierConfig, TierPolicy};
 use crate::time::{FOREVER, from_s, to_s};
 
 const CHUNK_BYTES: u64 = 1000;
 
 fn lmcache() -> TierPolicy {
     TierPolicy {
+        eviction: EvictionKind::Lru,
+        end_uses: true,
         evict_on_demand: false,
         tick_s: 1.0,
         watermark: 0.8,
@@ -23,7 +26,13 @@ fn lmcache() -> TierPolicy {
 }
 
 fn lru() -> TierPolicy {
-    TierPolicy { evict_on_demand: true, keep_prefetched: true, disk_evicts: true, ..lmcache() }
+    TierPolicy {
+        evict_on_demand: true,
+        end_uses: false,
+        keep_prefetched: true,
+        disk_evicts: true,
+        ..lmcache()
+    }
 }
 
 fn tiers(policy: TierPolicy, cpu_chunks: u64, disk_chunks: Option<u64>) -> TierConfig {

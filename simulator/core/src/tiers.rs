@@ -5,48 +5,17 @@
 
 use std::collections::{BTreeMap, VecDeque};
 
-use crate::device::{Device, DeviceConfig};
+use crate::cache::Cache;
+use crate::device::Device;
 use crate::disk::Disk;
 use crate::journal::Journal;
 use crate::keys::Key;
-use crate::l1::L1;
+use crate::tier_config::TierConfig;
 use crate::time::{self, Ticks};
 
 pub type IoId = u64;
 /// The engine's name for a request, handed back in `Ended`.
 pub type Slot = usize;
-
-#[derive(Clone, Debug)]
-#[cfg_attr(feature = "python", derive(pyo3::FromPyObject))]
-pub struct TierPolicy {
-    /// Evict when a write needs room. Otherwise only at ticks, and a write without room is given up.
-    pub evict_on_demand: bool,
-    pub tick_s: f64,
-    pub watermark: f64,
-    pub evict_ratio: f64,
-    /// Chunks read from disk stay in the CPU tier.
-    pub keep_prefetched: bool,
-    pub max_prefetches: u64,
-    /// A full disk drops its least recently used chunks. Otherwise it takes no more.
-    pub disk_evicts: bool,
-}
-
-#[derive(Clone, Debug)]
-#[cfg_attr(feature = "python", derive(pyo3::FromPyObject))]
-pub struct TierConfig {
-    pub policy: TierPolicy,
-    pub chunk_bytes: u64,
-    pub cpu_chunks: u64,
-    /// None: there is no disk tier.
-    pub disk_chunks: Option<u64>,
-    /// Reads bypass the page cache.
-    pub odirect: bool,
-    pub cpu_read: DeviceConfig,
-    pub cpu_write: DeviceConfig,
-    pub disk_read: DeviceConfig,
-    pub disk_write: DeviceConfig,
-    pub page_cache_read: DeviceConfig,
-}
 
 /// A prefix of a request's chunks that the tiers hold, locked until `release`. The first `in_cpu.len()` chunks.
 #[derive(Clone, Debug, Default)]
@@ -65,9 +34,9 @@ impl Hit {
         self.in_cpu.iter().filter(|in_cpu| !**in_cpu).count() as u64
     }
 
-    fn keys_where(&self, in_cpu: bool) -> Vec<Key> {
-        let of = self.keys.iter().zip(&self.in_cpu).filter(|(_, held)| **held == in_cpu);
-        of.map(|(key, _)| *key).collect()
+    fn keys_where(&self, in_cpu: bool) -> impl Iterator<Item = Key> {
+        let of = self.keys.iter().zip(&self.in_cpu).filter(move |(_, held)| **held == in_cpu);
+        of.map(|(key, _)| *key)
     }
 }
 
@@ -129,7 +98,7 @@ pub struct TierCounters {
 #[derive(Debug)]
 pub struct Tiers {
     config: TierConfig,
-    cpu: L1,
+    cpu: Cache,
     disk: Option<Disk>,
     cpu_read: Device,
     cpu_write: Device,
@@ -151,11 +120,9 @@ pub struct Tiers {
 
 impl Tiers {
     pub fn new(config: TierConfig, journal: bool) -> Self {
-        let (evicts, odirect) = (config.policy.disk_evicts, config.odirect);
-        let disk = config.disk_chunks.map(|chunks| Disk::new(chunks, evicts, odirect));
         Self {
-            cpu: L1::new(config.cpu_chunks),
-            disk,
+            cpu: config.cpu_tier(),
+            disk: config.disk_tier(),
             cpu_read: Device::new(&config.cpu_read),
             cpu_write: Device::new(&config.cpu_write),
             disk_read: Device::new(&config.disk_read),
@@ -189,6 +156,10 @@ impl Tiers {
     /// later one.
     pub fn tick(&mut self, now: Ticks) {
         let every = time::from_s(self.config.policy.tick_s);
+        self.cpu.clock(now);
+        if let Some(disk) = &mut self.disk {
+            disk.clock(now);
+        }
         if self.config.policy.evict_on_demand || every == 0 {
             return;
         }
@@ -200,7 +171,7 @@ impl Tiers {
                 break;
             }
             let share = (self.config.policy.evict_ratio * self.cpu.tracked() as f64) as u64;
-            let gone = self.cpu.evict(share.max(1));
+            let gone = self.cpu.drop_some(share.max(1));
             // What nothing can be dropped from now stays so until the next event.
             if gone.is_empty() {
                 break;
@@ -238,13 +209,13 @@ impl Tiers {
     pub fn release(&mut self, keys: &[Key]) {
         if !keys.is_empty() {
             self.journal.note("release", || keys.to_vec());
-            self.cpu.unlock(keys);
+            self.unlock(keys);
         }
     }
 
     /// A request has ended: its prompt's chunks were used, wherever they came from.
     pub fn end(&mut self, keys: &[Key]) {
-        if !keys.is_empty() {
+        if !keys.is_empty() && self.config.policy.end_uses {
             self.journal.note("touch", || keys.to_vec());
             self.cpu.touch(keys);
         }
@@ -252,10 +223,12 @@ impl Tiers {
 
     /// Begins to copy chunks from the GPU to the CPU tier, all or none of those that it lacks. False: nothing begun.
     pub fn store(&mut self, now: Ticks, slot: Slot, keys: &[Key]) -> bool {
-        let new = self.cpu.storable(keys);
+        let (there, new): (Vec<Key>, Vec<Key>) = keys.iter().partition(|key| self.cpu.has(**key));
+        if !self.config.policy.end_uses {
+            self.cpu.touch(&there);
+        }
         let count = new.len() as u64;
-        self.make_room(count);
-        let begins = count > 0 && self.cpu.reserve(&new, true);
+        let begins = count > 0 && self.reserve(&new, true);
         self.journal.note("store", || with(self.next_io, keys));
         self.journal.note("storing", || if begins { new.clone() } else { Vec::new() });
         if !begins {
@@ -287,7 +260,7 @@ impl Tiers {
             }
             Some(Op::DiskWrite { keys, writes }) => {
                 self.journal.note("written", || vec![id]);
-                self.cpu.unlock(&keys);
+                self.unlock(&keys);
                 self.counters.stores_ended += writes.len() as u64;
                 if let Some(disk) = &mut self.disk {
                     disk.end_write(&writes);
@@ -299,7 +272,7 @@ impl Tiers {
     }
 
     pub fn reset_cpu(&mut self) {
-        self.cpu = L1::new(self.config.cpu_chunks);
+        self.cpu = self.config.cpu_tier();
     }
 
     pub fn reset_disk(&mut self) {
@@ -321,12 +294,13 @@ impl Tiers {
         self.next_io += 1;
     }
 
-    /// Drops what is in the way of `count` more chunks, if this policy does so.
-    fn make_room(&mut self, count: u64) {
-        let excess = self.cpu.excess(count);
-        if excess > 0 && self.config.policy.evict_on_demand && count <= self.config.cpu_chunks {
-            self.cpu.evict(excess);
-        }
+    /// Room in the CPU tier for all of the keys or for none of them.
+    fn reserve(&mut self, keys: &[Key], storing: bool) -> bool {
+        self.cpu.reserve(keys, storing, self.config.policy.evict_on_demand).is_some()
+    }
+
+    fn unlock(&mut self, keys: &[Key]) {
+        keys.iter().for_each(|&key| self.cpu.unlock(key));
     }
 
     /// Looks and locks; reads from disk what only the disk holds.
@@ -340,17 +314,17 @@ impl Tiers {
             hit.keys.push(key);
             hit.in_cpu.push(in_cpu);
         }
-        self.cpu.lock(&hit.keys_where(true));
+        hit.keys_where(true).for_each(|key| self.cpu.lock(key));
         if hit.disk_chunks() > 0 {
-            self.make_room(hit.disk_chunks());
-            if self.cpu.reserve(&hit.keys_where(false), false) {
+            let lacking: Vec<Key> = hit.keys_where(false).collect();
+            if self.reserve(&lacking, false) {
                 self.prefetch(now, slot, hit);
                 return None;
             }
             // Without room for all of them the hit ends before the first chunk that only the disk holds.
             let keep = hit.in_cpu.iter().position(|in_cpu| !in_cpu).unwrap_or(hit.in_cpu.len());
             let beyond = Hit { keys: hit.keys.split_off(keep), in_cpu: hit.in_cpu.split_off(keep) };
-            self.cpu.unlock(&beyond.keys_where(true));
+            beyond.keys_where(true).for_each(|key| self.cpu.unlock(key));
         }
         self.answered(slot, &hit);
         Some(hit)
@@ -373,7 +347,8 @@ impl Tiers {
     fn prefetch(&mut self, now: Ticks, slot: Slot, hit: Hit) {
         let count = hit.disk_chunks();
         self.prefetching += 1;
-        let warm = self.disk.as_mut().map_or(0, |disk| disk.begin_read(&hit.keys_where(false)));
+        let warm =
+            self.disk.as_mut().map_or(0, |disk| disk.begin_read(&hit.keys_where(false).collect::<Vec<_>>()));
         let (cold, bytes) = (count - warm, self.config.chunk_bytes);
         self.counters.storage_read_bytes += cold * bytes;
         let (end, left) = match cold {
@@ -387,7 +362,7 @@ impl Tiers {
         self.journal.note("prefetched", || vec![slot as u64]);
         self.prefetching -= 1;
         self.counters.disk_loaded_chunks += hit.disk_chunks();
-        let loaded = hit.keys_where(false);
+        let loaded: Vec<Key> = hit.keys_where(false).collect();
         if let Some(disk) = &mut self.disk {
             disk.end_read(&loaded);
         }
@@ -412,7 +387,7 @@ impl Tiers {
         self.journal.note("stored", || vec![id, self.next_io]);
         self.journal.note("writes", || writes.clone());
         if count > 0 {
-            self.cpu.lock(&admitted);
+            admitted.iter().for_each(|&key| self.cpu.lock(key));
             let end = self.disk_write.submit(now, count, count * self.config.chunk_bytes);
             self.begin(end, Op::DiskWrite { keys: admitted, writes });
         }
