@@ -240,6 +240,7 @@ class Simulator:
         return SimpleNamespace(
             policy=self.tier_policy,
             chunk_bytes=chunk_bytes,
+            chunk_tokens=self.chunk_tokens,
             cpu_chunks=self.cpu_bytes // max(chunk_bytes, 1),
             disk_chunks=None if self.disk_bytes is None else self.disk_bytes // max(chunk_bytes, 1),
             odirect=self.odirect,

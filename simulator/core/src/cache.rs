@@ -13,7 +13,7 @@ pub struct Cache {
     capacity: u64,
     used: u64,
     tracked: u64,
-    /// Resident, read by nobody and not being written once more.
+    /// Chunks that are settled.
     evictable: u64,
     chunks: Chunks,
     eviction: Box<dyn Eviction>,
@@ -38,7 +38,6 @@ impl Cache {
         if self.capacity == 0 { 0.0 } else { self.used as f64 / self.capacity as f64 }
     }
 
-    #[cfg(test)]
     pub fn used(&self) -> u64 {
         self.used
     }
@@ -55,7 +54,8 @@ impl Cache {
 
     /// Chunks that could come, if `evicts` in the place of others.
     pub fn room(&self, evicts: bool) -> u64 {
-        self.capacity.saturating_sub(self.used) + if evicts { self.evictable } else { 0 }
+        let ready = || self.eviction.ready(&self.chunks).unwrap_or(self.evictable);
+        self.capacity.saturating_sub(self.used) + if evicts { ready() } else { 0 }
     }
 
     /// Room for all of the keys or for none of them, if `evicts` in the place of others. Some: the keys that went.
@@ -103,6 +103,18 @@ impl Cache {
         }
     }
 
+    /// Ends writes that brought nothing.
+    pub fn give_up(&mut self, keys: &[Key]) {
+        for &key in keys {
+            let Some(at) = self.chunks.find(key) else { continue };
+            self.change(at, |chunk| chunk.staged -= 1);
+            self.used -= 1;
+            if self.chunks[at].staged == 0 && !self.chunks[at].resident {
+                self.forget(at, false);
+            }
+        }
+    }
+
     /// One more reader for this key, if it is there.
     pub fn lock(&mut self, key: Key) {
         if let Some(at) = self.chunks.find(key) {
@@ -137,6 +149,18 @@ impl Cache {
         let mut gone = Vec::new();
         self.evict(&mut gone, |_, picked| picked >= count);
         gone
+    }
+
+    /// Evicts until no more than so many are held, as far as it can.
+    pub fn shrink(&mut self, most: u64) -> Vec<Key> {
+        let mut gone = Vec::new();
+        self.evict(&mut gone, |cache, _| cache.used <= most);
+        gone
+    }
+
+    /// When a chunk that may not go now may, by time alone.
+    pub fn next_change(&self) -> Option<Ticks> {
+        self.eviction.next_change()
     }
 
     /// Evicts until it is enough, told how many were picked, or nothing is left that may go.
@@ -185,22 +209,57 @@ impl Cache {
     /// Takes the resident copy away, and the key out of the order even if a write to it is in flight.
     fn remove(&mut self, at: At, evicted: bool) {
         self.used -= 1;
+        self.change(at, |chunk| (chunk.resident, chunk.temporary, chunk.fresh) = (false, false, false));
+        self.forget(at, evicted);
+    }
+
+    fn forget(&mut self, at: At, evicted: bool) {
         if self.chunks[at].queued() {
             self.eviction.remove(&mut self.chunks, at, evicted);
             self.tracked -= 1;
         }
-        self.change(at, |chunk| (chunk.resident, chunk.temporary, chunk.fresh) = (false, false, false));
         if self.chunks[at].staged == 0 {
             self.chunks.remove(at);
         }
     }
 
     fn change(&mut self, at: At, change: impl FnOnce(&mut Chunk)) {
-        let counts = |chunk: &Chunk| u64::from(chunk.resident && chunk.readers == 0 && chunk.staged == 0);
         let chunk = &mut self.chunks[at];
-        self.evictable -= counts(chunk);
+        self.evictable -= u64::from(chunk.settled());
         change(chunk);
-        self.evictable += counts(chunk);
+        self.evictable += u64::from(chunk.settled());
+    }
+}
+
+#[cfg(test)]
+impl Cache {
+    pub fn readers(&self, key: Key) -> u32 {
+        self.chunks.find(key).map_or(0, |at| self.chunks[at].readers)
+    }
+
+    /// What must hold at any moment.
+    pub fn check(&self) {
+        let count =
+            |which: fn(&Chunk) -> bool| self.chunks.iter().filter(|chunk| which(chunk)).count() as u64;
+        let staged: u64 = self.chunks.iter().map(|chunk| u64::from(chunk.staged)).sum();
+        assert!(self.used <= self.capacity, "{} of {} chunks", self.used, self.capacity);
+        assert_eq!(self.used, count(|chunk| chunk.resident) + staged);
+        assert_eq!(self.tracked, count(Chunk::queued));
+        assert_eq!(self.evictable, count(Chunk::settled));
+        for chunk in self.chunks.iter() {
+            assert!(chunk.resident || chunk.staged > 0, "a chunk that is nowhere");
+            assert!(chunk.resident || chunk.readers == 0, "a chunk is read and not there");
+            assert!(chunk.queued() || !chunk.resident, "a chunk that can never go");
+            assert!(!chunk.storing || chunk.staged > 0);
+            assert!(!chunk.temporary || chunk.readers > 0, "a temporary chunk without a reader");
+            assert!(!chunk.passed);
+        }
+    }
+
+    /// And once nothing is read or written.
+    pub fn check_idle(&self) {
+        self.check();
+        assert!(self.chunks.iter().all(|chunk| chunk.staged == 0 && chunk.readers == 0));
     }
 }
 

@@ -39,6 +39,11 @@ impl Chunk {
         self.queue != NO_QUEUE
     }
 
+    /// Resident, read by nobody and not being written once more.
+    pub fn settled(&self) -> bool {
+        self.resident && self.readers == 0 && self.staged == 0
+    }
+
     /// May be picked to go.
     pub fn free(&self) -> bool {
         self.resident && self.readers == 0 && !self.passed

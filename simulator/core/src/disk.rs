@@ -10,6 +10,9 @@ pub struct DiskRules {
     pub chunks: u64,
     /// A full disk drops chunks; otherwise it takes no more.
     pub evicts: bool,
+    /// A write beyond the first count of chunks empties the disk down to the second one, if it evicts.
+    pub watermark: u64,
+    pub target: u64,
     /// Reads bypass the page cache.
     pub odirect: bool,
     pub eviction: EvictionKind,
@@ -37,6 +40,11 @@ impl Disk {
         self.held.contains(key)
     }
 
+    /// Held or being written.
+    pub fn has(&self, key: Key) -> bool {
+        self.held.has(key)
+    }
+
     /// Chunks held and being written.
     #[cfg(test)]
     pub fn used(&self) -> u64 {
@@ -55,8 +63,12 @@ impl Disk {
     pub fn begin_write(&mut self, keys: &[Key]) -> Vec<Key> {
         let evicts = self.rules.evicts;
         let mut writes: Vec<Key> = keys.iter().filter(|key| !self.held.has(**key)).copied().collect();
-        writes.truncate(self.held.room(evicts) as usize);
-        let gone = self.held.reserve(&writes, true, evicts).unwrap_or_default();
+        let mut gone = Vec::new();
+        if evicts && self.held.used() + writes.len() as u64 > self.rules.watermark {
+            gone = self.held.shrink(self.rules.target.saturating_sub(writes.len() as u64));
+        }
+        writes.truncate(self.held.room(evicts).min(writes.len() as u64) as usize);
+        gone.extend(self.held.reserve(&writes, true, evicts).unwrap_or_default());
         for key in gone {
             self.in_page_cache.remove(&key);
         }
@@ -70,18 +82,33 @@ impl Disk {
         }
     }
 
-    /// Locks chunks to read them. Returns how many of them the page cache held; it holds all of them now.
+    /// Uses chunks that are locked. Returns how many of them the page cache held; it holds all of them now.
     pub fn begin_read(&mut self, keys: &[Key]) -> u64 {
         let mut warm = 0;
         self.held.touch(keys);
         for &key in keys {
-            self.held.lock(key);
             warm += u64::from(!self.rules.odirect && self.in_page_cache.insert(key, ()).is_some());
         }
         warm
     }
 
-    pub fn end_read(&mut self, keys: &[Key]) {
-        keys.iter().for_each(|&key| self.held.unlock(key));
+    pub fn lock(&mut self, key: Key) {
+        self.held.lock(key);
+    }
+
+    pub fn unlock(&mut self, key: Key) {
+        self.held.unlock(key);
+    }
+}
+
+#[cfg(test)]
+impl Disk {
+    pub fn check(&self) {
+        self.held.check();
+        assert!(self.in_page_cache.keys().all(|&key| self.held.contains(key)));
+    }
+
+    pub fn check_idle(&self) {
+        self.held.check_idle();
     }
 }

@@ -103,6 +103,10 @@ impl Engine {
                 config.null_blocks, config.gpu_blocks
             ));
         }
+        let tiers = config.tiers.as_ref();
+        if let Some(error) = tiers.and_then(|tiers| tiers.refusal(config.block_tokens)) {
+            return Err(error);
+        }
         let mut pool = BlockPool::new(config.gpu_blocks - config.null_blocks);
         pool.journal = Journal::new(config.journal);
         Ok(Self {

@@ -17,6 +17,16 @@ pub trait Eviction: Debug + Send + Sync {
     /// The time from now on, for policies that know one.
     fn clock(&mut self, _now: Ticks) {}
 
+    /// When a chunk that may not go now may, by time alone; None: never.
+    fn next_change(&self) -> Option<Ticks> {
+        None
+    }
+
+    /// How many chunks the policy lets go now, of those that nobody reads or writes; None: all of them.
+    fn ready(&self, _chunks: &Chunks) -> Option<u64> {
+        None
+    }
+
     /// A chunk that is not there is about to come, before room is made for it.
     fn miss(&mut self, _key: Key) {}
 
@@ -55,15 +65,6 @@ impl EvictionKind {
         ("arc", Self::Arc),
         ("lease", Self::Lease),
     ];
-
-    /// Error: one line that names the known ones.
-    pub fn named(name: &str) -> Result<Self, String> {
-        let known = Self::ALL.iter().find(|(known, _)| *known == name);
-        known.map(|(_, kind)| *kind).ok_or_else(|| {
-            let names = Self::ALL.map(|(name, _)| name).join(", ");
-            format!("no eviction policy {name:?}: use one of {names}")
-        })
-    }
 
     pub fn make(self, capacity: u64, lease: Ticks) -> Box<dyn Eviction> {
         match self {

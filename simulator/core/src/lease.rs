@@ -43,6 +43,13 @@ impl Eviction for Lease {
     fn clock(&mut self, now: Ticks) {
         self.now = self.now.max(now);
     }
+    fn next_change(&self) -> Option<Ticks> {
+        self.by_end.range((self.now + 1, 0)..).next().map(|((end, _), _)| *end)
+    }
+    fn ready(&self, chunks: &Chunks) -> Option<u64> {
+        let over = self.by_end.range(..(self.now + 1, 0)).filter(|&(_, &at)| chunks[at].settled());
+        Some(over.count() as u64)
+    }
     fn insert(&mut self, chunks: &mut Chunks, at: At) {
         self.all.push(chunks, at);
         self.grant(chunks[at].key, at, 0);

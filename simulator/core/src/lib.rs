@@ -15,6 +15,8 @@ mod eviction;
 mod journal;
 mod keys;
 mod lease;
+mod placement;
+mod prefetch;
 mod request;
 mod s3fifo;
 mod schedule;

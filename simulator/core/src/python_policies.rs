@@ -7,12 +7,36 @@ use pyo3::prelude::*;
 use crate::cache;
 use crate::eviction::EvictionKind;
 use crate::keys::Key;
+use crate::tier_config::{Placement, TickShare};
+
+/// A word of Python's for one of `known`. ValueError names them.
+fn named<T: Copy>(what: &str, known: &[(&str, T)], word: Borrowed<'_, '_, PyAny>) -> PyResult<T> {
+    let word: String = word.extract()?;
+    let found = known.iter().find(|(name, _)| *name == word);
+    found.map(|(_, one)| *one).ok_or_else(|| {
+        let names: Vec<&str> = known.iter().map(|(name, _)| *name).collect();
+        PyValueError::new_err(format!("no {what} {word:?}: use one of {}", names.join(", ")))
+    })
+}
 
 impl<'a, 'py> FromPyObject<'a, 'py> for EvictionKind {
     type Error = PyErr;
+    fn extract(word: Borrowed<'a, 'py, PyAny>) -> PyResult<Self> {
+        named("eviction policy", &Self::ALL, word)
+    }
+}
 
-    fn extract(name: Borrowed<'a, 'py, PyAny>) -> PyResult<Self> {
-        Self::named(&name.extract::<String>()?).map_err(PyValueError::new_err)
+impl<'a, 'py> FromPyObject<'a, 'py> for Placement {
+    type Error = PyErr;
+    fn extract(word: Borrowed<'a, 'py, PyAny>) -> PyResult<Self> {
+        named("placement", &Self::ALL, word)
+    }
+}
+
+impl<'a, 'py> FromPyObject<'a, 'py> for TickShare {
+    type Error = PyErr;
+    fn extract(word: Borrowed<'a, 'py, PyAny>) -> PyResult<Self> {
+        named("tick share", &Self::ALL, word)
     }
 }
 

@@ -1,4 +1,4 @@
-//! Chunk tiers below the GPU: CPU memory and disk, with LMCache's rules as data.
+//! Chunk tiers below the GPU: CPU memory and disk, with the rules of cache servers as data.
 //!
 //! Sans I/O: the tiers say which transfer ends when, and act when told that it ended (`io_done`). Chunk counts stand
 //! for bytes throughout.
@@ -9,7 +9,7 @@ use crate::cache::Cache;
 use crate::device::Device;
 use crate::disk::Disk;
 use crate::journal::Journal;
-use crate::keys::Key;
+use crate::keys::{Key, KeyMap};
 use crate::tier_config::TierConfig;
 use crate::time::{self, Ticks};
 
@@ -30,11 +30,16 @@ impl Hit {
         self.in_cpu.len() as u64
     }
 
-    fn disk_chunks(&self) -> u64 {
+    /// Takes the chunks from `at` on out of it.
+    pub(crate) fn split_off(&mut self, at: usize) -> Self {
+        Self { keys: self.keys.split_off(at), in_cpu: self.in_cpu.split_off(at) }
+    }
+
+    pub(crate) fn disk_chunks(&self) -> u64 {
         self.in_cpu.iter().filter(|in_cpu| !**in_cpu).count() as u64
     }
 
-    fn keys_where(&self, in_cpu: bool) -> impl Iterator<Item = Key> {
+    pub(crate) fn keys_where(&self, in_cpu: bool) -> impl Iterator<Item = Key> {
         let of = self.keys.iter().zip(&self.in_cpu).filter(move |(_, held)| **held == in_cpu);
         of.map(|(key, _)| *key)
     }
@@ -58,12 +63,14 @@ pub struct Begun {
 }
 
 #[derive(Debug)]
-enum Op {
-    /// Disk to CPU: `warm` chunks are left to read from the page cache.
+pub(crate) enum Op {
+    /// Disk to CPU: `warm` chunks are left to read from the page cache; the first `arrived` chunks of the hit are in
+    /// time.
     Prefetch {
         slot: Slot,
         hit: Hit,
         warm: u64,
+        arrived: usize,
     },
     Load {
         slot: Slot,
@@ -74,14 +81,23 @@ enum Op {
         slot: Slot,
         hit: Hit,
     },
+    /// GPU to CPU; `spilled` chunks go to disk after that.
     Store {
         slot: Slot,
         keys: Vec<Key>,
+        spilled: Vec<Key>,
     },
-    /// CPU to disk: `keys` are read, those in `writes` are new to the disk.
+    /// GPU to disk.
+    Spill {
+        slot: Slot,
+        keys: Vec<Key>,
+    },
+    /// CPU to disk: `keys` are read, those in `writes` are new to the disk. With them a store ends, or else chunks that
+    /// the CPU tier has dropped move down.
     DiskWrite {
         keys: Vec<Key>,
         writes: Vec<Key>,
+        stores: bool,
     },
 }
 
@@ -97,20 +113,27 @@ pub struct TierCounters {
 
 #[derive(Debug)]
 pub struct Tiers {
-    config: TierConfig,
-    cpu: Cache,
-    disk: Option<Disk>,
-    cpu_read: Device,
-    cpu_write: Device,
-    disk_read: Device,
-    disk_write: Device,
-    page_cache_read: Device,
+    pub(crate) config: TierConfig,
+    pub(crate) cpu: Cache,
+    pub(crate) disk: Option<Disk>,
+    pub(crate) cpu_read: Device,
+    pub(crate) cpu_write: Device,
+    pub(crate) disk_read: Device,
+    pub(crate) disk_write: Device,
+    pub(crate) page_cache_read: Device,
     ops: BTreeMap<IoId, Op>,
-    next_io: IoId,
-    prefetching: u64,
-    waiting_lookups: VecDeque<(Slot, Vec<Key>)>,
-    ticked_until: Ticks,
-    counters: TierCounters,
+    pub(crate) next_io: IoId,
+    /// Look-ups that read from disk, and how many chunks.
+    pub(crate) prefetching: u64,
+    pub(crate) prefetching_chunks: u64,
+    pub(crate) waiting_lookups: VecDeque<(Slot, Vec<Key>)>,
+    /// Chunks of hits that were read from disk past the CPU tier, and how often `release` will name them.
+    pub(crate) passing: KeyMap<u32>,
+    /// The number of the next tick.
+    next_tick: u128,
+    /// A store found no room since the last eviction.
+    pub(crate) short_of_room: bool,
+    pub(crate) counters: TierCounters,
     /// Transfers begun since the engine last looked.
     begun: Vec<Begun>,
     /// Numbers are a slot or a transfer's id, then keys. "tick": how many ticks, then the keys dropped. "answer": slot,
@@ -131,8 +154,11 @@ impl Tiers {
             ops: BTreeMap::new(),
             next_io: 0,
             prefetching: 0,
+            prefetching_chunks: 0,
             waiting_lookups: VecDeque::new(),
-            ticked_until: 0,
+            passing: KeyMap::default(),
+            next_tick: 1,
+            short_of_room: false,
             counters: TierCounters::default(),
             begun: Vec::new(),
             journal: Journal::new(journal),
@@ -156,30 +182,42 @@ impl Tiers {
     /// later one.
     pub fn tick(&mut self, now: Ticks) {
         let every = time::from_s(self.config.policy.tick_s);
-        self.cpu.clock(now);
-        if let Some(disk) = &mut self.disk {
-            disk.clock(now);
+        if !self.config.policy.evicts() && every > 0 {
+            let (first, last) = (self.next_tick, now / every);
+            if last >= first {
+                let dropped = self.run_ticks(first, last, every);
+                self.next_tick = last + 1;
+                self.journal.note("tick", || with((last - first + 1) as u64, &dropped));
+            }
         }
-        if self.config.policy.evict_on_demand || every == 0 {
-            return;
-        }
-        let ticks = now / every - self.ticked_until / every;
-        self.ticked_until = now;
-        let mut dropped = Vec::new();
-        for _ in 0..ticks {
-            if self.cpu.usage() < self.config.policy.watermark {
+        self.clock(now);
+    }
+
+    fn run_ticks(&mut self, first: u128, last: u128, every: Ticks) -> Vec<Key> {
+        let (mut dropped, mut tick) = (Vec::new(), first);
+        while tick <= last {
+            self.clock(tick * every);
+            let share = self.tick_share();
+            if share == 0 {
                 break;
             }
-            let share = (self.config.policy.evict_ratio * self.cpu.tracked() as f64) as u64;
-            let gone = self.cpu.drop_some(share.max(1));
-            // What nothing can be dropped from now stays so until the next event.
+            let gone = self.cpu.drop_some(share);
+            self.short_of_room &= gone.is_empty();
+            tick += 1;
             if gone.is_empty() {
-                break;
+                // What nothing can be dropped from now stays so until the next event, or until a lease runs out.
+                let Some(change) = self.cpu.next_change() else { break };
+                tick = tick.max(change.div_ceil(every));
             }
             dropped.extend(gone);
         }
-        if ticks > 0 {
-            self.journal.note("tick", || with(ticks as u64, &dropped));
+        dropped
+    }
+
+    fn clock(&mut self, now: Ticks) {
+        self.cpu.clock(now);
+        if let Some(disk) = &mut self.disk {
+            disk.clock(now);
         }
     }
 
@@ -188,6 +226,8 @@ impl Tiers {
         if keys.is_empty() {
             return Some(Hit::default());
         }
+        // Decode steps that were taken at once have passed ticks.
+        self.tick(now);
         self.journal.note("lookup", || with(slot as u64, keys));
         if self.disk.is_some() && self.prefetching >= self.config.policy.max_prefetches {
             self.waiting_lookups.push_back((slot, keys.to_vec()));
@@ -209,7 +249,7 @@ impl Tiers {
     pub fn release(&mut self, keys: &[Key]) {
         if !keys.is_empty() {
             self.journal.note("release", || keys.to_vec());
-            self.unlock(keys);
+            keys.iter().for_each(|&key| self.unlock(key));
         }
     }
 
@@ -221,25 +261,6 @@ impl Tiers {
         }
     }
 
-    /// Begins to copy chunks from the GPU to the CPU tier, all or none of those that it lacks. False: nothing begun.
-    pub fn store(&mut self, now: Ticks, slot: Slot, keys: &[Key]) -> bool {
-        let (there, new): (Vec<Key>, Vec<Key>) = keys.iter().partition(|key| self.cpu.has(**key));
-        if !self.config.policy.end_uses {
-            self.cpu.touch(&there);
-        }
-        let count = new.len() as u64;
-        let begins = count > 0 && self.reserve(&new, true);
-        self.journal.note("store", || with(self.next_io, keys));
-        self.journal.note("storing", || if begins { new.clone() } else { Vec::new() });
-        if !begins {
-            return false;
-        }
-        self.counters.stores_begun += count;
-        let end = self.cpu_write.submit(now, count, count * self.config.chunk_bytes);
-        self.begin(end, Op::Store { slot, keys: new });
-        true
-    }
-
     /// Acts on the end of a transfer. An unknown id changes nothing.
     pub fn io_done(&mut self, now: Ticks, id: IoId) -> Ended {
         match self.ops.remove(&id) {
@@ -248,23 +269,24 @@ impl Tiers {
                 Ended::Load(slot)
             }
             Some(Op::Answer { slot, hit }) => Ended::Lookup(slot, hit),
-            Some(Op::Prefetch { slot, hit, warm }) if warm > 0 => {
+            Some(Op::Prefetch { slot, hit, warm, arrived }) if warm > 0 => {
                 let end = self.page_cache_read.submit(now, warm, warm * self.config.chunk_bytes);
-                self.begin(end, Op::Prefetch { slot, hit, warm: 0 });
+                self.begin(end, Op::Prefetch { slot, hit, warm: 0, arrived });
                 Ended::Nothing
             }
-            Some(Op::Prefetch { slot, hit, .. }) => self.prefetched(now, slot, hit),
-            Some(Op::Store { slot, keys }) => {
+            Some(Op::Prefetch { slot, hit, arrived, .. }) => self.prefetched(now, slot, hit, arrived),
+            Some(Op::Store { slot, keys, spilled }) => {
                 self.stored(now, id, &keys);
+                self.spill(now, slot, spilled).unwrap_or(Ended::Store(slot))
+            }
+            Some(Op::Spill { slot, keys }) => {
+                self.written(&keys, true);
                 Ended::Store(slot)
             }
-            Some(Op::DiskWrite { keys, writes }) => {
+            Some(Op::DiskWrite { keys, writes, stores }) => {
                 self.journal.note("written", || vec![id]);
-                self.unlock(&keys);
-                self.counters.stores_ended += writes.len() as u64;
-                if let Some(disk) = &mut self.disk {
-                    disk.end_write(&writes);
-                }
+                keys.iter().for_each(|&key| self.cpu.unlock(key));
+                self.written(&writes, stores);
                 Ended::Nothing
             }
             None => Ended::Nothing,
@@ -287,115 +309,24 @@ impl Tiers {
         }
     }
 
-    fn begin(&mut self, end: Ticks, op: Op) {
-        let quiet = matches!(op, Op::Store { .. } | Op::DiskWrite { .. });
+    pub(crate) fn begin(&mut self, end: Ticks, op: Op) {
+        let quiet = matches!(op, Op::Store { .. } | Op::Spill { .. } | Op::DiskWrite { .. });
         self.ops.insert(self.next_io, op);
         self.begun.push(Begun { end, id: self.next_io, quiet });
         self.next_io += 1;
     }
 
-    /// Room in the CPU tier for all of the keys or for none of them.
-    fn reserve(&mut self, keys: &[Key], storing: bool) -> bool {
-        self.cpu.reserve(keys, storing, self.config.policy.evict_on_demand).is_some()
-    }
-
-    fn unlock(&mut self, keys: &[Key]) {
-        keys.iter().for_each(|&key| self.cpu.unlock(key));
-    }
-
-    /// Looks and locks; reads from disk what only the disk holds.
-    fn start(&mut self, now: Ticks, slot: Slot, keys: &[Key]) -> Option<Hit> {
-        let mut hit = Hit::default();
-        for &key in keys {
-            let in_cpu = self.cpu.contains(key);
-            if !in_cpu && !self.disk.as_ref().is_some_and(|disk| disk.contains(key)) {
-                break;
-            }
-            hit.keys.push(key);
-            hit.in_cpu.push(in_cpu);
-        }
-        hit.keys_where(true).for_each(|key| self.cpu.lock(key));
-        if hit.disk_chunks() > 0 {
-            let lacking: Vec<Key> = hit.keys_where(false).collect();
-            if self.reserve(&lacking, false) {
-                self.prefetch(now, slot, hit);
-                return None;
-            }
-            // Without room for all of them the hit ends before the first chunk that only the disk holds.
-            let keep = hit.in_cpu.iter().position(|in_cpu| !in_cpu).unwrap_or(hit.in_cpu.len());
-            let beyond = Hit { keys: hit.keys.split_off(keep), in_cpu: hit.in_cpu.split_off(keep) };
-            beyond.keys_where(true).for_each(|key| self.cpu.unlock(key));
-        }
-        self.answered(slot, &hit);
-        Some(hit)
-    }
-
-    fn answered(&mut self, slot: Slot, hit: &Hit) {
-        self.journal.note("answer", || {
-            with(slot as u64, &hit.in_cpu.iter().map(|&held| u64::from(held)).collect::<Vec<_>>())
-        });
-        self.cpu.touch(&hit.keys);
-        self.count_hit(hit);
-    }
-
-    fn count_hit(&mut self, hit: &Hit) {
-        self.counters.cpu_hit_chunks += hit.chunks() - hit.disk_chunks();
-        self.counters.disk_hit_chunks += hit.disk_chunks();
-    }
-
-    /// Reads a hit's chunks from disk, one after another.
-    fn prefetch(&mut self, now: Ticks, slot: Slot, hit: Hit) {
-        let count = hit.disk_chunks();
-        self.prefetching += 1;
-        let warm =
-            self.disk.as_mut().map_or(0, |disk| disk.begin_read(&hit.keys_where(false).collect::<Vec<_>>()));
-        let (cold, bytes) = (count - warm, self.config.chunk_bytes);
-        self.counters.storage_read_bytes += cold * bytes;
-        let (end, left) = match cold {
-            0 => (self.page_cache_read.submit(now, warm, warm * bytes), 0),
-            _ => (self.disk_read.submit(now, cold, cold * bytes), warm),
-        };
-        self.begin(end, Op::Prefetch { slot, hit, warm: left });
-    }
-
-    fn prefetched(&mut self, now: Ticks, slot: Slot, hit: Hit) -> Ended {
-        self.journal.note("prefetched", || vec![slot as u64]);
-        self.prefetching -= 1;
-        self.counters.disk_loaded_chunks += hit.disk_chunks();
-        let loaded: Vec<Key> = hit.keys_where(false).collect();
-        if let Some(disk) = &mut self.disk {
-            disk.end_read(&loaded);
-        }
-        self.cpu.admit_loaded(&loaded, !self.config.policy.keep_prefetched);
-        self.answered(slot, &hit);
-        while self.prefetching < self.config.policy.max_prefetches
-            && let Some((slot, keys)) = self.waiting_lookups.pop_front()
-        {
-            if let Some(hit) = self.start(now, slot, &keys) {
-                self.begin(now, Op::Answer { slot, hit });
-            }
-        }
-        Ended::Lookup(slot, hit)
-    }
-
-    /// Chunks have arrived in the CPU tier: they can be found from now on, and are written to disk.
-    fn stored(&mut self, now: Ticks, id: IoId, keys: &[Key]) {
-        let admitted = self.cpu.admit_stored(keys);
-        let writes = self.disk.as_mut().map_or_else(Vec::new, |disk| disk.begin_write(&admitted));
-        let count = writes.len() as u64;
-        self.counters.stores_ended += keys.len() as u64 - count;
-        self.journal.note("stored", || vec![id, self.next_io]);
-        self.journal.note("writes", || writes.clone());
-        if count > 0 {
-            admitted.iter().for_each(|&key| self.cpu.lock(key));
-            let end = self.disk_write.submit(now, count, count * self.config.chunk_bytes);
-            self.begin(end, Op::DiskWrite { keys: admitted, writes });
+    fn unlock(&mut self, key: Key) {
+        match self.passing.get_mut(&key) {
+            Some(1) => drop(self.passing.remove(&key)),
+            Some(times) => *times -= 1,
+            None => self.cpu.unlock(key),
         }
     }
 }
 
 /// The numbers of a note: an id, and what belongs to it.
-fn with(id: u64, rest: &[u64]) -> Vec<u64> {
+pub(crate) fn with(id: u64, rest: &[u64]) -> Vec<u64> {
     [&[id], rest].concat()
 }
 
@@ -404,5 +335,33 @@ impl Tiers {
     /// Chunks held and being written: in the CPU tier, on disk.
     pub fn used(&self) -> (u64, u64) {
         (self.cpu.used(), self.disk.as_ref().map_or(0, Disk::used))
+    }
+
+    /// What must hold at any moment, for `hits` that were answered and neither loaded nor released.
+    pub fn check(&self, hits: &[&Hit]) {
+        self.cpu.check();
+        self.disk.iter().for_each(Disk::check);
+        let mut pins: KeyMap<u32> = KeyMap::default();
+        let mut pin = |keys: &[Key]| keys.iter().for_each(|&key| *pins.entry(key).or_default() += 1);
+        hits.iter().for_each(|hit| pin(&hit.keys));
+        for op in self.ops.values() {
+            match op {
+                Op::Load { keys, .. } | Op::DiskWrite { keys, .. } => pin(keys),
+                Op::Answer { hit, .. } => pin(&hit.keys),
+                Op::Prefetch { hit, .. } => pin(&hit.keys_where(true).collect::<Vec<_>>()),
+                Op::Store { .. } | Op::Spill { .. } => {}
+            }
+        }
+        let held = |key: &Key| self.cpu.readers(*key) + self.passing.get(key).copied().unwrap_or(0);
+        pins.iter().for_each(|(key, &times)| assert_eq!(held(key), times, "pins of {key:x}"));
+    }
+
+    pub fn check_idle(&self) {
+        self.check(&[]);
+        self.cpu.check_idle();
+        self.disk.iter().for_each(Disk::check_idle);
+        assert_eq!((self.prefetching, self.prefetching_chunks, self.passing.len()), (0, 0, 0));
+        assert!(self.waiting_lookups.is_empty());
+        assert_eq!(self.counters.stores_begun, self.counters.stores_ended);
     }
 }
