@@ -14,6 +14,7 @@ from harness.units import Bytes, Seconds
 
 TIER_STATES = ("recompute", "gpu", "cpu", "disk", "disk_cold")
 TierState = Literal["recompute", "gpu", "cpu", "disk", "disk_cold"]
+WORKLOAD_KINDS = ("prefix", "synthetic", "sessions", "personas", "trace")
 EngineName = Literal["sim", "vllm", "openai", "fake"]
 SECRET = re.compile(r"api[-_]?key|token$|secret|passw|access[-_]?key|credential", re.IGNORECASE)
 SHELL_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
@@ -101,7 +102,27 @@ class TraceWorkload(Strict):
     concurrency: Annotated[int, Field(ge=1, le=100_000)] | None = None
 
 
-Workload = Annotated[PrefixWorkload | SyntheticWorkload | SessionsWorkload | TraceWorkload, Field(discriminator="kind")]
+class PersonaSettings(Strict):
+    """A kind of user; ranges [low, high] are drawn from evenly, turn by turn."""
+
+    name: Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9_-]{0,31}$")]
+    share: PositiveFloat = 1.0
+    context_tokens: Annotated[tuple[Positive, Positive], FROM_LIST]
+    output_tokens: Annotated[tuple[Positive, Positive], FROM_LIST]
+    think: Annotated[tuple[Seconds, Seconds], FROM_LIST] = (0.0, 0.0)
+
+
+class PersonasWorkload(Strict):
+    """Users of different kinds in conversations, all at once: each goes on when it was answered and has thought."""
+
+    kind: Literal["personas"]
+    users: Annotated[int, Field(ge=1, le=100_000)]
+    turns: Annotated[int, Field(ge=1, le=10_000)]
+    personas: Annotated[tuple[PersonaSettings, ...], FROM_LIST]
+
+
+FreeWorkload = SyntheticWorkload | SessionsWorkload | TraceWorkload | PersonasWorkload
+Workload = Annotated[PrefixWorkload | FreeWorkload, Field(discriminator="kind")]
 
 
 class Until(Strict):
@@ -166,17 +187,41 @@ class Cache(Strict):
                 f"chunk_tokens {self.chunk_tokens} is not a multiple of block_tokens {self.block_tokens};"
                 " choose a multiple"
             )
-        if self.disk is not None and self.cpu is None:
+        if self.disk is not None and self.cpu is None and self.gpu:
             raise ValueError("disk needs cpu: chunks pass through CPU RAM on their way; give cpu a size, e.g. 1GiB")
         disk_bytes = None if self.disk is None else self.disk.capacity
-        for name, size in (("gpu", self.gpu), ("cpu", self.cpu), ("disk", disk_bytes)):
+        storage_only = self.disk is not None and self.cpu is None
+        for name, size in (("gpu", None if storage_only else self.gpu), ("cpu", self.cpu), ("disk", disk_bytes)):
             if size is not None and size < 1:
                 raise ValueError(f"{name} has capacity 0; give it a size, or leave the tier out (null)")
         return self
 
 
+class StorageSettings(Strict):
+    """Mode storage: how the disk tier's bytes move. With cache.gpu 0B all KV is on disk, and no engine is simulated.
+
+    io auto: io_uring where the kernel lets us, else threads. depth: operations that the device has at once. fsync: a
+    write has ended when it is durable. verify: what is read is compared with what was written. reserve: what the file
+    system keeps free. keep_files: the file with the chunks stays. compute none: the GPU takes no time.
+    decode_read_tokens: with cache.gpu 0B, the context is read again for every so many output tokens; 0: never.
+    """
+
+    device: Literal["file", "ram", "null", "gpu"] = "file"
+    io: Literal["auto", "io_uring", "threads"] = "auto"
+    depth: Annotated[int, Field(ge=1, le=4096)] = 16
+    direct: bool = True
+    fsync: bool = False
+    verify: bool = False
+    reserve: Bytes = 2**30
+    keep_files: bool = False
+    compute: Literal["simulated", "none"] = "simulated"
+    decode_read_tokens: Annotated[int, Field(ge=0, le=2**24)] = 32
+
+
 class SimSettings(Strict):
-    """The simulator: whose cost constants, whose cache rules."""
+    """The simulator: whose cost constants, whose cache rules; mode storage moves the disk tier's bytes for real."""
+
+    mode: Literal["model", "storage"] = "model"
 
     hardware: str = "cpu-2core"
     engine_policy: str = "vllm-0.32"
@@ -184,6 +229,7 @@ class SimSettings(Strict):
     max_batched_tokens: Positive = 2048
     max_sequences: Positive = 256
     token_times: bool = False
+    storage: StorageSettings = StorageSettings()
 
 
 class Attach(Strict):
@@ -286,6 +332,7 @@ class Experiment(Strict):
     @model_validator(mode="after")
     def _consistent(self) -> Experiment:
         check_workload(self.workload, self.measure, self.cache)
+        check_storage(self)
         return self
 
 
@@ -329,6 +376,21 @@ def check_workload(workload: Workload, measure: Measure, cache: Cache) -> None:
     _check_arrivals(workload)
 
 
+def check_storage(experiment: Experiment) -> None:
+    """Refuses what mode storage cannot do, and what only it can. Raises ValueError with the cure."""
+    cache, sim = experiment.cache, experiment.engines.sim
+    if sim.mode == "storage" and cache.disk is None:
+        raise ValueError("engines.sim.mode storage needs cache.disk: its bytes are what moves; add it")
+    if cache.gpu:
+        return
+    if sim.mode != "storage":
+        raise ValueError("cache.gpu is 0: all KV on disk, which only engines.sim.mode storage does; set it")
+    if isinstance(experiment.workload, PrefixWorkload):
+        raise ValueError("cache.gpu is 0: a prefix workload has no other tier to be in; use a free load")
+    if sim.storage.compute != "none":
+        raise ValueError("cache.gpu is 0: no engine is simulated; set engines.sim.storage.compute to none")
+
+
 def _check_tiers(measure: Measure, cache: Cache) -> None:
     if not measure.tiers:
         raise ValueError(f"measure.tiers is empty; name some of {', '.join(TIER_STATES)}")
@@ -345,8 +407,8 @@ def _check_tiers(measure: Measure, cache: Cache) -> None:
         )
 
 
-def _check_arrivals(workload: SyntheticWorkload | SessionsWorkload | TraceWorkload) -> None:
-    if isinstance(workload, TraceWorkload):
+def _check_arrivals(workload: FreeWorkload) -> None:
+    if isinstance(workload, TraceWorkload | PersonasWorkload):
         return
     if workload.arrivals == "closed":
         if workload.concurrency is None:

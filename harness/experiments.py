@@ -21,7 +21,7 @@ import msgspec
 import yaml
 from pydantic import BaseModel, ValidationError
 
-from harness.config import Experiment
+from harness.config import WORKLOAD_KINDS, Experiment
 
 _OWN_KEYS = ("sweep", "sizes")
 _MAX_CELLS = 10_000
@@ -218,7 +218,7 @@ def _one_line(error: ValidationError, path: Path, lines: Mapping[tuple[str, ...]
 def _place(loc: tuple[int | str, ...]) -> tuple[str, ...]:
     """A pydantic location as a key path: without the tag that names the workload's kind."""
     parts = [str(part) for part in loc]
-    if len(parts) > 1 and parts[0] == "workload" and parts[1] in ("prefix", "synthetic", "sessions", "trace"):
+    if len(parts) > 1 and parts[0] == "workload" and parts[1] in WORKLOAD_KINDS:
         del parts[1]
     return tuple(parts)
 

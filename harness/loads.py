@@ -6,9 +6,10 @@ from typing import Any
 
 import msgspec
 
-from harness.config import Experiment, SessionsWorkload, SyntheticWorkload, TraceWorkload
+from harness.config import Experiment, PersonasWorkload, SessionsWorkload, SyntheticWorkload, TraceWorkload
 from traces.catalogue import find_trace
 from traces.formats import TraceOptions, open_trace
+from traces.personas import Persona, PersonaSpec, persona_requests
 from traces.request import Request
 from traces.synth import SessionSpec, SyntheticSpec, conversation, synthetic, warmers
 
@@ -29,6 +30,8 @@ def free_load(experiment: Experiment) -> FreeLoad:
         return _synthetic(workload, experiment)
     if isinstance(workload, SessionsWorkload):
         return _sessions(workload, experiment.seed)
+    if isinstance(workload, PersonasWorkload):
+        return _personas(workload, experiment.seed)
     if isinstance(workload, TraceWorkload):
         return _trace(workload)
     raise TypeError(f"a {workload.kind} workload has no free load")
@@ -62,6 +65,21 @@ def _sessions(workload: SessionsWorkload, seed: int) -> FreeLoad:
         rate_per_s=workload.rate_per_s,
     )
     return FreeLoad(conversation(spec, seed), (), workload.concurrency)
+
+
+def _personas(workload: PersonasWorkload, seed: int) -> FreeLoad:
+    kinds = tuple(
+        Persona(
+            name=persona.name,
+            share=persona.share,
+            context_tokens=persona.context_tokens,
+            output_tokens=persona.output_tokens,
+            think_s=persona.think,
+        )
+        for persona in workload.personas
+    )
+    spec = PersonaSpec(users=workload.users, turns=workload.turns, personas=kinds)
+    return FreeLoad(persona_requests(spec, seed), (), workload.users)
 
 
 def _trace(workload: TraceWorkload) -> FreeLoad:

@@ -43,6 +43,8 @@ def check_experiment(
         check_working_set(experiment, configured)
     if engine == "vllm":
         _check_vllm(experiment, results)
+    if engine == "sim" and experiment.engines.sim.mode == "storage":
+        _check_storage(experiment, results)
 
 
 def check_cache(experiment: Experiment, model: ModelSpec) -> None:
@@ -50,7 +52,7 @@ def check_cache(experiment: Experiment, model: ModelSpec) -> None:
     cache, per_token = experiment.cache, model.kv_bytes_per_token
     disk_bytes = cache.disk.capacity if cache.disk else None
     smallest = (
-        ("gpu", cache.gpu, 2 * cache.block_tokens, "two blocks, one of which the engine keeps for itself"),
+        ("gpu", cache.gpu or None, 2 * cache.block_tokens, "two blocks, one of which the engine keeps for itself"),
         ("cpu", cache.cpu, cache.chunk_tokens, "one chunk"),
         ("disk", disk_bytes, cache.chunk_tokens, "one chunk"),
     )
@@ -118,6 +120,19 @@ def check_reach(experiment: Experiment, requests: Sequence[Request], resolved: R
         )
 
 
+def check_storage_load(experiment: Experiment, model: ModelSpec, requests: Sequence[Request]) -> None:
+    """Whether the storage alone holds a load's KV: nothing is evicted there. Raises PreflightError."""
+    cache = experiment.cache
+    if cache.gpu or cache.disk is None:
+        return
+    need = unique_tokens(requests) * model.kv_bytes_per_token
+    if need > cache.disk.capacity:
+        raise PreflightError(
+            f"cache.disk.capacity {format_bytes(cache.disk.capacity)}: the load's KV is {format_bytes(need)}, and with"
+            " cache.gpu 0B nothing is evicted; enlarge it, or send fewer or shorter requests"
+        )
+
+
 def unique_tokens(requests: Sequence[Request]) -> int:
     """Distinct prompt tokens: what a cache that never evicts would hold, by shared leading segments."""
     chains: dict[tuple[int, int, int], int] = {}
@@ -172,7 +187,16 @@ def _check_vllm(experiment: Experiment, results: Path) -> None:
             f"cache: gpu and cpu take {format_bytes(memory)} of RAM, {format_bytes(free)} are free; make them smaller"
         )
     if cache.disk is not None:
-        _check_disk(Path(cache.disk.path) if cache.disk.path else results, cache.disk.capacity)
+        _check_disk(Path(cache.disk.path) if cache.disk.path else results, cache.disk.capacity, _DISK_RESERVE_BYTES)
+
+
+def _check_storage(experiment: Experiment, results: Path) -> None:
+    disk, settings = experiment.cache.disk, experiment.engines.sim.storage
+    if disk is None or settings.device != "file":
+        return
+    if disk.path is not None and not Path(disk.path).is_dir():
+        raise PreflightError(f"cache.disk.path: {disk.path} is no folder; make it, or name another")
+    _check_disk(Path(disk.path) if disk.path else results, disk.capacity, settings.reserve)
 
 
 def _check_cores(cores: tuple[int, ...] | None, name: str) -> None:
@@ -184,15 +208,15 @@ def _check_cores(cores: tuple[int, ...] | None, name: str) -> None:
         )
 
 
-def _check_disk(path: Path, capacity: int) -> None:
+def _check_disk(path: Path, capacity: int, reserve: int) -> None:
     while not path.exists() and path != path.parent:
         path = path.parent
     if not os.access(path, os.W_OK):
         raise PreflightError(f"cache.disk.path: {path} is not writable; name a folder that is")
     free = shutil.disk_usage(path).free
-    if capacity + _DISK_RESERVE_BYTES > free:
+    if capacity + reserve > free:
         raise PreflightError(
-            f"cache.disk.capacity {format_bytes(capacity)} and a reserve of {format_bytes(_DISK_RESERVE_BYTES)} exceed"
+            f"cache.disk.capacity {format_bytes(capacity)} and a reserve of {format_bytes(reserve)} exceed"
             f" the {format_bytes(free)} free at {path}; lower it, or name another cache.disk.path"
         )
 

@@ -22,11 +22,11 @@ import msgspec
 from harness import provenance
 from harness.config import EngineName, PrefixWorkload, results_root
 from harness.engines import make_engine
-from harness.engines.base import Capabilities, Engine
+from harness.engines.base import Capabilities, Engine, KeepsRecord
 from harness.experiments import Cell
 from harness.loads import FreeLoad, free_load
 from harness.measure import Progress, TierMeasurement, measure_load
-from harness.preflight import check_cache, check_experiment
+from harness.preflight import check_cache, check_experiment, check_storage_load
 from harness.results import RunFolder, read_rows
 from simulator.models import load_model
 
@@ -90,6 +90,7 @@ def _preflight(request: RunRequest) -> dict[str, FreeLoad]:
         check_experiment(experiment, model, abilities[key], request.engine, results)
         if not isinstance(experiment.workload, PrefixWorkload):
             loads[cell.key] = free_load(experiment)
+            check_storage_load(experiment, model, loads[cell.key].requests)
     return loads
 
 
@@ -228,7 +229,8 @@ async def _run_group(
                     await TierMeasurement(engine, cell, resolved, folder, progress).run()
                 else:
                     await measure_load(engine, cell, resolved, loads[cell.key], folder, progress)
-                folder.update_cell(cell.key, status="complete")
+                record = {"record": engine.record()} if isinstance(engine, KeepsRecord) else {}
+                folder.update_cell(cell.key, status="complete", **record)
     finally:
         # A second Ctrl-C must not leave an engine behind.
         await asyncio.shield(engine.stop())

@@ -45,6 +45,7 @@ def summarize(
             {
                 "key": cell["key"],
                 "overrides": cell["overrides"],
+                "storage": (cell.get("record") or {}).get("storage"),
                 "tiers": {
                     tier: tier_figures(group) | {"counters": _moved(counters.get((cell["key"], tier), []))}
                     for tier, group in groups[cell["key"]].items()

@@ -95,6 +95,15 @@ class Calibration(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         return value
 
 
+def without_compute(calibration: Calibration) -> Calibration:
+    """The same machine with a GPU, and a CPU memory, that take no time: what is left is the disk."""
+    free = {name: 0.0 for name in CONSTANTS if not name.startswith(("disk", "page_cache"))}
+    free |= {name: 1e18 for name in free if name.endswith("bytes_per_s")}
+    return msgspec.structs.replace(
+        calibration, name=f"{calibration.name}, compute none", constants={**calibration.constants, **free}
+    )
+
+
 def load_calibration(name: str | Path) -> Calibration:
     """A calibration from a YAML file, or by name from configs/hardware. ValueError: one line with file and cure."""
     return load_config("hardware", name, Calibration)

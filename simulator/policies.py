@@ -27,15 +27,15 @@ class EnginePolicy(msgspec.Struct, frozen=True, kw_only=True):
 class TierPolicy(msgspec.Struct, frozen=True, kw_only=True):
     """How a cache server fills and empties its tiers. All of them keep whole chunks of prompts, never of replies.
 
-    eviction, disk_eviction: which chunk goes next in the CPU tier and on disk, "lru", "fifo", "lfu", "s3-fifo", "arc" or "lease". A chunk that is
-        read or written never goes. A look-up uses the chunks that it finds; a store, and a load from below, bring
-        chunks in, the prompt's last first.
+    eviction, disk_eviction: which chunk goes next in the CPU tier and on disk: "lru", "fifo", "lfu", "s3-fifo", "arc"
+        or "lease". A chunk that is read or written never goes. A look-up uses the chunks that it finds; a store, and a
+        load from below, bring chunks in, the prompt's last first.
     lease_s: for "lease": a look-up keeps a chunk for so long; then those go first whose lease ran out first.
     end_uses: a request's end uses its prompt's chunks once more, as in LMCache; otherwise a store uses those of its
         chunks that are there already.
-    placement: "copy": stores go to the CPU tier and are copied to disk. "waterfall": to the CPU tier on demand, and
-        what it drops moves to disk. "spillover": to the CPU tier while that is filled below the watermark, else to disk; nothing
-        moves.
+    placement: "copy": stores go to the CPU tier and are copied to disk. "waterfall": to the CPU tier, where they evict
+        on demand, and what goes there moves to disk. "spillover": to the CPU tier while that is filled below the
+        watermark, else to disk; nothing moves.
     partial_stores: a store without room for all of its chunks keeps the first ones; otherwise none.
     evict_on_demand: a write that needs room evicts; otherwise only ticks do, and a write without room is given up.
     tick_s, watermark, evict_ratio, tick_share: when and what ticks drop. "ratio": at or above the watermark
@@ -142,11 +142,12 @@ SGLANG = TierPolicy(
 )
 
 # Mooncake's master (mooncake-store/src/master_service.cpp: GrantLease, EvictionThreadFunc, BatchEvict) and its SSD
-# offload at the end of each put, the oldest first to go (include/storage_backend.h: BucketEvictionPolicy::FIFO, chunk by
-# chunk where it drops buckets). A look-up leases what it finds, a put does not; each chunk is put on its own. The
-# release's wheel holds binaries only; the rules were read in its repository, whose file has no release. Not here: the master's 1,024 shards, each
-# of which picks its own share (here all chunks are one); replicas, soft pins, promotion and offload on eviction, which
-# are off unless asked for.
+# offload at the end of each put, where the oldest go first (mooncake-store/include/storage_backend.h:
+# BucketEvictionPolicy::FIFO, which drops buckets; here chunks). A look-up leases what it finds, a put does not; each
+# chunk is put on its own. The release's wheel holds binaries: the rules were read in its repository, at no release of
+# its own, and the figures are those of an installed master. Not here: the master's 1,024 shards, each of which picks
+# its own share (here all chunks are one); replicas, soft pins, promotion and offload on eviction, which are off unless
+# asked for.
 MOONCAKE = TierPolicy(
     name="mooncake-0.3.13",
     eviction="lease",

@@ -14,7 +14,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable
 from types import SimpleNamespace
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 import msgspec
 
@@ -52,6 +52,16 @@ class Completion(msgspec.Struct, frozen=True, kw_only=True):
     error: str | None
 
 
+class Issued(NamedTuple):
+    """A disk transfer to make. owner: reply_stream() of the request that waits for it, or whose chunks are written.
+    chunks: (key, slot) each; slots lie below the number of chunks that the disk tier holds."""
+
+    id: int
+    owner: int
+    write: bool
+    chunks: list[tuple[int, int]]
+
+
 class SimCounters(msgspec.Struct, frozen=True, kw_only=True):
     """Running totals, named as a real engine's and cache server's (the harness's Counters); None: no such tier.
 
@@ -75,7 +85,8 @@ class Simulator:
 
     gpu_blocks: as the engine resolves it, vLLM's null block included. cpu_bytes None: nothing is offloaded.
     disk_bytes None: there is no disk tier. odirect: disk reads bypass the page cache. macro_steps False takes every
-    decode step singly: slower, and the result is the same. journal: keep notes for take_journal. Raises ValueError
+    decode step singly: slower, and the result is the same. journal: keep notes for take_journal. external_disk:
+    somebody else makes the disk tier's transfers (take_issued, complete_io). Raises ValueError
     in one line for settings that could serve nothing, and CalibrationError for a constant that these tiers need and
     the calibration lacks.
     """
@@ -98,6 +109,7 @@ class Simulator:
         record_token_times: bool = False,
         macro_steps: bool = True,
         journal: bool = False,
+        external_disk: bool = False,
     ) -> None:
         if disk_bytes is not None and cpu_bytes is None:
             raise ValueError("disk_bytes without cpu_bytes: the disk tier is filled through the CPU tier; give both")
@@ -106,6 +118,7 @@ class Simulator:
         self.tier_policy = tier_policy(tier_pack) if isinstance(tier_pack, str) else tier_pack
         self.gpu_blocks, self.block_tokens, self.chunk_tokens = gpu_blocks, block_tokens, chunk_tokens
         self.cpu_bytes, self.disk_bytes, self.odirect = cpu_bytes, disk_bytes, odirect
+        self.external_disk = external_disk
         config = SimpleNamespace(
             gpu_blocks=gpu_blocks,
             null_blocks=self.engine_policy.null_blocks,
@@ -141,11 +154,15 @@ class Simulator:
         """Requests that run, and that wait to run or for a transfer."""
         return self._core.queues
 
-    def take_tokens(self) -> list[tuple[str, int]]:
+    def refusal(self, request: Request) -> str | None:
+        """Why the request can never be served (`submit` would complete it with this error); None: it can."""
+        return _checked(lambda: self._core.refusal(request.prompt, request.output_tokens))
+
+    def take_tokens(self) -> tuple[list[tuple[str, int]], list[tuple[str, int]]]:
         """(request id, number) of tokens that unfinished requests got since the last call; with record_token_times.
 
-        All are final: `advance` decides nothing beyond its `until_s`. A completion's token_s has those after the last
-        call, its output_tokens all.
+        First those of requests that got their first token, then the others. All are final: `advance` decides nothing
+        beyond its `until_s`. A completion's token_s has those after the last call, its output_tokens all.
         """
         return self._core.take_tokens()
 
@@ -163,6 +180,14 @@ class Simulator:
         inf: until requests complete or nothing is left to do. RuntimeError: requests wait for blocks in vain.
         """
         return [_completion(row) for row in self._core.advance(until_s)]
+
+    def take_issued(self) -> list[Issued]:
+        """Disk transfers to make since the last call; with external_disk. Each is to be answered by complete_io."""
+        return [Issued(*one) for one in self._core.take_issued()]
+
+    def complete_io(self, transfer: int, at_s: float) -> None:
+        """A transfer has ended at that moment (or now, if that has passed)."""
+        _checked(lambda: self._core.complete_io(transfer, at_s))
 
     def submit_many(self, requests: RequestColumns) -> None:
         """`submit` for each, in order. ValueError: the first that is refused; those before it have been sent."""
@@ -236,6 +261,7 @@ class Simulator:
             return None
         chunk_bytes = self.chunk_tokens * self.model.kv_bytes_per_token
         has_disk = self.disk_bytes is not None
+        modelled = has_disk and not self.external_disk
         has_page_cache = has_disk and not self.odirect
         return SimpleNamespace(
             policy=self.tier_policy,
@@ -244,10 +270,11 @@ class Simulator:
             cpu_chunks=self.cpu_bytes // max(chunk_bytes, 1),
             disk_chunks=None if self.disk_bytes is None else self.disk_bytes // max(chunk_bytes, 1),
             odirect=self.odirect,
+            external_disk=self.external_disk,
             cpu_read=self._device("cpu.read", True),
             cpu_write=self._device("cpu.write", True),
-            disk_read=self._device("disk.read", has_disk),
-            disk_write=self._device("disk.write", has_disk),
+            disk_read=self._device("disk.read", modelled),
+            disk_write=self._device("disk.write", modelled),
             page_cache_read=self._device("page_cache.read", has_page_cache),
         )
 

@@ -22,14 +22,21 @@ def make_engine(name: EngineName, experiment: Experiment, model: ModelSpec, fold
     return makers[name](experiment, model, folder, clock)
 
 
-def simulator_maker(experiment: Experiment, model: ModelSpec, *, token_times: bool) -> Callable[[], Simulator]:
-    """Makes fresh simulators as the experiment has them; SettingsError now if it cannot."""
-    from simulator.calibration import load_calibration
+def simulator_maker(
+    experiment: Experiment, model: ModelSpec, *, token_times: bool, real_disk: bool = False
+) -> Callable[[], Simulator]:
+    """Makes fresh simulators as the experiment has them; SettingsError now if it cannot.
+
+    real_disk: somebody makes the disk's transfers on a real device.
+    """
+    from simulator.calibration import load_calibration, without_compute
     from simulator.policies import engine_policy, tier_policy
     from simulator.simulate import Simulator
 
     cache, settings = experiment.cache, experiment.engines.sim
     calibration = load_calibration(settings.hardware)
+    if real_disk and settings.storage.compute == "none":
+        calibration = without_compute(calibration)
     engine_rules, tier_rules = engine_policy(settings.engine_policy), tier_policy(settings.tier_policy)
 
     def fresh() -> Simulator:
@@ -43,7 +50,8 @@ def simulator_maker(experiment: Experiment, model: ModelSpec, *, token_times: bo
             chunk_tokens=cache.chunk_tokens,
             cpu_bytes=cache.cpu,
             disk_bytes=cache.disk.capacity if cache.disk else None,
-            odirect=cache.disk.odirect if cache.disk else False,
+            odirect=real_disk or (cache.disk.odirect if cache.disk else False),
+            external_disk=real_disk,
             max_num_batched_tokens=settings.max_batched_tokens,
             max_num_seqs=settings.max_sequences,
             record_token_times=token_times,
@@ -56,10 +64,40 @@ def simulator_maker(experiment: Experiment, model: ModelSpec, *, token_times: bo
     return fresh
 
 
-def _sim(experiment: Experiment, model: ModelSpec, _folder: Path, _clock: Clock) -> Engine:
+def _sim(experiment: Experiment, model: ModelSpec, folder: Path, _clock: Clock) -> Engine:
+    if experiment.engines.sim.mode == "storage":
+        return _storage(experiment, model, folder)
     from harness.engines.sim import SimEngine
 
     return SimEngine(simulator_maker(experiment, model, token_times=experiment.engines.sim.token_times))
+
+
+def _storage(experiment: Experiment, model: ModelSpec, folder: Path) -> Engine:
+    """The simulator with a real disk; without a GPU tier the disk alone."""
+    from harness.engines.storage import StorageEngine
+    from harness.engines.storage_only import StorageOnlyEngine
+    from simulator.storage import StoreSettings
+
+    cache, settings = experiment.cache, experiment.engines.sim.storage
+    assert cache.disk is not None
+    chunk_bytes = cache.chunk_tokens * model.kv_bytes_per_token
+    store = StoreSettings(
+        device=settings.device,
+        folder=Path(cache.disk.path) if cache.disk.path else folder,
+        chunk_bytes=chunk_bytes,
+        slots=cache.disk.capacity // chunk_bytes,
+        depth=settings.depth,
+        io=settings.io,
+        direct=settings.direct,
+        fsync=settings.fsync,
+        verify=settings.verify,
+        reserve_bytes=settings.reserve,
+        keep_files=settings.keep_files,
+    )
+    if not cache.gpu:
+        return StorageOnlyEngine(experiment, model, store)
+    token_times = experiment.engines.sim.token_times
+    return StorageEngine(simulator_maker(experiment, model, token_times=token_times, real_disk=True), store)
 
 
 def _vllm(experiment: Experiment, model: ModelSpec, folder: Path, clock: Clock) -> Engine:

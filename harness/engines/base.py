@@ -7,7 +7,7 @@ nothing else about engines, so the simulator, vLLM and the fake of the tests are
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import msgspec
 
@@ -82,6 +82,14 @@ class Resolved(msgspec.Struct, frozen=True, kw_only=True):
     vocab_size: int | None = None
     versions: dict[str, str] = {}
     details: dict[str, Any] = {}
+
+
+@runtime_checkable
+class KeepsRecord(Protocol):
+    """An engine with more to say than rows and counters."""
+
+    def record(self) -> dict[str, Any]:
+        """What belongs into the manifest's entry of the cell that was just measured; begins the next cell's."""
 
 
 class Engine(Protocol):

@@ -122,11 +122,11 @@ class _Replay:
             self._load_s = max(self._load_s, action.at_s)
         for completion in completions:
             send, sent_s = self._sent.pop(completion.id)
-            self._emit(_record(completion, send, sent_s, self._start_s))
+            self._emit(record_of(completion, send, sent_s, self._start_s))
             self._load.completed(completion.id, self._load_s)
 
 
-def _record(completion: Completion, send: Send, sent_s: float, start_s: float) -> RequestRecord:
+def record_of(completion: Completion, send: Send, sent_s: float, start_s: float) -> RequestRecord:
     failed = completion.error is not None
     by_tier = TokensByTier(computed=completion.computed, gpu=completion.gpu, cpu=completion.cpu, disk=completion.disk)
     return RequestRecord(

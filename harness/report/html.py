@@ -17,6 +17,7 @@ from plotly.offline import get_plotlyjs
 
 from harness.report import figures, tables
 from harness.report.axes import cell_labels, value_text, varied_axes
+from harness.report.storage_words import storage_lines
 from harness.report.timeline import timeline
 from harness.report.words import NOT_REPORTED, UNKNOWN, evidence, findings, percent, plural, tier_order
 from harness.results import ResultsError, Sample, read_manifest, read_rows, read_samples, write_atomically
@@ -102,7 +103,7 @@ def _context(
         "manifest": manifest,
         "state": _state(manifest, summary, folder),
         "what": _what(manifest, summary),
-        "findings": findings(summary),
+        "findings": [*findings(summary), *storage_lines(summary, cell_labels(summary["cells"]))],
         "evidence": evidence(summary),
         "doubts": _doubts(samples, summary),
         "load_counters": _load_counters(samples, summary)[:_MAX_TABLE_ROWS],
@@ -155,7 +156,9 @@ def _what(manifest: Mapping[str, Any], summary: Mapping[str, Any]) -> str:
         values = [value_text(value) for value in axis.values]
         shown = ", ".join(values) if len(values) <= 8 else f"{values[0]} … {values[-1]} ({len(values)} values)"
         parts.append(f"{axis.name} = {shown}")
-    if manifest["engine"] == "sim":
+    if any(cell.get("storage") for cell in summary["cells"]):
+        parts.append("a real storage device under a simulated engine")
+    elif manifest["engine"] == "sim":
         parts.append("simulated: a prediction, not a measurement")
     return " · ".join(parts)
 

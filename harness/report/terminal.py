@@ -16,6 +16,8 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from harness.report.axes import cell_labels
+from harness.report.storage_words import storage_lines
 from harness.report.tables import FigureRow, FlowRow, figure_rows, flow_rows, lag_rows
 from harness.report.words import digits, evidence, findings, plural
 
@@ -48,7 +50,9 @@ def render_summary(summary: Mapping[str, Any], manifest: Mapping[str, Any]) -> R
     if late:
         worst = f"{plural(len(late), 'line')} with a p99 send lag above 5 % of the median TTFT, e.g. {late[0].tier}"
         parts.append(Text(f"Sent late: {worst} {late[0].p99}; give the load loop a core of its own", style="yellow"))
-    parts += [Text(printable(line)) for line in findings(summary)]
+    parts += [
+        Text(printable(line)) for line in [*findings(summary), *storage_lines(summary, cell_labels(summary["cells"]))]
+    ]
     return Group(*parts)
 
 

@@ -72,15 +72,15 @@ class App:
             raise Refused(f"the model {ask.model!r} is not served; ask for {self._model.name!r}", 404, "NotFoundError")
         tokens, prompt = output_tokens(ask), self._segments(ask)
         number = next(self._numbers)
+        asked = Request(id=request_name(number), prompt=prompt, output_tokens=tokens)
         try:
-            stream = self._pacer.submit(Request(id=request_name(number), prompt=prompt, output_tokens=tokens))
+            if refusal := self._pacer.simulator.refusal(asked):
+                raise Refused(refusal)
+            stream = self._pacer.submit(asked)
         except ValueError as error:
             raise Refused(str(error)) from None
-        # Made now, while there is time.
         prompt_tokens = sum(segment.tokens for segment in prompt)
         reply = Reply(ask, number, self._model.name, prompt_tokens, tokens, self._pacer.began_s)
-        await stream.more(0)
-        _check(stream)
         if ask.stream:
             return await _stream(request, stream, reply)
         while stream.completion is None:
@@ -169,24 +169,21 @@ def _check(stream: Stream) -> None:
 
 
 async def _stream(request: web.BaseRequest, stream: Stream, reply: Reply) -> web.StreamResponse:
-    """Server-sent events. Nothing has been sent before the first token, so that a refusal has its status."""
-    if stream.completion is not None:
-        all_at_once = reply.opening() + reply.chunks(0, stream.tokens) + reply.ending(stream.completion)
-        return web.Response(body=all_at_once, headers=_SSE)
+    """Server-sent events. The headers go out at once, as vLLM's do: only the tokens are left for their moments."""
     response = web.StreamResponse(headers=_SSE)
     try:
         await response.prepare(request)
         sent, chunk = 0, reply.opening()
         while True:
-            tokens, completion = stream.tokens, stream.completion
-            chunk += reply.chunks(sent, tokens) + (reply.ending(completion) if completion else b"")
-            await response.write(chunk)
-            if completion is not None:
-                break
-            sent, chunk = tokens, b""
             await stream.more(sent)
             _check(stream)
-        await response.write_eof()
+            tokens, completion = stream.tokens, stream.completion
+            chunk += reply.chunks(sent, tokens) + (reply.ending(completion) if completion else b"")
+            if completion is not None:
+                await response.write_eof(chunk)
+                break
+            await response.write(chunk)
+            sent, chunk = tokens, b""
     except ConnectionResetError:
         pass  # the client has gone; the simulator goes on to the end of its answer
     except Refused as refused:

@@ -16,7 +16,7 @@ from traces.request import Request
 
 # Timers of the event loop are whole milliseconds and late by up to one: the last stretch is waited for awake.
 SPIN_S = 0.0015
-FIRST_AT_ONCE, LATER_AT_ONCE = 4, 32
+FIRST_AT_ONCE, LATER_AT_ONCE = 2, 32
 
 
 class Stream:
@@ -53,7 +53,7 @@ class Pacer:
         self._timer: asyncio.Handle | None = None
         self._due_s: float | None = None
         self._first: deque[Stream] = deque()
-        self._later: deque[Stream] = deque()
+        self._later: deque[tuple[str, int]] = deque()
         self._waking = False
 
     def submit(self, request: Request) -> Stream:
@@ -75,6 +75,7 @@ class Pacer:
     def catch_up(self) -> None:
         """Brings counters and queues to this moment."""
         self._advance()
+        self._wake_later(len(self._later))
         self._arm()
 
     def close(self, why: str) -> None:
@@ -117,13 +118,13 @@ class Pacer:
                     self._completed(completion)
         except RuntimeError as error:
             self.close(f"the simulator cannot go on: {error}")
-        first, later, streams = self._first, self._later, self._streams
-        for name, tokens in self.simulator.take_tokens():
-            if (stream := streams.get(name)) is not None:
-                (later if stream.tokens else first).append(stream)
-                stream.tokens += tokens
-                self.generated_tokens += tokens
-        if (first or later) and not self._waking:
+        first, later = self.simulator.take_tokens()
+        for name, tokens in first:
+            if (stream := self._streams.get(name)) is not None:
+                self._count(stream, tokens)
+                self._first.append(stream)
+        self._later.extend(later)
+        if (self._first or self._later) and not self._waking:
             self._wake()
 
     def _wake(self) -> None:
@@ -131,16 +132,37 @@ class Pacer:
 
         First tokens go first: they are what is looked at most, and a thousand writes take many milliseconds.
         """
-        queue, most = (self._first, FIRST_AT_ONCE) if self._first else (self._later, LATER_AT_ONCE)
-        for _ in range(min(most, len(queue))):
-            queue.popleft().wake()
+        if self._first:
+            for _ in range(min(FIRST_AT_ONCE, len(self._first))):
+                self._first.popleft().wake()
+        else:
+            self._wake_later(LATER_AT_ONCE)
         self._waking = bool(self._first or self._later)
         if self._waking:
             self._loop.call_soon(self._wake)
 
+    def _wake_later(self, most: int) -> None:
+        for _ in range(min(most, len(self._later))):
+            name, tokens = self._later.popleft()
+            if (stream := self._streams.get(name)) is None:
+                continue
+            if stream.completion is None:
+                self._count(stream, tokens)
+            else:
+                del self._streams[name]
+            stream.wake()
+
+    def _count(self, stream: Stream, tokens: int) -> None:
+        stream.tokens += tokens
+        self.generated_tokens += tokens
+
     def _completed(self, completion: Completion) -> None:
-        if (stream := self._streams.pop(completion.id, None)) is None:
+        if (stream := self._streams.get(completion.id)) is None:
             return
-        (self._later if stream.tokens else self._first).append(stream)
-        self.generated_tokens += completion.output_tokens - stream.tokens
-        stream.completion, stream.tokens = completion, completion.output_tokens
+        if stream.tokens:
+            self._later.append((completion.id, 0))
+        else:
+            self._first.append(self._streams.pop(completion.id))
+        # What is in self._later of its tokens is among these.
+        self._count(stream, completion.output_tokens - stream.tokens)
+        stream.completion = completion

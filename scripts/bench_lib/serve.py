@@ -90,7 +90,8 @@ class Reader(asyncio.Protocol):
         cast(asyncio.Transport, transport).write(self._request)
 
     def data_received(self, data: bytes) -> None:
-        self.read_s = self.read_s or time.monotonic()
+        if not self.read_s and b"data: " in data:  # the headers come before
+            self.read_s = time.monotonic()
         self.tail = data if len(data) > 2000 else self.tail[-2000:] + data
 
     def connection_lost(self, _error: Exception | None) -> None:

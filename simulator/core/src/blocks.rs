@@ -50,6 +50,19 @@ impl Cursor {
         runs.get(self.run).map(|run| (run.key, self.offset))
     }
 
+    /// How many blocks lie between here and that block; None: it does not come.
+    pub fn distance(&self, runs: &[Run], (key, number): (Key, u32)) -> Option<u64> {
+        let (mut passed, mut offset) = (0, self.offset);
+        for run in runs.get(self.run..)? {
+            if run.key == key && (offset..run.blocks).contains(&number) {
+                return Some(passed + u64::from(number - offset));
+            }
+            passed += u64::from(run.blocks - offset);
+            offset = 0;
+        }
+        None
+    }
+
     fn advance(&mut self, runs: &[Run], blocks: u32) {
         self.blocks += u64::from(blocks);
         self.offset += blocks;

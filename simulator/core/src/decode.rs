@@ -1,100 +1,185 @@
 //! Decode in macro-steps: while every step would be scheduled alike, many are taken at once.
 //!
-//! The result is that of single steps to the tick and to the block: times are integers, and blocks are handed out and
-//! registered in the order in which single steps would have done it.
+//! The result is that of single steps to the tick and to the block: times are integers, and blocks are evicted and equal
+//! ones registered in the order of single steps, before anybody looks at them. What comes in between cuts the macro-step
+//! short at the end of the step that is then under way.
 
-use crate::engine::Engine;
-use crate::time::Ticks;
+use std::cmp::Reverse;
 
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-enum Need {
-    Allocate,
-    Register,
+use crate::engine::{Engine, Step};
+use crate::time::{FOREVER, Ticks};
+
+/// Decode steps in a row, in flight.
+pub struct Decode {
+    start: Ticks,
+    pub end: Ticks,
+    steps: u64,
+    sequences: u64,
+    /// Sum of the contexts at the first step.
+    context: u64,
+    /// Steps whose blocks the requests have.
+    met: u64,
+    /// Steps whose tokens the requests have.
+    told: u64,
+    /// Nothing has happened since that the next schedule would have to heed.
+    steady: bool,
 }
 
 impl Engine {
-    /// Takes as many whole decode steps as end by `until`, before anything else can happen; often none.
-    pub(crate) fn decode_ahead(&mut self, until: Ticks) {
-        if !(self.config.macro_steps && self.steady) || self.running.is_empty() {
-            return;
+    /// As many decode steps as can be taken before a request finishes, anything that is known happens, or blocks run
+    /// out. None: the next step has to be scheduled.
+    pub(crate) fn plan_decode(&mut self) -> Option<Decode> {
+        let nothing_else = self.waiting.is_empty() && self.holding.is_empty() && self.prefilling.is_empty();
+        let alike = nothing_else && self.running.len() as u64 <= self.config.max_num_batched_tokens;
+        if !self.config.macro_steps || self.running.is_empty() || !(self.steady || alike) {
+            return None;
+        }
+        if !self.steady {
+            self.watched = None;
         }
         let sequences = self.running.len() as u64;
-        let context: u64 = self.running.iter().map(|&slot| self.requests[slot].computed).sum();
-        // The step in which the first request finishes is left to the ordinary way.
-        let left =
-            self.running.iter().map(|&slot| self.requests[slot].output - self.requests[slot].generated);
-        let most = left.min().unwrap_or(0).saturating_sub(1);
-        let room = until.saturating_sub(self.now);
-        let steps = largest(most, |steps| self.cost.decode(sequences, context, steps) <= room);
-        let steps = self.fill_blocks(steps);
-        if steps == 0 {
+        let requests = self.running.iter().map(|&slot| &self.requests[slot]);
+        let context = requests.clone().map(|request| request.computed).sum();
+        let most = requests.map(|request| request.output - request.generated).min().unwrap_or(0);
+        let room = self.next_stop().saturating_sub(self.now);
+        let before = largest(most, |steps| self.cost.decode(sequences, context, steps) < room);
+        let steps = self.undisturbed(most.min(before + 1));
+        let end = self.now + self.cost.decode(sequences, context, steps);
+        let (start, met, told, steady) = (self.now, 0, 0, true);
+        let decode = Decode { start, end, steps, sequences, context, met, told, steady };
+        (steps > 0).then_some(decode)
+    }
+
+    /// How many of the steps get all their blocks and leave the waiting request as hopeless as it was.
+    fn undisturbed(&self, steps: u64) -> u64 {
+        let lacking = |steps: u64| -> u64 {
+            self.running.iter().map(|&slot| self.lacking(slot, self.requests[slot].computed + steps)).sum()
+        };
+        let steps = largest(steps, |steps| lacking(steps) <= self.pool.free());
+        let Some(watched) = self.watched else { return steps };
+        // The waiting request is looked at after the running ones, so the step that registers its block may admit it.
+        let registered = self.running.iter().filter_map(|&slot| {
+            let request = &self.requests[slot];
+            let findable = request.blocks.findable;
+            let further = findable.distance(&request.runs, watched)?;
+            let filled = (findable.blocks + further + 1) * self.config.block_tokens;
+            Some(filled - 1 - request.computed)
+        });
+        registered.fold(steps, u64::min)
+    }
+
+    /// Hands out and registers the blocks of the first `steps` of the steps.
+    fn meet_needs(&mut self, decode: &mut Decode, steps: u64) {
+        if steps <= decode.met {
             return;
         }
-        let start = self.now;
-        self.now += self.cost.decode(sequences, context, steps);
-        for index in 0..self.running.len() {
-            let request = &mut self.requests[self.running[index]];
-            request.computed += steps;
-            request.generated += steps;
-            request.last_token = Some(self.now);
+        let mut filling = Vec::new();
+        for &slot in &self.running {
+            let end = self.requests[slot].computed - decode.told + steps;
+            let lacking = self.lacking(slot, end);
+            let request = &mut self.requests[slot];
+            if lacking > 0 {
+                self.pool.allocate(lacking, &mut request.blocks);
+            }
+            if end / self.config.block_tokens > request.blocks.findable.blocks {
+                filling.push((Reverse(end), slot));
+            }
+        }
+        // Of requests with equal blocks, the one that is further on registers each of them first.
+        filling.sort_by_key(|(end, _)| *end);
+        filling.into_iter().for_each(|(Reverse(end), slot)| self.register(slot, end));
+        decode.met = steps;
+    }
+
+    /// Hands out and registers the blocks of the steps that have begun.
+    pub(crate) fn meet_needs_now(&mut self) {
+        let Some(Step::Decode(mut decode)) = self.step.take_if(|step| matches!(step, Step::Decode(_))) else {
+            return;
+        };
+        let steps = self.steps_begun(&decode, self.now);
+        self.meet_needs(&mut decode, steps);
+        self.step = Some(Step::Decode(decode));
+    }
+
+    /// Takes back the steps that have not begun before `at`.
+    pub(crate) fn cut_decode(&mut self, at: Ticks) {
+        let Some(Step::Decode(mut decode)) = self.step.take() else { return };
+        let steps = self.steps_begun(&decode, at);
+        decode.steps = steps;
+        decode.end = decode.start + self.cost.decode(decode.sequences, decode.context, steps);
+        decode.steady = false;
+        self.meet_needs(&mut decode, steps);
+        self.step = Some(Step::Decode(decode));
+    }
+
+    /// How many of the steps have begun before `at`; the first has.
+    fn steps_begun(&self, decode: &Decode, at: Ticks) -> u64 {
+        let room = at.saturating_sub(decode.start);
+        let cost = |steps| self.cost.decode(decode.sequences, decode.context, steps);
+        largest(decode.steps - 1, |steps| cost(steps) < room) + 1
+    }
+
+    /// Gives the requests the tokens of the steps that have ended, where they are told one by one.
+    pub(crate) fn tell_tokens(&mut self) {
+        if !self.config.record_token_times {
+            return;
+        }
+        let Some(Step::Decode(mut decode)) = self.step.take_if(|step| matches!(step, Step::Decode(_))) else {
+            return;
+        };
+        let room = self.now.saturating_sub(decode.start);
+        let ended =
+            largest(decode.steps, |steps| self.cost.decode(decode.sequences, decode.context, steps) <= room);
+        self.tell(&mut decode, ended);
+        self.step = Some(Step::Decode(decode));
+    }
+
+    fn tell(&mut self, decode: &mut Decode, steps: u64) {
+        let more = steps - decode.told;
+        if more == 0 {
+            return;
+        }
+        let at = |step| decode.start + self.cost.decode(decode.sequences, decode.context, step);
+        let last = at(steps);
+        for &slot in &self.running {
+            let request = &mut self.requests[slot];
+            request.computed += more;
+            request.generated += more;
+            request.last_token = Some(last);
             if self.config.record_token_times {
-                let ends = (1..=steps).map(|step| start + self.cost.decode(sequences, context, step));
-                request.tokens.extend(ends);
+                request.tokens.extend((decode.told + 1..=steps).map(at));
             }
         }
+        decode.told = steps;
     }
 
-    /// Allocates and registers what the running requests need in up to `steps` decode steps. Returns how many of the
-    /// steps got all their blocks and leave the waiting request as hopeless as it was.
-    fn fill_blocks(&mut self, mut steps: u64) -> u64 {
-        for (step, index, need) in self.block_needs(steps) {
-            if step >= steps {
-                break;
-            }
-            let slot = self.running[index];
-            match need {
-                Need::Allocate => {
-                    if self.pool.allocate(1, &mut self.requests[slot].blocks) == 0 {
-                        steps = step;
-                    }
-                }
-                Need::Register => {
-                    let request = &self.requests[slot];
-                    let findable = request.blocks.findable;
-                    // The waiting request is looked at after the running ones, so this very step may admit it.
-                    if self.watched.is_some() && self.watched == findable.next(&request.runs) {
-                        steps = step;
-                    }
-                    self.register(slot, (findable.blocks + 1) * self.config.block_tokens);
-                }
-            }
-        }
-        steps
+    pub(crate) fn end_decode(&mut self, mut decode: Decode) {
+        let steps = decode.steps;
+        self.meet_needs(&mut decode, steps);
+        self.tell(&mut decode, steps);
+        self.steady = decode.steady;
+        let done = |slot: &usize| self.requests[*slot].generated == self.requests[*slot].output;
+        let finished: Vec<usize> = self.running.iter().copied().filter(done).collect();
+        finished.into_iter().for_each(|slot| self.finish(slot));
     }
 
-    /// (step, index in `running`, what) in the order in which single steps would come to it.
-    fn block_needs(&self, steps: u64) -> Vec<(u64, usize, Need)> {
-        let size = self.config.block_tokens;
-        let mut needs = Vec::with_capacity(2 * self.running.len());
-        for (index, &slot) in self.running.iter().enumerate() {
-            let request = &self.requests[slot];
-            let end = request.computed + steps;
-            // Step i computes the token at computed + i: it needs a block for it, and fills the block that it ends.
-            let first = request.blocks.len() * size;
-            let begun = (first..end).step_by(size as usize);
-            needs.extend(begun.map(|token| (token - request.computed, index, Need::Allocate)));
-            let first = (request.blocks.findable.blocks + 1) * size - 1;
-            let filled = (first..end).step_by(size as usize);
-            needs.extend(filled.map(|token| (token - request.computed, index, Need::Register)));
+    /// When the next token appears that somebody is told of, within the steps in flight.
+    pub(crate) fn next_token(&self) -> Ticks {
+        match &self.step {
+            Some(Step::Decode(decode)) if self.config.record_token_times => {
+                decode.start + self.cost.decode(decode.sequences, decode.context, decode.told + 1)
+            }
+            _ => FOREVER,
         }
-        needs.sort_unstable();
-        needs
     }
 }
 
 /// The largest n up to `most` for which `holds`, which is true of 0 and, once false, stays so.
 fn largest(most: u64, holds: impl Fn(u64) -> bool) -> u64 {
-    let (mut low, mut high) = (0, most);
+    if most == 0 || holds(most) {
+        return most;
+    }
+    let (mut low, mut high) = (0, most - 1);
     while low < high {
         let middle = low + (high - low).div_ceil(2);
         if holds(middle) {

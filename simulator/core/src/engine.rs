@@ -3,17 +3,19 @@
 //! Events (arrivals, ends of transfers) come first at any moment, then the end of the step in flight, then the next
 //! schedule. `schedule.rs` decides what a step computes, `decode.rs` takes many decode steps at once.
 
-use std::cmp::Reverse;
-use std::collections::{BTreeSet, BinaryHeap, HashSet, VecDeque};
+use std::collections::{BTreeSet, HashSet, VecDeque};
 
+use crate::arrivals::Arrivals;
 use crate::blocks::BlockPool;
 use crate::cost::{Cost, CostConfig};
+use crate::decode::Decode;
 use crate::journal::{Journal, Note};
-use crate::keys::{Key, Segment, block_keys, block_runs};
+use crate::keys::Key;
 use crate::request::{Completion, Lookup, Request, Status, Submission};
 use crate::schedule::Batch;
+use crate::server::Server;
 use crate::tier_config::TierConfig;
-use crate::tiers::{Begun, Ended, IoId, Slot, TierCounters, Tiers};
+use crate::tiers::{Ended, Slot, TierCounters, Tiers};
 use crate::time::{FOREVER, Ticks};
 
 #[derive(Clone, Debug)]
@@ -43,10 +45,19 @@ pub struct Counters {
     pub tiers: TierCounters,
 }
 
-#[derive(Debug, PartialEq, Eq, PartialOrd, Ord)]
-enum Event {
-    Arrival(usize),
-    IoDone(IoId),
+/// What the GPU computes now.
+pub(crate) enum Step {
+    Batch { end: Ticks, batch: Batch },
+    Decode(Decode),
+}
+
+impl Step {
+    pub(crate) fn end(&self) -> Ticks {
+        match self {
+            Step::Batch { end, .. } => *end,
+            Step::Decode(decode) => decode.end,
+        }
+    }
 }
 
 pub struct Engine {
@@ -54,9 +65,14 @@ pub struct Engine {
     pub(crate) cost: Cost,
     pub(crate) now: Ticks,
     pub(crate) pool: BlockPool,
-    pub(crate) tiers: Option<Tiers>,
+    pub(crate) server: Option<Box<Server>>,
+    /// The server is shared: it knows this engine's requests by their slots beyond this, and is told to this engine by
+    /// others when transfers end.
+    pub(crate) slots_from: Option<Slot>,
+    /// Others look at the disk that this engine's server writes to.
+    pub(crate) shares_disk: bool,
     pub(crate) requests: Vec<Request>,
-    spare: Vec<Slot>,
+    pub(crate) spare: Vec<Slot>,
     pub(crate) running: Vec<Slot>,
     pub(crate) waiting: VecDeque<Slot>,
     /// Waiting requests that hold blocks (their load is in flight or done): looked at before all others.
@@ -68,18 +84,15 @@ pub struct Engine {
     pub(crate) watched: Option<(Key, u32)>,
     /// The last schedule would be made again and again until an event or a request's end.
     pub(crate) steady: bool,
-    pub(crate) step: Option<(Ticks, Batch)>,
-    events: BinaryHeap<Reverse<(Ticks, u64, Event)>>,
-    /// Ends of transfers that no request waits for. Decode steps may pass them: each is dealt with before anything
-    /// looks at the tiers, as of its own time.
-    quiet: BinaryHeap<Reverse<(Ticks, u64, IoId)>>,
+    pub(crate) step: Option<Step>,
+    pub(crate) arrivals: Arrivals,
+    submitted: u64,
     /// Finished requests whose stores still hold their blocks: for those blocks, requests may well wait.
     retiring: u64,
-    next_event: u64,
-    arriving: Vec<Option<Submission>>,
-    spare_arrivals: Vec<usize>,
-    ids: HashSet<String>,
-    completed: Vec<Completion>,
+    pub(crate) unfinished: u64,
+    /// Of the unfinished requests that came by `submit`.
+    pub(crate) ids: HashSet<String>,
+    pub(crate) completed: Vec<Completion>,
 }
 
 impl Engine {
@@ -109,11 +122,14 @@ impl Engine {
         }
         let mut pool = BlockPool::new(config.gpu_blocks - config.null_blocks);
         pool.journal = Journal::new(config.journal);
+        let tiers = config.tiers.clone().map(|tiers| Tiers::new(tiers, config.journal));
         Ok(Self {
             cost: Cost::new(&config.cost),
             now: 0,
             pool,
-            tiers: config.tiers.clone().map(|tiers| Tiers::new(tiers, config.journal)),
+            server: tiers.map(|tiers| Box::new(Server::new(tiers))),
+            slots_from: None,
+            shares_disk: false,
             requests: Vec::new(),
             spare: Vec::new(),
             running: Vec::new(),
@@ -124,12 +140,10 @@ impl Engine {
             watched: None,
             steady: false,
             step: None,
-            events: BinaryHeap::new(),
-            quiet: BinaryHeap::new(),
+            arrivals: Arrivals::default(),
+            submitted: 0,
             retiring: 0,
-            next_event: 0,
-            arriving: Vec::new(),
-            spare_arrivals: Vec::new(),
+            unfinished: 0,
             ids: HashSet::new(),
             completed: Vec::new(),
             config,
@@ -142,16 +156,17 @@ impl Engine {
 
     /// Nothing is asked, computed or transferred.
     pub fn idle(&self) -> bool {
-        self.ids.is_empty() && self.tiers.as_ref().is_none_or(Tiers::idle)
+        self.unfinished == 0 && self.server.as_ref().is_none_or(|server| server.tiers.idle())
     }
 
     pub fn counters(&self) -> Counters {
-        Counters { tiers: self.tiers.as_ref().map(Tiers::counters).unwrap_or_default(), ..self.counters }
+        let tiers = self.server.as_ref().map(|server| server.tiers.counters());
+        Counters { tiers: tiers.unwrap_or_default(), ..self.counters }
     }
 
     /// Notes since the last call: of the GPU's blocks and of preemptions, and of the tiers.
     pub fn take_journal(&mut self) -> (Vec<Note>, Vec<Note>) {
-        let tiers = self.tiers.as_mut().map(|tiers| tiers.journal.take());
+        let tiers = self.server.as_mut().map(|server| server.tiers.journal.take());
         (self.pool.journal.take(), tiers.unwrap_or_default())
     }
 
@@ -163,14 +178,8 @@ impl Engine {
         if !self.ids.insert(submission.id.clone()) {
             return Err(format!("request id {:?} is in flight already: ids must be unique", submission.id));
         }
-        let tokens = submission.prompt_tokens().unwrap_or(0).min(self.config.max_model_len);
-        let arrives = at.saturating_add(self.cost.arrival(tokens));
-        let index = self.spare_arrivals.pop().unwrap_or(self.arriving.len());
-        if index == self.arriving.len() {
-            self.arriving.push(None);
-        }
-        self.arriving[index] = Some(submission);
-        self.push_event(arrives, Event::Arrival(index));
+        self.submitted += 1;
+        self.accept(submission, at, self.submitted);
         Ok(())
     }
 
@@ -178,23 +187,16 @@ impl Engine {
     /// complete or nothing is left to do. Error: requests wait for what can never come.
     pub fn advance(&mut self, until: Ticks) -> Result<Vec<Completion>, String> {
         loop {
-            self.take_events();
-            self.end_step();
+            self.act();
             if !self.completed.is_empty() {
                 return Ok(std::mem::take(&mut self.completed));
             }
-            if self.step.is_none() {
-                self.decode_ahead(until.min(self.next_stop_at()));
-                if self.next_event_at() <= self.now {
-                    continue;
-                }
-                self.begin_step();
-            }
-            let step_end = self.step.as_ref().map_or(FOREVER, |(end, _)| *end);
-            let next = step_end.min(self.next_event_at());
+            self.begin_step();
+            let next = self.next_moment();
             if next > until || next == FOREVER {
                 self.now = if until == FOREVER { self.now } else { self.now.max(until) };
-                let stuck = next == FOREVER && !self.ids.is_empty();
+                self.settle();
+                let stuck = next == FOREVER && self.unfinished > 0 && !self.owed();
                 return if stuck { Err(self.stuck()) } else { Ok(Vec::new()) };
             }
             self.now = self.now.max(next);
@@ -209,177 +211,152 @@ impl Engine {
         if gpu {
             self.pool.reset();
         }
-        if let Some(tiers) = &mut self.tiers {
-            if cpu {
-                tiers.reset_cpu();
-            }
-            if disk {
-                tiers.reset_disk();
-            }
-            if page_cache {
-                tiers.reset_page_cache();
-            }
+        if let Some(server) = &mut self.server {
+            server.reset(cpu, disk, page_cache);
         }
         Ok(())
     }
 
-    pub(crate) fn next_event_at(&self) -> Ticks {
-        let loud = self.events.peek().map_or(FOREVER, |Reverse((at, _, _))| *at);
-        self.quiet.peek().map_or(loud, |Reverse((at, _, _))| loud.min(*at))
+    /// The next moment at which this engine acts, whether or not anything is submitted to it before.
+    pub(crate) fn next_moment(&self) -> Ticks {
+        match &self.step {
+            Some(step) if self.shares_disk => {
+                step.end().min(self.arrivals.next_at()).min(self.next_end(true))
+            }
+            Some(step) => step.end().min(self.next_stop()),
+            None => self.arrivals.next_at().min(self.next_end(true)),
+        }
     }
 
     /// The next event that could change what a step decides.
-    fn next_stop_at(&self) -> Ticks {
-        match self.retiring {
-            0 => self.events.peek().map_or(FOREVER, |Reverse((at, _, _))| *at),
-            _ => self.next_event_at(),
+    pub(crate) fn next_stop(&self) -> Ticks {
+        self.arrivals.next_at().min(self.next_end(self.retiring > 0))
+    }
+
+    fn next_end(&self, any: bool) -> Ticks {
+        match &self.server {
+            Some(server) if self.slots_from.is_none() => server.next_at(any),
+            _ => FOREVER,
         }
     }
 
-    fn pop_event(&mut self) -> Option<(Ticks, Event)> {
-        let loud = self.events.peek().map(|Reverse((at, number, _))| (*at, *number));
-        let quiet = self.quiet.peek().map(|Reverse((at, number, _))| (*at, *number));
-        if quiet.is_some_and(|quiet| loud.is_none_or(|loud| quiet < loud)) {
-            return self.quiet.pop().map(|Reverse((at, _, id))| (at, Event::IoDone(id)));
-        }
-        self.unsettle();
-        self.events.pop().map(|Reverse((at, _, event))| (at, event))
+    /// What the server calls a request.
+    pub(crate) fn server_slot(&self, slot: Slot) -> Slot {
+        self.slots_from.unwrap_or(0) | slot
     }
 
-    /// The next schedule may decide otherwise than the last.
-    fn unsettle(&mut self) {
-        self.steady = false;
-        if let Some((_, batch)) = &mut self.step {
-            batch.steady = false;
-        }
+    /// Deals with all that is due, up to the end of the step in flight.
+    pub(crate) fn act(&mut self) {
+        self.take_events();
+        self.end_step();
     }
 
-    fn push_event(&mut self, at: Ticks, event: Event) {
-        self.events.push(Reverse((at, self.next_event, event)));
-        self.next_event += 1;
-    }
-
-    /// Puts the ends of transfers that the tiers have begun among the events.
-    fn take_begun(&mut self) {
-        let begun = self.tiers.as_mut().map(Tiers::take_begun).unwrap_or_default();
-        for Begun { end, id, quiet } in begun {
-            if quiet {
-                self.quiet.push(Reverse((end, self.next_event, id)));
-                self.next_event += 1;
-            } else {
-                self.push_event(end, Event::IoDone(id));
-            }
-        }
+    /// Brings what can be seen from outside to this moment, between two at which the engine acts.
+    pub(crate) fn settle(&mut self) {
+        self.take_events();
+        self.tell_tokens();
     }
 
     fn take_events(&mut self) {
-        while self.next_event_at() <= self.now {
-            let Some((at, event)) = self.pop_event() else { return };
-            if let Some(tiers) = &mut self.tiers {
-                tiers.tick(at);
+        loop {
+            let (arrival, end) = (self.arrivals.next_at(), self.next_end(true));
+            if arrival.min(end) > self.now {
+                return;
             }
-            match event {
-                Event::Arrival(index) => self.arrive(index),
-                Event::IoDone(id) => self.io_done(at, id),
+            if end <= arrival {
+                let Some((at, ended)) = self.server.as_mut().and_then(|server| server.end_next(end)) else {
+                    return;
+                };
+                self.own_issued();
+                self.hear(at, ended);
+            } else if let Some((at, submission)) = self.arrivals.pop() {
+                if let Some(server) = &mut self.server {
+                    server.tiers.tick(at);
+                }
+                self.arrive(submission);
+                self.unsettle(at);
             }
         }
     }
 
-    fn arrive(&mut self, index: usize) {
-        self.spare_arrivals.push(index);
-        let Some(submission) = self.arriving[index].take() else { return };
-        if let Some(error) = self.refusal(&submission) {
-            self.ids.remove(&submission.id);
-            let tokens = submission.prompt_tokens().unwrap_or(0);
-            self.completed.push(Completion::failed(submission.id, tokens, error));
-            return;
-        }
-        let prompt: u64 = submission.prompt.iter().map(|segment| segment.tokens).sum();
-        let chunk_keys = match self.tiers {
-            Some(_) => block_keys(&submission.prompt, self.config.chunk_tokens),
-            None => Vec::new(),
-        };
-        let mut recipe = submission.prompt;
-        recipe.push(Segment { hash_id: submission.reply_id, tokens: submission.output_tokens });
-        let request = Request {
-            id: submission.id,
-            prompt,
-            output: submission.output_tokens,
-            runs: block_runs(&recipe, self.config.block_tokens),
-            chunk_keys,
-            ..Request::default()
-        };
-        let slot = self.spare.pop().unwrap_or(self.requests.len());
-        if slot == self.requests.len() {
-            self.requests.push(request);
-        } else {
-            self.requests[slot] = request;
-        }
-        self.waiting.push_back(slot);
-    }
-
-    /// Why a request can never be served; None: it can.
-    fn refusal(&self, submission: &Submission) -> Option<String> {
-        let output = submission.output_tokens;
-        let prompt = submission.prompt_tokens().unwrap_or(u64::MAX);
-        if prompt == 0 || output == 0 {
-            return Some(format!(
-                "a request needs tokens: this has {prompt} in its prompt and asks for {output}"
-            ));
-        }
-        let limit = self.config.max_model_len;
-        if prompt.saturating_add(output) > limit {
-            return Some(format!(
-                "{prompt} prompt and {output} output tokens exceed the model's {limit} positions"
-            ));
-        }
-        // The last token's KV is never needed.
-        let needed = (prompt + output - 1).div_ceil(self.config.block_tokens);
-        let blocks = self.pool.len();
-        (needed > blocks)
-            .then(|| format!("{needed} blocks are needed and the GPU has {blocks}: it can never fit"))
-    }
-
-    fn io_done(&mut self, at: Ticks, id: IoId) {
-        let Some(tiers) = &mut self.tiers else { return };
-        match tiers.io_done(at, id) {
+    /// Hears at `at` that a transfer of one of its requests has ended. True: the next schedule may decide otherwise.
+    pub(crate) fn hear(&mut self, at: Ticks, ended: Ended) -> bool {
+        match ended {
             Ended::Lookup(slot, hit) => self.requests[slot].lookup = Lookup::Answered(hit),
             Ended::Load(slot) => self.requests[slot].status = Status::Loaded,
             Ended::Store(slot) => {
                 self.requests[slot].stores_in_flight -= 1;
-                if self.retire_if_done(slot) {
-                    self.retiring -= 1;
-                    self.unsettle();
+                if !self.requests[slot].retires() {
+                    return false;
                 }
+                // Steps under way got their blocks before these came free.
+                self.unsettle(at);
+                self.retire(slot);
+                self.retiring -= 1;
             }
-            Ended::Nothing => {}
+            Ended::Nothing => return false,
         }
-        self.take_begun();
+        self.unsettle(at);
+        true
     }
 
-    fn begin_step(&mut self) {
+    /// The next schedule may decide otherwise than the last: decode steps that have not begun by `at` are off.
+    fn unsettle(&mut self, at: Ticks) {
+        self.steady = false;
+        match &mut self.step {
+            Some(Step::Batch { batch, .. }) => batch.steady = false,
+            Some(Step::Decode(_)) => self.cut_decode(at),
+            None => {}
+        }
+    }
+
+    /// Begins a step, or many, unless one is in flight or there is nothing to compute.
+    pub(crate) fn begin_step(&mut self) {
+        if self.step.is_some() {
+            return;
+        }
+        if let Some(decode) = self.plan_decode() {
+            self.step = Some(Step::Decode(decode));
+            return;
+        }
         let mut batch = self.schedule();
         if batch.slots.is_empty() && batch.preempted {
             // The only running request preempted itself; a step of nothing takes no time.
             batch = self.schedule();
         }
-        self.take_begun();
+        self.note_transfers();
         if !batch.slots.is_empty() {
             let end = self.now + self.cost.step(&batch.work);
-            self.step = Some((end, batch));
+            self.step = Some(Step::Batch { end, batch });
         }
     }
 
-    /// Ends the step in flight if it is due: tokens appear, chunks are stored, requests finish.
+    fn note_transfers(&mut self) {
+        if let Some(server) = &mut self.server {
+            server.take_begun();
+            self.own_issued();
+        }
+    }
+
+    /// Ends the step in flight if it is due.
     fn end_step(&mut self) {
-        if self.step.as_ref().is_none_or(|(end, _)| *end > self.now) {
+        if self.step.as_ref().is_none_or(|step| step.end() > self.now) {
             return;
         }
-        let Some((_, batch)) = self.step.take() else { return };
-        self.steady = batch.steady;
-        if let Some(tiers) = &mut self.tiers {
-            tiers.tick(self.now);
+        if let Some(server) = &mut self.server {
+            server.tiers.tick(self.now);
         }
+        match self.step.take() {
+            Some(Step::Batch { batch, .. }) => self.end_batch(batch),
+            Some(Step::Decode(decode)) => self.end_decode(decode),
+            None => {}
+        }
+        self.note_transfers();
+    }
+
+    /// Tokens appear, chunks are stored, requests finish.
+    fn end_batch(&mut self, batch: Batch) {
+        self.steady = batch.steady;
         for slot in batch.slots {
             self.store_chunks(slot);
             let request = &mut self.requests[slot];
@@ -396,54 +373,53 @@ impl Engine {
                 self.finish(slot);
             }
         }
-        self.take_begun();
     }
 
     /// Begins to store the prompt's whole chunks that are computed and were not stored or loaded before.
     fn store_chunks(&mut self, slot: Slot) {
-        let Some(tiers) = &mut self.tiers else { return };
+        let name = self.server_slot(slot);
+        let Some(server) = &mut self.server else { return };
         let request = &mut self.requests[slot];
         let computed = request.computed.min(request.prompt) / self.config.chunk_tokens;
         if computed > request.stored_chunks {
             let keys = &request.chunk_keys[request.stored_chunks as usize..computed as usize];
-            request.stores_in_flight += u64::from(tiers.store(self.now, slot, keys));
+            request.stores_in_flight += u64::from(server.tiers.store(self.now, name, keys));
             request.stored_chunks = computed;
         }
     }
 
-    fn finish(&mut self, slot: Slot) {
+    pub(crate) fn finish(&mut self, slot: Slot) {
         self.steady = false;
         self.running.retain(|&other| other != slot);
         let request = &mut self.requests[slot];
-        if let Some(tiers) = &mut self.tiers {
-            tiers.end(&request.chunk_keys);
+        if let Some(server) = &mut self.server {
+            server.tiers.end(&request.chunk_keys);
         }
         self.ids.remove(&request.id);
+        self.unfinished -= 1;
         let stores_in_flight = request.stores_in_flight;
         let kept = Request {
+            owner: request.owner,
             status: Status::Finished,
             blocks: std::mem::take(&mut request.blocks),
             stores_in_flight,
             ..Request::default()
         };
         self.completed.push(std::mem::replace(request, kept).into_completion());
-        if !self.retire_if_done(slot) {
+        if self.requests[slot].retires() {
+            self.retire(slot);
+        } else {
             self.retiring += 1;
         }
     }
 
-    /// Frees a finished request's blocks, which its stores read from, once those have ended.
-    fn retire_if_done(&mut self, slot: Slot) -> bool {
-        let request = &mut self.requests[slot];
-        let done = request.status == Status::Finished && request.stores_in_flight == 0;
-        if done {
-            self.pool.release(std::mem::take(&mut request.blocks));
-            self.spare.push(slot);
-        }
-        done
+    /// Frees a finished request's blocks, which its stores read from, now that those have ended.
+    fn retire(&mut self, slot: Slot) {
+        self.pool.release(std::mem::take(&mut self.requests[slot].blocks));
+        self.spare.push(slot);
     }
 
-    fn stuck(&self) -> String {
+    pub(crate) fn stuck(&self) -> String {
         let waiting = self.waiting.len() + self.holding.len();
         format!("{waiting} requests wait for blocks that nothing will free: raise gpu_blocks")
     }

@@ -1,25 +1,33 @@
-//! The core of the simulator: an engine and its cache tiers in virtual time. This file is the Python face only.
+//! The core of the simulator: an engine and its cache tiers in virtual time, and real devices for its chunks.
 
 mod arc;
+mod arrivals;
 mod blocks;
 #[cfg(test)]
 mod blocks_oracle;
 mod cache;
 mod chunks;
+mod cluster;
+#[cfg(test)]
+mod cluster_tests;
 mod cost;
 mod decode;
 mod device;
 mod disk;
 mod engine;
 mod eviction;
+mod external;
 mod journal;
 mod keys;
 mod lease;
+mod moments;
 mod placement;
 mod prefetch;
 mod request;
 mod s3fifo;
 mod schedule;
+mod server;
+pub mod storage;
 mod stream;
 mod tier_config;
 mod tiers;
@@ -29,6 +37,7 @@ mod time;
 mod tests;
 
 pub use cache::replay;
+pub use cluster::{Cluster, Routing, Sharing};
 pub use engine::{Counters, Engine, EngineConfig};
 pub use eviction::EvictionKind;
 pub use journal::Note;

@@ -3,7 +3,7 @@
 use crate::keys::Key;
 use crate::tier_config::{Placement, TickShare};
 use crate::tiers::{Ended, Op, Slot, Tiers, with};
-use crate::time::Ticks;
+use crate::time::{FOREVER, Ticks};
 
 impl Tiers {
     /// Begins to copy chunks from the GPU to the tiers that lack them. False: nothing begun.
@@ -13,7 +13,7 @@ impl Tiers {
         }
         let (cpu, disk) = self.placed(keys);
         let count = cpu.len() as u64;
-        let begins = count > 0 && self.reserve(now, &cpu, true);
+        let begins = count > 0 && self.reserve(now, slot, &cpu, true);
         self.journal.note("store", || with(self.next_io, keys));
         self.journal.note("storing", || if begins { cpu.clone() } else { Vec::new() });
         if !begins {
@@ -49,19 +49,19 @@ impl Tiers {
     }
 
     /// Room in the CPU tier for all of the keys or for none of them.
-    pub(crate) fn reserve(&mut self, now: Ticks, keys: &[Key], storing: bool) -> bool {
+    pub(crate) fn reserve(&mut self, now: Ticks, slot: Slot, keys: &[Key], storing: bool) -> bool {
         let gone = self.cpu.reserve(keys, storing, self.config.policy.evicts());
-        gone.map(|gone| self.demote(now, gone)).is_some()
+        gone.map(|gone| self.demote(now, slot, gone)).is_some()
     }
 
     /// Chunks that the CPU tier has dropped go to disk, if this placement says so. They are found again once they are
     /// there.
-    fn demote(&mut self, now: Ticks, mut gone: Vec<Key>) {
+    fn demote(&mut self, now: Ticks, slot: Slot, mut gone: Vec<Key>) {
         if self.config.policy.placement != Placement::Waterfall || gone.is_empty() {
             return;
         }
         gone.reverse();
-        self.write_down(now, Vec::new(), &gone, false);
+        self.write_down(now, slot, Vec::new(), &gone, false);
     }
 
     /// Begins to write chunks past the CPU tier to disk. None: it takes none.
@@ -72,25 +72,25 @@ impl Tiers {
             return None;
         }
         self.counters.stores_begun += count;
-        let end = self.disk_write.submit(now, count, count * self.config.chunk_bytes);
+        let end = self.issue_write(now, slot, &keys);
         self.begin(end, Op::Spill { slot, keys });
         Some(Ended::Nothing)
     }
 
     /// Chunks have arrived in the CPU tier: they can be found from now on, and are copied to disk if this placement
     /// says so.
-    pub(crate) fn stored(&mut self, now: Ticks, id: u64, keys: &[Key]) {
+    pub(crate) fn stored(&mut self, now: Ticks, id: u64, slot: Slot, keys: &[Key]) {
         let admitted = self.cpu.admit_stored(keys);
         self.journal.note("stored", || vec![id, self.next_io]);
         let written = match self.config.policy.placement {
-            Placement::Copy => self.write_down(now, admitted.clone(), &admitted, true),
+            Placement::Copy => self.write_down(now, slot, admitted.clone(), &admitted, true),
             _ => 0,
         };
         self.counters.stores_ended += keys.len() as u64 - written;
     }
 
     /// Begins to write those of the keys to disk that it lacks, and locks `read` in the CPU tier meanwhile.
-    fn write_down(&mut self, now: Ticks, read: Vec<Key>, keys: &[Key], stores: bool) -> u64 {
+    fn write_down(&mut self, now: Ticks, slot: Slot, read: Vec<Key>, keys: &[Key], stores: bool) -> u64 {
         let writes = self.disk.as_mut().map_or_else(Vec::new, |disk| disk.begin_write(keys));
         let count = writes.len() as u64;
         if stores {
@@ -98,10 +98,20 @@ impl Tiers {
         }
         if count > 0 {
             read.iter().for_each(|&key| self.cpu.lock(key));
-            let end = self.disk_write.submit(now, count, count * self.config.chunk_bytes);
+            let end = self.issue_write(now, slot, &writes);
             self.begin(end, Op::DiskWrite { keys: read, writes, stores });
         }
         count
+    }
+
+    /// When the write of these chunks ends. FOREVER: somebody else makes it, and will tell.
+    fn issue_write(&mut self, now: Ticks, slot: Slot, keys: &[Key]) -> Ticks {
+        if let (Some(outbox), Some(disk)) = (&mut self.outbox, &self.disk) {
+            outbox.write(self.next_io, slot, keys, |key| disk.has(key));
+            return FOREVER;
+        }
+        let count = keys.len() as u64;
+        self.disk_write.submit(now, count, count * self.config.chunk_bytes)
     }
 
     pub(crate) fn written(&mut self, keys: &[Key], stores: bool) {

@@ -2,7 +2,7 @@
 
 use crate::keys::Key;
 use crate::tiers::{Ended, Hit, Op, Slot, Tiers, with};
-use crate::time::{self, Ticks};
+use crate::time::{self, FOREVER, Ticks};
 
 impl Tiers {
     /// Looks and locks; reads from disk what only the disk holds.
@@ -18,7 +18,7 @@ impl Tiers {
         }
         self.lock_hit(&hit);
         if hit.disk_chunks() > 0 {
-            if self.may_prefetch(now, &hit) {
+            if self.may_prefetch(now, slot, &hit) {
                 self.prefetch(now, slot, hit);
                 return None;
             }
@@ -59,12 +59,13 @@ impl Tiers {
     }
 
     /// Whether a hit's chunks may be read from disk; takes the room in the CPU tier that this needs.
-    fn may_prefetch(&mut self, now: Ticks, hit: &Hit) -> bool {
+    fn may_prefetch(&mut self, now: Ticks, slot: Slot, hit: &Hit) -> bool {
         let policy = &self.config.policy;
         let limit = policy.prefetch_share.map(|share| share * self.config.cpu_chunks as f64);
         hit.disk_chunks() * self.config.chunk_tokens >= policy.min_prefetch_tokens
             && limit.is_none_or(|limit| (self.prefetching_chunks as f64) < limit)
-            && (policy.read_in_place || self.reserve(now, &hit.keys_where(false).collect::<Vec<_>>(), false))
+            && (policy.read_in_place
+                || self.reserve(now, slot, &hit.keys_where(false).collect::<Vec<_>>(), false))
     }
 
     /// Reads a hit's chunks from disk, one after another.
@@ -72,18 +73,21 @@ impl Tiers {
         let (count, bytes) = (hit.disk_chunks(), self.config.chunk_bytes);
         self.prefetching += 1;
         self.prefetching_chunks += count;
-        if self.config.policy.prefetch_timeout_s.is_some() {
+        if self.outbox.is_none() && self.config.policy.prefetch_timeout_s.is_some() {
             return self.prefetch_in_time(now, slot, hit);
         }
-        let warm =
-            self.disk.as_mut().map_or(0, |disk| disk.begin_read(&hit.keys_where(false).collect::<Vec<_>>()));
-        let cold = count - warm;
+        let keys: Vec<Key> = hit.keys_where(false).collect();
+        let warm = self.disk.as_mut().map_or(0, |disk| disk.begin_read(&keys));
+        let (cold, arrived) = (count - warm, hit.keys.len());
         self.counters.storage_read_bytes += cold * bytes;
+        if let Some(outbox) = &mut self.outbox {
+            outbox.read(self.next_io, slot, &keys);
+            return self.begin(FOREVER, Op::Prefetch { slot, hit, warm: 0, arrived });
+        }
         let (end, left) = match cold {
             0 => (self.page_cache_read.submit(now, warm, warm * bytes), 0),
             _ => (self.disk_read.submit(now, cold, cold * bytes), warm),
         };
-        let arrived = hit.keys.len();
         self.begin(end, Op::Prefetch { slot, hit, warm: left, arrived });
     }
 

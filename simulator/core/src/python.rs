@@ -11,6 +11,7 @@ use crate::engine::{self, EngineConfig};
 use crate::journal::Note;
 use crate::keys::Segment;
 use crate::request::{Completion, Submission};
+use crate::stream::Tokens;
 use crate::time::{self, Ticks};
 
 #[pyclass]
@@ -28,6 +29,8 @@ type Totals = ((u64, u64, u64), (u64, u64, u64), (u64, u64, u64));
 type Noted = (&'static str, String, Vec<u64>);
 type Columns<'py> =
     (Vec<String>, Vec<Bound<'py, PyBytes>>, Vec<Bound<'py, PyBytes>>, BTreeMap<usize, String>);
+/// Id, owner, whether it writes, and (key, place) of each chunk.
+type Transfer = (u64, i64, bool, Vec<(u64, u64)>);
 type Row<'py> = (String, Times<'py>, Counts, Option<String>);
 
 fn moment(name: &str, seconds: f64) -> PyResult<Ticks> {
@@ -100,6 +103,10 @@ impl Engine {
         self.submit_one(Submission { id, prompt, output_tokens, reply_id }, at_s)
     }
 
+    fn refusal(&self, prompt: Vec<Segment>, output_tokens: u64) -> Option<String> {
+        self.engine.refusal(&Submission { id: String::new(), prompt, output_tokens, reply_id: 0 })
+    }
+
     /// `segments`: hash ids and tokens of all prompts' segments, and where each request's segments end in those.
     fn submit_many(
         &mut self,
@@ -167,12 +174,23 @@ impl Engine {
         completions.into_iter().map(|done| row(py, done)).collect()
     }
 
+    /// Each: id, owner, write, (key, slot) of every chunk.
+    fn take_issued(&mut self) -> Vec<Transfer> {
+        let issued = self.engine.take_issued();
+        issued.into_iter().map(|one| (one.id, one.owner, one.write, one.chunks)).collect()
+    }
+
+    fn complete_io(&mut self, id: u64, at_s: f64) -> PyResult<()> {
+        self.engine.complete_io(id, moment("at_s", at_s)?);
+        Ok(())
+    }
+
     #[getter]
     fn next_event_s(&self) -> Option<f64> {
         self.engine.next_event().map(time::to_s)
     }
 
-    fn take_tokens(&mut self) -> Vec<(String, usize)> {
+    fn take_tokens(&mut self) -> (Vec<Tokens>, Vec<Tokens>) {
         self.engine.take_tokens()
     }
 
@@ -206,5 +224,6 @@ impl Engine {
 #[pymodule]
 fn _core(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(crate::python_policies::cache_hits, module)?)?;
-    module.add_class::<Engine>()
+    module.add_class::<Engine>()?;
+    module.add_class::<crate::storage::python::Store>()
 }

@@ -90,6 +90,8 @@ pub enum Status {
 #[derive(Clone, Debug, Default)]
 pub struct Request {
     pub id: String,
+    /// The reply's hash id: what is left of the id once the request has been answered.
+    pub owner: i64,
     pub prompt: u64,
     pub output: u64,
     /// All whole blocks that prompt and output will fill.
@@ -120,6 +122,11 @@ impl Request {
     /// True once only generated tokens are left to compute.
     pub fn decoding(&self) -> bool {
         self.generated > 0 && self.computed + 1 == self.tokens_known()
+    }
+
+    /// True once it has finished and none of its stores reads from its blocks.
+    pub fn retires(&self) -> bool {
+        self.status == Status::Finished && self.stores_in_flight == 0
     }
 
     pub fn into_completion(self) -> Completion {

@@ -6,6 +6,7 @@
 use crate::blocks::Cached;
 use crate::cost::Work;
 use crate::engine::Engine;
+use crate::keys::{Key, Run};
 use crate::request::{Lookup, Sources, Status};
 use crate::tiers::Slot;
 
@@ -151,11 +152,12 @@ impl Engine {
 
     /// Asks the tiers once. False: they have not answered yet.
     fn looked_up(&mut self, slot: Slot, batch: &mut Batch) -> bool {
-        let Some(tiers) = &mut self.tiers else { return true };
+        let name = self.server_slot(slot);
+        let Some(server) = &mut self.server else { return true };
         let request = &mut self.requests[slot];
         if let Lookup::NotAsked = request.lookup {
             batch.steady = false;
-            request.lookup = match tiers.lookup(self.now, slot, &request.chunk_keys) {
+            request.lookup = match server.tiers.lookup(self.now, name, &request.chunk_keys) {
                 Some(hit) => Lookup::Answered(hit),
                 None => Lookup::Pending,
             };
@@ -176,6 +178,15 @@ impl Engine {
         let full = u64::from(hit_tokens == request.tokens_known());
         let external_tokens = hit_tokens.saturating_sub(local_tokens).saturating_sub(full);
         Prefix { local, local_tokens, external_tokens }
+    }
+
+    /// Tokens of the longest prefix that its caches hold now: whole blocks on the GPU, or whole chunks in the tiers.
+    pub(crate) fn held_tokens(&mut self, runs: &[Run], chunk_keys: &[Key]) -> u64 {
+        self.settle();
+        self.meet_needs_now();
+        let blocks = self.pool.find(runs, u64::MAX).end.blocks;
+        let chunks = self.server.as_ref().map_or(0, |server| server.tiers.held(chunk_keys));
+        (blocks * self.config.block_tokens).max(chunks * self.config.chunk_tokens)
     }
 
     /// Whether all tokens known and, leaving `reserved` blocks alone, those up to `end` find room beside `local`.
@@ -214,13 +225,14 @@ impl Engine {
         self.adopt(slot, &prefix);
         let lacking = self.lacking(slot, end);
         self.allocate(slot, lacking);
+        let name = self.server_slot(slot);
         let request = &mut self.requests[slot];
         request.status = Status::Loading;
         request.computed = end;
         self.prefilling.insert(slot);
-        if let (Some(tiers), Lookup::Answered(hit)) = (&mut self.tiers, &mut request.lookup) {
+        if let (Some(server), Lookup::Answered(hit)) = (&mut self.server, &mut request.lookup) {
             let first = prefix.local_tokens / self.config.chunk_tokens;
-            tiers.load(self.now, slot, std::mem::take(hit), first as usize);
+            server.tiers.load(self.now, name, std::mem::take(hit), first as usize);
         }
         Verdict::Skip
     }
@@ -274,8 +286,8 @@ impl Engine {
 
     fn release_hit(&mut self, slot: Slot) {
         let request = &mut self.requests[slot];
-        if let (Some(tiers), Lookup::Answered(hit)) = (&mut self.tiers, &mut request.lookup) {
-            tiers.release(&std::mem::take(hit).keys);
+        if let (Some(server), Lookup::Answered(hit)) = (&mut self.server, &mut request.lookup) {
+            server.tiers.release(&std::mem::take(hit).keys);
         }
     }
 
@@ -285,7 +297,7 @@ impl Engine {
     }
 
     /// Blocks that a request lacks to hold `end` tokens.
-    fn lacking(&self, slot: Slot, end: u64) -> u64 {
+    pub(crate) fn lacking(&self, slot: Slot, end: u64) -> u64 {
         end.div_ceil(self.config.block_tokens).saturating_sub(self.requests[slot].blocks.len())
     }
 

@@ -6,20 +6,28 @@
 use crate::engine::Engine;
 use crate::time::{FOREVER, Ticks};
 
+/// A request's id, and how many tokens it got.
+pub type Tokens = (String, usize);
+
 impl Engine {
     /// The next moment at which anything can happen, if nothing is submitted before; None: nothing will. Between
     /// `advance`s that returned no completion.
     pub fn next_event(&self) -> Option<Ticks> {
-        let step_end = self.step.as_ref().map_or(FOREVER, |(end, _)| *end);
-        let next = step_end.min(self.next_event_at());
+        let next = self.next_moment().min(self.next_token());
         (next != FOREVER).then_some(next)
     }
 
-    /// How many tokens each unfinished request got since the last call. It needs `record_token_times`; those of a
-    /// completion, which hold what was not counted here, go with it.
-    pub fn take_tokens(&mut self) -> Vec<(String, usize)> {
+    /// Unfinished requests that got tokens since the last call: those that got their first, and how many the others
+    /// got. It needs `record_token_times`; those of a completion, which hold what was not counted here, go with it.
+    pub fn take_tokens(&mut self) -> (Vec<Tokens>, Vec<Tokens>) {
         let fresh = self.requests.iter_mut().filter(|request| !request.tokens.is_empty());
-        fresh.map(|request| (request.id.clone(), std::mem::take(&mut request.tokens).len())).collect()
+        let taken = fresh.map(|request| {
+            let tokens = std::mem::take(&mut request.tokens);
+            (request.first_token == tokens.first().copied(), (request.id.clone(), tokens.len()))
+        });
+        let (first, further): (Vec<_>, Vec<_>) = taken.partition(|(first, _)| *first);
+        let told = |some: Vec<(bool, Tokens)>| some.into_iter().map(|(_, told)| told).collect();
+        (told(first), told(further))
     }
 
     /// Requests that run, and that wait to (for a transfer, too).

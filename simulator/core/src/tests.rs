@@ -14,7 +14,7 @@ mod placement;
 
 const CHUNK_BYTES: u64 = 1000;
 
-fn lmcache() -> TierPolicy {
+pub(crate) fn lmcache() -> TierPolicy {
     TierPolicy {
         eviction: EvictionKind::Lru,
         disk_eviction: EvictionKind::Lru,
@@ -40,7 +40,7 @@ fn lmcache() -> TierPolicy {
     }
 }
 
-fn lru() -> TierPolicy {
+pub(crate) fn lru() -> TierPolicy {
     TierPolicy {
         evict_on_demand: true,
         end_uses: false,
@@ -50,7 +50,7 @@ fn lru() -> TierPolicy {
     }
 }
 
-fn tiers(policy: TierPolicy, cpu_chunks: u64, disk_chunks: Option<u64>) -> TierConfig {
+pub(crate) fn tiers(policy: TierPolicy, cpu_chunks: u64, disk_chunks: Option<u64>) -> TierConfig {
     let device = |latency_s, byte_s| DeviceConfig { latency_s, chunk_s: 1e-4, byte_s };
     TierConfig {
         policy,
@@ -59,6 +59,7 @@ fn tiers(policy: TierPolicy, cpu_chunks: u64, disk_chunks: Option<u64>) -> TierC
         cpu_chunks,
         disk_chunks,
         odirect: false,
+        external_disk: false,
         cpu_read: device(1e-3, 1e-6),
         cpu_write: device(1e-3, 1e-6),
         disk_read: device(5e-3, 2e-5),
@@ -67,7 +68,7 @@ fn tiers(policy: TierPolicy, cpu_chunks: u64, disk_chunks: Option<u64>) -> TierC
     }
 }
 
-fn config(gpu_blocks: u32, tiers: Option<TierConfig>) -> EngineConfig {
+pub(crate) fn config(gpu_blocks: u32, tiers: Option<TierConfig>) -> EngineConfig {
     EngineConfig {
         gpu_blocks,
         null_blocks: 1,
@@ -91,7 +92,7 @@ fn config(gpu_blocks: u32, tiers: Option<TierConfig>) -> EngineConfig {
     }
 }
 
-fn ask(id: &str, prompt: &[(i64, u64)], output_tokens: u64) -> Submission {
+pub(crate) fn ask(id: &str, prompt: &[(i64, u64)], output_tokens: u64) -> Submission {
     let prompt = prompt.iter().map(|&(hash_id, tokens)| Segment { hash_id, tokens }).collect();
     Submission { id: id.to_string(), prompt, output_tokens, reply_id: reply_id(id) }
 }
@@ -123,7 +124,7 @@ impl Chance {
 }
 
 /// Requests with shared prefixes, some of which go on from an earlier request's reply.
-fn random_load(seed: u64, count: u64) -> Vec<(Submission, f64)> {
+pub(crate) fn random_load(seed: u64, count: u64) -> Vec<(Submission, f64)> {
     let mut chance = Chance(seed);
     let mut at_s = 0.0;
     let mut load: Vec<(Submission, f64)> = Vec::new();
@@ -163,13 +164,13 @@ fn run(config: EngineConfig, load: &[(Submission, f64)]) -> (Vec<Completion>, En
 /// Every block is free or held by a request, and no tier holds more than it has room for.
 fn check_capacities(engine: &Engine) {
     engine.pool.check(engine.requests.iter().map(|request| &request.blocks));
-    if let (Some(tiers), Some(config)) = (&engine.tiers, &engine.config.tiers) {
-        let (cpu, disk) = tiers.used();
+    if let (Some(server), Some(config)) = (&engine.server, &engine.config.tiers) {
+        let (cpu, disk) = server.tiers.used();
         assert!(cpu <= config.cpu_chunks && disk <= config.disk_chunks.unwrap_or(0));
     }
 }
 
-fn variants() -> Vec<EngineConfig> {
+pub(crate) fn variants() -> Vec<EngineConfig> {
     vec![
         config(400, None),
         config(60, None),

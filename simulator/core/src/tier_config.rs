@@ -84,6 +84,8 @@ pub struct TierConfig {
     pub disk_chunks: Option<u64>,
     /// Reads bypass the page cache.
     pub odirect: bool,
+    /// Someone else makes the disk's transfers, on a real device.
+    pub external_disk: bool,
     pub cpu_read: DeviceConfig,
     pub cpu_write: DeviceConfig,
     pub disk_read: DeviceConfig,
@@ -106,7 +108,7 @@ impl TierConfig {
     pub fn refusal(&self, block_tokens: u64) -> Option<String> {
         let policy = &self.policy;
         let chunk = format!("one chunk of {} tokens, {} bytes", self.chunk_tokens, self.chunk_bytes);
-        if self.chunk_tokens == 0 || self.chunk_tokens % block_tokens != 0 {
+        if self.chunk_tokens == 0 || !self.chunk_tokens.is_multiple_of(block_tokens) {
             let sizes = (self.chunk_tokens, block_tokens);
             return Some(format!(
                 "chunk_tokens must be a multiple of block_tokens, not {} of {}",

@@ -8,6 +8,7 @@ use std::collections::{BTreeMap, VecDeque};
 use crate::cache::Cache;
 use crate::device::Device;
 use crate::disk::Disk;
+use crate::external::Outbox;
 use crate::journal::Journal;
 use crate::keys::{Key, KeyMap};
 use crate::tier_config::TierConfig;
@@ -136,6 +137,7 @@ pub struct Tiers {
     pub(crate) counters: TierCounters,
     /// Transfers begun since the engine last looked.
     begun: Vec<Begun>,
+    pub outbox: Option<Outbox>,
     /// Numbers are a slot or a transfer's id, then keys. "tick": how many ticks, then the keys dropped. "answer": slot,
     /// then a flag for each chunk found: in the CPU tier or not.
     pub journal: Journal,
@@ -144,6 +146,7 @@ pub struct Tiers {
 impl Tiers {
     pub fn new(config: TierConfig, journal: bool) -> Self {
         Self {
+            outbox: config.disk_chunks.filter(|_| config.external_disk).map(Outbox::new),
             cpu: config.cpu_tier(),
             disk: config.disk_tier(),
             cpu_read: Device::new(&config.cpu_read),
@@ -236,6 +239,21 @@ impl Tiers {
         self.start(now, slot, keys)
     }
 
+    /// Of how many leading keys a chunk is held.
+    pub fn held(&self, keys: &[Key]) -> u64 {
+        let held =
+            |key: &Key| self.cpu.contains(*key) || self.disk.as_ref().is_some_and(|disk| disk.contains(*key));
+        keys.iter().take_while(|key| held(key)).count() as u64
+    }
+
+    /// Exchanges the disk and what is in front of it with another server.
+    pub fn swap_disk(&mut self, other: &mut Self) {
+        std::mem::swap(&mut self.disk, &mut other.disk);
+        std::mem::swap(&mut self.disk_read, &mut other.disk_read);
+        std::mem::swap(&mut self.disk_write, &mut other.disk_write);
+        std::mem::swap(&mut self.page_cache_read, &mut other.page_cache_read);
+    }
+
     /// Begins to copy a hit's chunks from `first` on to the GPU; those before are not needed. `Ended::Load` follows.
     pub fn load(&mut self, now: Ticks, slot: Slot, mut hit: Hit, first: usize) {
         let keys = hit.keys.split_off(first.min(hit.keys.len()));
@@ -276,7 +294,7 @@ impl Tiers {
             }
             Some(Op::Prefetch { slot, hit, arrived, .. }) => self.prefetched(now, slot, hit, arrived),
             Some(Op::Store { slot, keys, spilled }) => {
-                self.stored(now, id, &keys);
+                self.stored(now, id, slot, &keys);
                 self.spill(now, slot, spilled).unwrap_or(Ended::Store(slot))
             }
             Some(Op::Spill { slot, keys }) => {
@@ -309,9 +327,14 @@ impl Tiers {
         }
     }
 
+    /// No request waits for this transfer.
+    pub fn is_quiet(&self, id: IoId) -> bool {
+        matches!(self.ops.get(&id), Some(Op::Store { .. } | Op::Spill { .. } | Op::DiskWrite { .. }))
+    }
+
     pub(crate) fn begin(&mut self, end: Ticks, op: Op) {
-        let quiet = matches!(op, Op::Store { .. } | Op::Spill { .. } | Op::DiskWrite { .. });
         self.ops.insert(self.next_io, op);
+        let quiet = self.is_quiet(self.next_io);
         self.begun.push(Begun { end, id: self.next_io, quiet });
         self.next_io += 1;
     }

@@ -105,7 +105,7 @@ fn any_load() -> impl Strategy<Value = Load> {
 
 fn check(engine: &Engine) {
     engine.pool.check(engine.requests.iter().map(|request| &request.blocks));
-    if let Some(tiers) = &engine.tiers {
+    if let Some(tiers) = engine.server.as_ref().map(|server| &server.tiers) {
         let hits = engine.requests.iter().filter_map(|request| match &request.lookup {
             Lookup::Answered(hit) => Some(hit),
             _ => None,
@@ -155,9 +155,9 @@ fn outcome(config: EngineConfig, loads: &[Load; 2], reset: [bool; 4]) -> Outcome
         }
         assert!(engine.idle());
         assert_eq!(engine.pool.free(), engine.pool.len());
-        engine.tiers.iter().for_each(|tiers| tiers.check_idle());
+        engine.server.iter().for_each(|server| server.tiers.check_idle());
         engine.reset(reset[0], reset[1], reset[2], reset[3]).expect("idle");
-        engine.tiers.iter().for_each(|tiers| tiers.check_idle());
+        engine.server.iter().for_each(|server| server.tiers.check_idle());
         said.push((completions, engine.counters()));
     }
     said

@@ -1,0 +1,176 @@
+"""Transfers of chunks on a real device, what they moved and how long it took, and in which order they were asked for.
+
+The order is kept by request: a request's transfers follow from the load, while which of two requests comes first to
+the device depends on the clock. The digest is over requests in the order of their ids, each with its operations in
+the order in which it asked for them.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from array import array
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from harness.collectors.host import HostReading, between, read_host
+from harness.stats import percentile
+from simulator.storage import Ended, Operation, Store
+
+SHARES = (0.5, 0.9, 0.95, 0.99, 0.999)
+_WAYS = ("read", "write")
+
+
+class Finished(NamedTuple):
+    """A transfer whose operations have all ended, at ended_s of time.monotonic(). error: the first that failed."""
+
+    id: int
+    began_s: float
+    ended_s: float
+    error: str | None
+
+
+class _Transfer:
+    def __init__(self, operations: int, began_s: float) -> None:
+        self.left, self.began_s, self.ended_s = operations, began_s, began_s
+        self.error: str | None = None
+
+
+class _Way:
+    """Operations of one direction: their three times, bytes, and those that failed."""
+
+    def __init__(self) -> None:
+        self.total_s, self.device_s, self.ended_s = array("d"), array("d"), array("d")
+        self.moved_bytes = array("q")
+
+    def add(self, one: Ended) -> None:
+        self.total_s.append(one.ended_s - one.queued_s)
+        self.device_s.append(one.ended_s - one.began_s)
+        self.ended_s.append(one.ended_s)
+        self.moved_bytes.append(one.bytes)
+
+
+class Transfers:
+    """A store's transfers and their record. Chunks whose write failed are not read: that read fails as well."""
+
+    def __init__(self, store: Store, chunk_bytes: int, folder: Path | None) -> None:
+        self.store, self.chunk_bytes, self._folder = store, chunk_bytes, folder
+        self._open: dict[int, _Transfer] = {}
+        self._of_operation: dict[int, tuple[int, int]] = {}
+        self._ended: list[Finished] = []
+        self._lost: set[int] = set()
+        self._next_operation = 0
+        self.read_bytes = 0
+        self.begin_record()
+
+    def begin_record(self) -> None:
+        """Forgets what was recorded; what is under way counts for the new record."""
+        self._ways = {way: _Way() for way in _WAYS}
+        self._errors: Counter[str] = Counter()
+        self._asked: dict[str, hashlib._Hash] = {}
+        self._first_s: float | None = None
+        self._io_s: list[tuple[float, float]] = []
+        self._host: HostReading | None = None if self._folder is None else read_host(self._folder)
+        self._host_end: HostReading | None = None
+
+    @property
+    def pending(self) -> bool:
+        return bool(self._open or self._ended)
+
+    def begin(self, transfer: int, owner: str, write: bool, chunks: Sequence[tuple[int, int]], now_s: float) -> None:
+        """Queues a transfer of (key, slot) chunks for the request `owner`. now_s: of time.monotonic()."""
+        digest = self._asked.setdefault(owner, hashlib.sha256())
+        digest.update(b"".join(b"%s %d\n" % (b"W" if write else b"R", key) for key, _ in chunks))
+        self._first_s = now_s if self._first_s is None else self._first_s
+        opened = self._open[transfer] = _Transfer(len(chunks), now_s)
+        operations = []
+        for key, slot in chunks:
+            if not write and key in self._lost:
+                opened.left -= 1
+                opened.error = opened.error or "the chunk is not there: its write failed"
+                self._errors["read of a chunk whose write failed"] += 1
+                continue
+            self._of_operation[self._next_operation] = transfer, key
+            operations.append(Operation(self._next_operation, write, slot, key))
+            self._next_operation += 1
+        self.store.submit(operations)
+        if not opened.left:
+            self._close(transfer)
+
+    def poll(self, timeout_s: float) -> list[Finished]:
+        """Transfers that have ended; waits for one if there is none."""
+        if not self._ended:
+            for one in self.store.poll(1, max(0.0, timeout_s)):
+                self._operation_ended(one)
+        ended, self._ended = self._ended, []
+        return ended
+
+    def _operation_ended(self, one: Ended) -> None:
+        number, key = self._of_operation.pop(one.id)
+        transfer = self._open[number]
+        transfer.left -= 1
+        transfer.ended_s = max(transfer.ended_s, one.ended_s)
+        if one.error is None:
+            self._ways[_WAYS[one.write]].add(one)
+            self.read_bytes += 0 if one.write else one.bytes
+        else:
+            self._errors[one.error] += 1
+            transfer.error = transfer.error or one.error
+        if one.write:
+            (self._lost.discard if one.error is None else self._lost.add)(key)
+        if not transfer.left:
+            self._close(number)
+
+    def _close(self, number: int) -> None:
+        transfer = self._open.pop(number)
+        self._io_s.append((transfer.began_s, transfer.ended_s))
+        self._ended.append(Finished(number, transfer.began_s, transfer.ended_s, transfer.error))
+
+    def end_record(self) -> None:
+        """Reads the device's own counters: what comes later is not the record's."""
+        if self._host is not None and self._host_end is None:
+            self._host_end = read_host(self._folder)
+
+    def record(self, until_s: float | None = None) -> dict[str, Any]:
+        """What moved, of operations that ended by until_s (time.monotonic(); None: all), and how long it took."""
+        self.end_record()
+        host = None if self._host is None or self._host_end is None else between(self._host, self._host_end)
+        device = (None, None) if host is None else (host.device_read_bytes, host.device_write_bytes)
+        ends = [end for way in self._ways.values() for end in way.ended_s if until_s is None or end <= until_s]
+        last_s = max(ends, default=None)
+        first_s = self._first_s
+        io_s = sum(end - begin for begin, end in self._io_s if until_s is None or end <= until_s)
+        return {
+            "io": self.store.io,
+            "page_cache": self.store.buffered_because,
+            "operations_sha256": self.digest(),
+            "failed_operations": sum(self._errors.values()),
+            "errors": dict(self._errors.most_common(5)),
+            "moved_over_s": None if last_s is None or first_s is None else last_s - first_s,
+            "cumulative_io_s": io_s,
+            **{name: self._way(name, device[at], until_s) for at, name in enumerate(_WAYS)},
+        }
+
+    def digest(self) -> str:
+        """sha256 over all requests' operations; see the module's docstring."""
+        whole = hashlib.sha256()
+        for owner in sorted(self._asked):
+            whole.update(f"{owner} {self._asked[owner].hexdigest()}\n".encode())
+        return whole.hexdigest()
+
+    def _way(self, name: str, device_bytes: int | None, until_s: float | None) -> dict[str, Any]:
+        way = self._ways[name]
+        within = [i for i, end in enumerate(way.ended_s) if until_s is None or end <= until_s]
+        total_s, device_s = [way.total_s[i] for i in within], [way.device_s[i] for i in within]
+        host_s = [total - device for total, device in zip(total_s, device_s, strict=True)]
+        return {
+            "operations": len(within),
+            "asked_bytes": len(within) * self.chunk_bytes,
+            "moved_bytes": sum(way.moved_bytes[i] for i in within),
+            "device_bytes": device_bytes,
+            "latency_s": {
+                part: {f"p{100 * share:g}": percentile(values, share) for share in SHARES}
+                for part, values in (("total", total_s), ("device", device_s), ("host", host_s))
+            },
+        }

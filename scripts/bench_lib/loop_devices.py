@@ -1,0 +1,96 @@
+"""Loop devices that `scripts/bench storage` measures on: ext4 on memory, one as fast as it goes, one throttled.
+
+All is mounted in a mount namespace of our own and every loop device is told to go when it is not used any more: when
+this process ends, even by SIGKILL, the kernel takes everything apart. Needs root.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import subprocess
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+BLKIO = Path("/sys/fs/cgroup/blkio")
+MIB = 1 << 20
+CLONE_NEWNS = 0x00020000
+
+
+class Device:
+    """A mounted device. name: as in /sys/block. group: who joins it is throttled; None: nobody is."""
+
+    def __init__(self, folder: Path, name: str, group: Path | None) -> None:
+        self.folder, self.name, self.group = folder, name, group
+
+    def moved_bytes(self) -> tuple[int, int]:
+        """Bytes read and written since the device was made, as the block layer counts them."""
+        fields = Path(f"/sys/block/{self.name}/stat").read_text().split()
+        return 512 * int(fields[2]), 512 * int(fields[6])
+
+    def join(self) -> None:
+        """Puts this process among the throttled."""
+        if self.group is not None:
+            (self.group / "cgroup.procs").write_text(str(os.getpid()))
+
+
+class LoopDevices:
+    """Makes the devices; a context manager that takes away what the kernel does not by itself."""
+
+    def __init__(self, size_mib: int, limit_mib_per_s: int) -> None:
+        self._size_mib, self._limit = size_mib, limit_mib_per_s * MIB
+        self._group = BLKIO / f"kv-harness-{os.getpid()}"
+        self._root = Path()
+
+    def __enter__(self) -> LoopDevices:
+        if ctypes.CDLL(None, use_errno=True).unshare(CLONE_NEWNS):
+            raise OSError(ctypes.get_errno(), "no mount namespace: run this as root")
+        command("mount", "--make-rprivate", "/")
+        self._root = Path(tempfile.mkdtemp(prefix="kv-bench-"))
+        command("mount", "-t", "tmpfs", "-o", f"size={4 * self._size_mib + 64}M", "tmpfs", str(self._root))
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for place in sorted((path for path in self._root.glob("*/") if path.is_mount()), reverse=True):
+            command("umount", str(place))
+        command("umount", str(self._root))
+        self._root.rmdir()
+        if self._group.is_dir():
+            self._group.rmdir()
+
+    def fast(self) -> Device:
+        """As fast as memory and the loop driver are."""
+        folder, name = self._mounted("fast", self._root / "fast.img", self._size_mib, [])
+        return Device(folder, name, None)
+
+    def throttled(self) -> Device:
+        """Reads and writes at the limit; nested, so that the device to look at shows the waiting as its own."""
+        if not BLKIO.is_dir():
+            raise OSError("no blkio control group at /sys/fs/cgroup/blkio: the throttled device needs cgroup v1")
+        inner, name = self._mounted("inner", self._root / "inner.img", self._size_mib + 128, [])
+        folder, outer = self._mounted("throttled", inner / "outer.img", self._size_mib, ["--direct-io=on"])
+        self._group.mkdir(exist_ok=True)
+        number = Path(f"/sys/block/{name}/dev").read_text().strip()
+        for way in ("read", "write"):
+            (self._group / f"blkio.throttle.{way}_bps_device").write_text(f"{number} {self._limit}")
+        return Device(folder, outer, self._group)
+
+    def _mounted(self, name: str, image: Path, size_mib: int, flags: Sequence[str]) -> tuple[Path, str]:
+        command("fallocate", "-l", f"{size_mib}M", str(image))
+        device = command("losetup", "--find", "--show", *flags, str(image))
+        folder = self._root / name
+        folder.mkdir()
+        try:
+            command("mkfs.ext4", "-q", "-E", "lazy_itable_init=0,lazy_journal_init=0,nodiscard", device)
+            command("mount", device, str(folder))
+        finally:
+            command("losetup", "--detach", device)  # once nobody uses it
+        return folder, device.removeprefix("/dev/")
+
+
+def command(*words: str) -> str:
+    done = subprocess.run(words, capture_output=True, text=True)
+    if done.returncode:
+        raise OSError(f"{' '.join(words)}: {done.stderr.strip() or f'exit code {done.returncode}'}")
+    return done.stdout.strip()

@@ -1,0 +1,201 @@
+"""`scripts/bench storage`: our real devices against fio's, interleaved. Usage and sample output: scripts/bench."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shutil
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from loop_devices import MIB, Device, LoopDevices
+
+from simulator.storage import CoreStore, Operation, StoreSettings
+
+KIB = 1 << 10
+SIZES = (128 * KIB, MIB, 8 * MIB)
+DEPTHS = (1, 4, 16)
+FILE_MIB = 256
+DEVICE_MIB = 768
+LIMIT_MIB_PER_S = 400
+# So much a run: half a second and more of each device's time.
+RUN_MIB = {"throttled": 256, "fast": 4096}
+TARGETS = {"bandwidth": 0.95, "cpu": 2.0, "bytes": 0.01}
+
+
+class Run(NamedTuple):
+    bytes_per_s: float
+    cpu_s_per_gib: float
+    # What the block layer counted for each byte that was reported.
+    counted: float
+
+
+class Worker:
+    """Our side in a process of its own: opens a store, fills it, joins the throttled, and runs what it is told."""
+
+    def __init__(self, device: Device, size: int, depth: int) -> None:
+        words = [str(device.folder), device.name, str(device.group or ""), str(size), str(depth)]
+        self._process = subprocess.Popen(
+            [sys.executable, __file__, "worker", *words], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
+        self._read()
+
+    def run(self, write: bool, total: int) -> Run:
+        assert self._process.stdin is not None
+        self._process.stdin.write(json.dumps([write, total]) + "\n")
+        self._process.stdin.flush()
+        return Run(*self._read())
+
+    def close(self) -> None:
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+        self._process.wait()
+
+    def _read(self) -> Any:
+        assert self._process.stdout is not None
+        line = self._process.stdout.readline()
+        if not line:
+            sys.exit(f"our worker ended early (exit code {self._process.wait()}); what it said is above")
+        return json.loads(line)
+
+
+def work(folder: str, name: str, group: str, size: int, depth: int) -> None:
+    """The worker's side: one line in, one line out."""
+    device = Device(Path(folder), name, Path(group) if group else None)
+    slots = FILE_MIB * MIB // size
+    settings = StoreSettings(folder=device.folder, chunk_bytes=size, slots=slots, depth=depth, reserve_bytes=0)
+    with CoreStore(settings) as store:
+        if store.io != "io_uring" or store.buffered_because:
+            sys.exit(f"{folder}: {store.io}, {store.buffered_because}: not comparable with fio")
+        for write in (True, False):  # also makes the memory to write from and to read into, as fio does beforehand
+            store.run([Operation(slot, write, slot, slot) for slot in range(slots)])
+        os.sync()
+        device.join()
+        print("true", flush=True)
+        for line in sys.stdin:
+            write, total = json.loads(line)
+            operations = [Operation(i, write, i % slots, i % slots) for i in range(total // size)]
+            before, cpu_s = device.moved_bytes()[write], time.process_time()
+            ended = store.run(operations)
+            cpu_s = time.process_time() - cpu_s
+            counted = device.moved_bytes()[write] - before
+            if failed := [one.error for one in ended if one.error]:
+                sys.exit(f"{len(failed)} operations failed, e.g. {failed[0]}")
+            moved = sum(one.bytes for one in ended)
+            wall_s = max(one.ended_s for one in ended) - min(one.queued_s for one in ended)
+            print(json.dumps([moved / wall_s, cpu_s / moved * 2**30, counted / moved]), flush=True)
+
+
+def fio(device: Device, size: int, depth: int, write: bool, total: int) -> Run:
+    """fio's io_uring engine on a file of the same length, laid out by `lay_out`."""
+    words = ["fio", "--name=run", f"--filename={device.folder}/fio", "--ioengine=io_uring", "--direct=1", "--thread"]
+    words += [f"--bs={size}", f"--iodepth={depth}", f"--size={FILE_MIB}M", f"--io_size={total}", "--overwrite=1"]
+    words += [f"--rw={'write' if write else 'read'}", "--allow_file_create=0", "--output-format=json"]
+    before = device.moved_bytes()[write]
+    done = subprocess.run(words, capture_output=True, text=True, preexec_fn=device.join)
+    if done.returncode:
+        sys.exit(f"fio failed: {(done.stderr or done.stdout).strip().splitlines()[-1]}")
+    counted = device.moved_bytes()[write] - before
+    job = json.loads(done.stdout[done.stdout.index("{") :])["jobs"][0]
+    side = job["write" if write else "read"]
+    cpu_s = (job["usr_cpu"] + job["sys_cpu"]) / 100 * job["job_runtime"] / 1000
+    return Run(
+        side["io_bytes"] / (side["runtime"] / 1000), cpu_s / side["io_bytes"] * 2**30, counted / side["io_bytes"]
+    )
+
+
+def lay_out(device: Device) -> None:
+    words = ["dd", "if=/dev/urandom", f"of={device.folder}/fio", "bs=1M", f"count={FILE_MIB}", "conv=fsync"]
+    subprocess.run(words, check=True, capture_output=True)
+
+
+def pairs(device: Device, worker: Worker, case: tuple[int, int, bool, int], rounds: int) -> Iterator[tuple[Run, Run]]:
+    size, depth, write, total = case
+    for number in range(rounds):
+        if number % 2:
+            theirs = fio(device, size, depth, write, total)
+            yield worker.run(write, total), theirs
+        else:
+            ours = worker.run(write, total)
+            yield ours, fio(device, size, depth, write, total)
+
+
+def line(label: str, runs: list[tuple[Run, Run]]) -> tuple[str, bool]:
+    """A line of the table, and whether the cell misses a target."""
+    bandwidth = statistics.median(ours.bytes_per_s / theirs.bytes_per_s for ours, theirs in runs)
+    cpu = statistics.median(ours.cpu_s_per_gib / max(theirs.cpu_s_per_gib, 1e-9) for ours, theirs in runs)
+    counted = statistics.median(ours.counted for ours, _ in runs)
+    ours_mib, fio_mib = (statistics.median(pair[side].bytes_per_s for pair in runs) / MIB for side in (0, 1))
+    ours_cpu, fio_cpu = (statistics.median(pair[side].cpu_s_per_gib for pair in runs) for side in (0, 1))
+    missed = [
+        name
+        for name, miss in (
+            ("bandwidth", bandwidth < TARGETS["bandwidth"]),
+            ("cpu", cpu > TARGETS["cpu"]),
+            ("bytes", abs(counted - 1) > TARGETS["bytes"]),
+        )
+        if miss
+    ]
+    verdict = f"MISS: {', '.join(missed)}" if missed else "ok"
+    text = (
+        f"  {label}  {ours_mib:7,.0f} {fio_mib:7,.0f}   {bandwidth:5.3f}   {ours_cpu:6.3f} {fio_cpu:6.3f}"
+        f"   {cpu:5.2f}   {counted:6.4f}   {verdict}"
+    )
+    return text, bool(missed)
+
+
+def measured(kind: str, device: Device, sizes: tuple[int, ...], depths: tuple[int, ...], rounds: int) -> list[bool]:
+    print(f"{kind}: ext4 on {device.name}, io_uring, O_DIRECT, one file of {FILE_MIB} MiB each, {rounds} pairs a cell")
+    print("                     MiB/s   fio's   ratio  CPU-s/GiB  fio's  ratio  counted/reported")
+    lay_out(device)
+    missed = []
+    for size in sizes:
+        for depth in depths:
+            worker = Worker(device, size, depth)
+            for write in (False, True):
+                runs = list(pairs(device, worker, (size, depth, write, RUN_MIB[kind] * MIB), rounds))
+                label = f"{'write' if write else 'read':5} {size // KIB:>5} KiB x{depth:<2}"
+                text, miss = line(label, runs)
+                print(text, flush=True)
+                missed.append(miss)
+            worker.close()
+    return missed
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="scripts/bench storage", description="Are our real devices as fast as fio's?")
+    parser.add_argument("--quick", action="store_true", help="two sizes, two depths, three pairs: a minute")
+    parser.add_argument("--rounds", type=int, default=5, help="pairs of runs a cell")
+    options = parser.parse_args()
+    if shutil.which("fio") is None:
+        sys.exit("fio is missing; run: sudo apt-get install -y fio")
+    if os.geteuid():
+        sys.exit("loop devices and mounts need root; run: sudo scripts/bench storage")
+    sizes, depths = ((SIZES[0], SIZES[2]), (1, 16)) if options.quick else (SIZES, DEPTHS)
+    rounds = 3 if options.quick else options.rounds
+    missed: list[bool] = []
+    print(f"load before the start (1 min): {os.getloadavg()[0]:.2f}")
+    try:
+        with LoopDevices(DEVICE_MIB, LIMIT_MIB_PER_S) as devices:
+            missed += measured("throttled", devices.throttled(), sizes, depths, rounds)
+            missed += measured("fast", devices.fast(), sizes, depths, rounds)
+    except OSError as error:
+        sys.exit(str(error))
+    print(
+        f"{sum(missed)} of {len(missed)} cells miss a target: bandwidth at least {TARGETS['bandwidth']} of fio's, CPU a"
+        f" GiB at most {TARGETS['cpu']:g} times fio's, bytes as the block layer counted them ±{TARGETS['bytes']:.0%}"
+    )
+    print(f"load after the end (1 min): {os.getloadavg()[0]:.2f}")
+
+
+if __name__ == "__main__":
+    if sys.argv[1:2] == ["worker"]:
+        work(sys.argv[2], sys.argv[3], sys.argv[4], int(sys.argv[5]), int(sys.argv[6]))
+    else:
+        main()

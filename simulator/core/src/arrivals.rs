@@ -1,0 +1,103 @@
+//! From a submission to a request that waits, or to an error.
+
+use std::cmp::Reverse;
+use std::collections::BinaryHeap;
+
+use crate::engine::Engine;
+use crate::keys::{Segment, block_keys, block_runs};
+use crate::request::{Completion, Request, Submission};
+use crate::time::{FOREVER, Ticks};
+
+/// Submissions by when they reach the scheduler; of those that do so together, by their number.
+#[derive(Default)]
+pub struct Arrivals {
+    order: BinaryHeap<Reverse<(Ticks, u64, usize)>>,
+    submissions: Vec<Option<Submission>>,
+    spare: Vec<usize>,
+}
+
+impl Arrivals {
+    pub fn push(&mut self, at: Ticks, number: u64, submission: Submission) {
+        let index = self.spare.pop().unwrap_or(self.submissions.len());
+        if index == self.submissions.len() {
+            self.submissions.push(None);
+        }
+        self.submissions[index] = Some(submission);
+        self.order.push(Reverse((at, number, index)));
+    }
+
+    pub fn next_at(&self) -> Ticks {
+        self.order.peek().map_or(FOREVER, |Reverse((at, _, _))| *at)
+    }
+
+    pub fn pop(&mut self) -> Option<(Ticks, Submission)> {
+        let Reverse((at, _, index)) = self.order.pop()?;
+        self.spare.push(index);
+        self.submissions[index].take().map(|submission| (at, submission))
+    }
+}
+
+impl Engine {
+    /// Takes a request that is sent at `at`; `number` orders those that arrive together.
+    pub(crate) fn accept(&mut self, submission: Submission, at: Ticks, number: u64) {
+        let tokens = submission.prompt_tokens().unwrap_or(0).min(self.config.max_model_len);
+        let arrives = at.saturating_add(self.cost.arrival(tokens));
+        self.unfinished += 1;
+        self.arrivals.push(arrives, number, submission);
+    }
+
+    pub(crate) fn arrive(&mut self, submission: Submission) {
+        if let Some(error) = self.refusal(&submission) {
+            self.ids.remove(&submission.id);
+            self.unfinished -= 1;
+            let tokens = submission.prompt_tokens().unwrap_or(0);
+            self.completed.push(Completion::failed(submission.id, tokens, error));
+            return;
+        }
+        let prompt: u64 = submission.prompt.iter().map(|segment| segment.tokens).sum();
+        let chunk_keys = match self.server {
+            Some(_) => block_keys(&submission.prompt, self.config.chunk_tokens),
+            None => Vec::new(),
+        };
+        let mut recipe = submission.prompt;
+        recipe.push(Segment { hash_id: submission.reply_id, tokens: submission.output_tokens });
+        let request = Request {
+            id: submission.id,
+            owner: submission.reply_id,
+            prompt,
+            output: submission.output_tokens,
+            runs: block_runs(&recipe, self.config.block_tokens),
+            chunk_keys,
+            ..Request::default()
+        };
+        let slot = self.spare.pop().unwrap_or(self.requests.len());
+        if slot == self.requests.len() {
+            self.requests.push(request);
+        } else {
+            self.requests[slot] = request;
+        }
+        self.waiting.push_back(slot);
+    }
+
+    /// Why a request can never be served; None: it can.
+    pub fn refusal(&self, submission: &Submission) -> Option<String> {
+        let output = submission.output_tokens;
+        let prompt = submission.prompt_tokens().unwrap_or(u64::MAX);
+        if prompt == 0 || output == 0 {
+            return Some(format!(
+                "a request needs tokens: this has {prompt} in its prompt and asks for {output}"
+            ));
+        }
+        let limit = self.config.max_model_len;
+        if prompt.saturating_add(output) > limit {
+            return Some(format!(
+                "{prompt} prompt and {output} output tokens exceed the model's {limit} positions"
+            ));
+        }
+        // The last token's KV is never needed.
+        let needed = (prompt + output - 1).div_ceil(self.config.block_tokens);
+        let blocks = self.pool.len();
+        (needed > blocks)
+            .then(|| format!("{needed} blocks are needed and the GPU has {blocks}: it can never fit"))
+    }
+}

@@ -1,0 +1,123 @@
+//! Aligned memory for O_DIRECT, filled with bytes that compress badly and say what they belong to.
+//!
+//! A chunk's content: every 4 KiB block is pseudo-random by its position in the chunk, and begins with a stamp of 16
+//! bytes: the chunk's key and the block's offset. So no two blocks on a device are equal, a block compresses by less
+//! than a hundredth, and a read shows at once whether it brought another chunk or another part of it.
+
+use std::io;
+use std::ptr::{self, NonNull};
+
+pub const BLOCK: usize = 4096;
+const STAMP: usize = 16;
+
+/// Page-aligned, zeroed memory. Huge pages where there are some: an 8 MiB transfer then pins 4 pages, not 2,048.
+pub struct Buffer {
+    start: NonNull<u8>,
+    len: usize,
+}
+
+// SAFETY: the memory is owned by this value alone; whoever shares the pointer keeps to Store's rule that a frame's
+// buffer is touched by one side at a time.
+unsafe impl Send for Buffer {}
+
+impl Buffer {
+    pub fn new(len: usize) -> io::Result<Self> {
+        let (protection, flags) =
+            (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS);
+        // SAFETY: a fresh anonymous mapping; its result is checked.
+        let start = unsafe { libc::mmap(ptr::null_mut(), len, protection, flags, -1, 0) };
+        if start == libc::MAP_FAILED {
+            return Err(io::Error::last_os_error());
+        }
+        // SAFETY: the mapping above; advice that the kernel may refuse.
+        unsafe { libc::madvise(start, len, libc::MADV_HUGEPAGE) };
+        let start = NonNull::new(start.cast()).ok_or_else(io::Error::last_os_error)?;
+        Ok(Self { start, len })
+    }
+
+    /// A buffer with the pattern in it; `stamp` makes it a chunk's.
+    pub fn patterned(len: usize) -> io::Result<Self> {
+        let mut buffer = Self::new(len)?;
+        for (index, block) in buffer.bytes_mut().chunks_mut(BLOCK).enumerate() {
+            fill(block, index);
+        }
+        Ok(buffer)
+    }
+
+    pub fn at(&self, offset: usize) -> *mut u8 {
+        debug_assert!(offset <= self.len);
+        // SAFETY: inside the mapping.
+        unsafe { self.start.as_ptr().add(offset) }
+    }
+
+    pub fn bytes(&self) -> &[u8] {
+        // SAFETY: the mapping is len bytes long and initialized (zeroed by the kernel).
+        unsafe { std::slice::from_raw_parts(self.start.as_ptr(), self.len) }
+    }
+
+    pub fn bytes_mut(&mut self) -> &mut [u8] {
+        // SAFETY: as above, and borrowed mutably.
+        unsafe { std::slice::from_raw_parts_mut(self.start.as_ptr(), self.len) }
+    }
+}
+
+impl Drop for Buffer {
+    fn drop(&mut self) {
+        // SAFETY: mapped by `new`, unmapped once.
+        unsafe { libc::munmap(self.start.as_ptr().cast(), self.len) };
+    }
+}
+
+/// Makes a patterned buffer the content of chunk `key`.
+pub fn stamp(bytes: &mut [u8], key: u64) {
+    for (index, block) in bytes.chunks_mut(BLOCK).enumerate() {
+        block[..8].copy_from_slice(&key.to_le_bytes());
+        block[8..STAMP].copy_from_slice(&((index * BLOCK) as u64).to_le_bytes());
+    }
+}
+
+/// Why the bytes are not the content of chunk `key`; None: they are.
+pub fn wrong(bytes: &[u8], key: u64) -> Option<String> {
+    let mut expected = [0; BLOCK];
+    for (index, block) in bytes.chunks(BLOCK).enumerate() {
+        fill(&mut expected, index);
+        stamp(&mut expected, key);
+        expected[8..STAMP].copy_from_slice(&((index * BLOCK) as u64).to_le_bytes());
+        if block != &expected[..block.len()] {
+            return Some(format!(
+                "content differs from what was written, first in the block at {}",
+                index * BLOCK
+            ));
+        }
+    }
+    None
+}
+
+/// The pattern of the block of that number: SplitMix64 of the position.
+fn fill(block: &mut [u8], index: usize) {
+    let mut state = index as u64 * BLOCK as u64;
+    for word in block.chunks_mut(8) {
+        state = state.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut z = state;
+        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        word.copy_from_slice(&(z ^ (z >> 31)).to_le_bytes()[..word.len()]);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn content_tells_chunks_and_places_apart() {
+        let mut buffer = Buffer::patterned(4 * BLOCK).unwrap();
+        stamp(buffer.bytes_mut(), 7);
+        assert_eq!(wrong(buffer.bytes(), 7), None);
+        assert!(wrong(buffer.bytes(), 8).is_some());
+        assert!(wrong(&buffer.bytes()[BLOCK..], 7).is_some());
+        buffer.bytes_mut()[3 * BLOCK + 99] ^= 1;
+        assert!(wrong(buffer.bytes(), 7).is_some_and(|text| text.ends_with("12288")));
+        assert_eq!(buffer.at(0) as usize % BLOCK, 0);
+    }
+}

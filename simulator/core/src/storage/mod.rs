@@ -1,0 +1,396 @@
+//! Real devices: chunks in equal slots of a file, of memory, or of nothing, many operations in flight.
+//!
+//! `submit` queues operations, `poll` keeps up to `depth` of them going and returns those that ended, in the order in
+//! which they did. An operation that fails is a `Done` with an error; nothing here panics because of a device.
+
+mod buffer;
+mod file;
+#[cfg(feature = "python")]
+pub mod python;
+mod queue;
+#[cfg(test)]
+mod tests;
+
+use std::collections::VecDeque;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use buffer::{BLOCK, Buffer};
+use file::{Place, Slab};
+use queue::{Answer, Call, Kind, Queue, Ring, Threads};
+
+#[derive(Clone, Debug)]
+#[cfg_attr(feature = "python", derive(pyo3::FromPyObject))]
+pub struct StoreConfig {
+    /// "file" (in `folder`), "ram", or "null": nothing is moved.
+    pub device: String,
+    pub folder: PathBuf,
+    /// Bytes of a chunk; a slot is that, rounded up to 4 KiB, which is what direct I/O moves.
+    pub chunk_bytes: u64,
+    pub slots: u64,
+    pub depth: u32,
+    /// "io_uring", "threads", or "auto": io_uring where the kernel lets us.
+    pub io: String,
+    pub direct: bool,
+    /// A write has ended only when its data is durable (fdatasync).
+    pub fsync: bool,
+    /// Reads are compared with what was written.
+    pub verify: bool,
+    pub preallocate: bool,
+    pub reserve_bytes: u64,
+    pub keep_files: bool,
+}
+
+#[derive(Clone, Debug)]
+pub struct Op {
+    pub id: u64,
+    pub write: bool,
+    pub slot: u64,
+    /// The chunk's name, which its content carries.
+    pub key: u64,
+}
+
+/// Times are CLOCK_MONOTONIC in seconds: queued, given to the device, ended (durable, if asked for).
+#[derive(Clone, Debug)]
+pub struct Done {
+    pub id: u64,
+    pub write: bool,
+    pub queued_s: f64,
+    pub began_s: f64,
+    pub ended_s: f64,
+    pub bytes: u64,
+    pub error: Option<String>,
+}
+
+struct Frame {
+    op: Op,
+    queued_s: f64,
+    began_s: f64,
+    moved: usize,
+    syncing: bool,
+}
+
+enum Device {
+    File { queue: Queue, slab: Slab },
+    Ram(Buffer),
+    Null,
+}
+
+pub struct Store {
+    config: StoreConfig,
+    slot_bytes: usize,
+    waiting: VecDeque<(Op, f64)>,
+    frames: Vec<Option<Frame>>,
+    free: Vec<usize>,
+    /// Of each frame: memory to read into, and to write from, made when first needed.
+    reads: Vec<Option<Buffer>>,
+    writes: Vec<Option<Buffer>>,
+    done: Vec<Done>,
+    io: String,
+    device: Device,
+}
+
+impl Store {
+    /// Errors: one line with what and where and the cure.
+    pub fn new(config: StoreConfig) -> Result<Self, String> {
+        let slot_bytes = config.chunk_bytes.div_ceil(BLOCK as u64) * BLOCK as u64;
+        if config.chunk_bytes == 0 || config.slots == 0 || !(1..=4096).contains(&config.depth) {
+            return Err(
+                "a store needs chunk_bytes and slots of at least 1, and a depth from 1 to 4096".to_string()
+            );
+        }
+        let total = slot_bytes.checked_mul(config.slots).filter(|&bytes| bytes <= i64::MAX as u64);
+        let (Some(total), Ok(_)) = (total, i32::try_from(slot_bytes)) else {
+            let text = format!("{} slots of {slot_bytes} bytes are too large; shrink them", config.slots);
+            return Err(text);
+        };
+        let (device, io) = open_device(&config, total)?;
+        let places = config.depth as usize;
+        Ok(Self {
+            slot_bytes: slot_bytes as usize,
+            waiting: VecDeque::new(),
+            frames: (0..places).map(|_| None).collect(),
+            free: (0..places).rev().collect(),
+            reads: (0..places).map(|_| None).collect(),
+            writes: (0..places).map(|_| None).collect(),
+            done: Vec::new(),
+            io,
+            device,
+            config,
+        })
+    }
+
+    pub fn slot_bytes(&self) -> u64 {
+        self.slot_bytes as u64
+    }
+
+    /// How operations get to the device: "io_uring", "threads (…)", "memory" or "nothing".
+    pub fn io(&self) -> &str {
+        &self.io
+    }
+
+    /// Why the page cache is not bypassed; None: it is, or there is none in the way.
+    pub fn buffered_because(&self) -> Option<&str> {
+        match &self.device {
+            Device::File { slab, .. } => slab.buffered_because.as_deref(),
+            _ => None,
+        }
+    }
+
+    /// The file, if it is kept.
+    pub fn path(&self) -> Option<&Path> {
+        match &self.device {
+            Device::File { slab, .. } => slab.path.as_deref(),
+            _ => None,
+        }
+    }
+
+    /// Operations that have not ended.
+    pub fn pending(&self) -> usize {
+        self.waiting.len() + self.in_flight()
+    }
+
+    /// Queues operations. Error: a slot that is not there (nothing is queued then).
+    pub fn submit(&mut self, ops: Vec<Op>) -> Result<(), String> {
+        if let Some(op) = ops.iter().find(|op| op.slot >= self.config.slots) {
+            return Err(format!("slot {} is not one of the store's {}", op.slot, self.config.slots));
+        }
+        let now_s = monotonic_s();
+        self.waiting.extend(ops.into_iter().map(|op| (op, now_s)));
+        Ok(())
+    }
+
+    /// Operations that ended: at least `least` of them, or what there is when `timeout` ends or nothing is pending.
+    /// Error: the queue itself broke.
+    pub fn poll(&mut self, least: usize, timeout: Duration) -> Result<Vec<Done>, String> {
+        let until = Instant::now() + timeout;
+        let mut answers = Vec::new();
+        self.fill();
+        while self.in_flight() > 0 {
+            let enough = self.done.len() >= least;
+            let left = if enough { Duration::ZERO } else { until.saturating_duration_since(Instant::now()) };
+            self.wait(left, &mut answers)?;
+            let quiet = answers.is_empty();
+            for answer in answers.drain(..) {
+                self.answered(answer);
+            }
+            self.fill();
+            if (quiet && left.is_zero()) || self.done.len() >= least {
+                break;
+            }
+        }
+        Ok(std::mem::take(&mut self.done))
+    }
+
+    fn in_flight(&self) -> usize {
+        self.frames.len() - self.free.len()
+    }
+
+    fn wait(&mut self, timeout: Duration, answers: &mut Vec<Answer>) -> Result<(), String> {
+        match &mut self.device {
+            Device::File { queue, .. } => queue
+                .wait(timeout, answers)
+                .map_err(|error| format!("waiting for the device failed: {error}")),
+            _ => Ok(()),
+        }
+    }
+
+    /// Begins what waits, as far as the depth goes. Memory and nothing answer at once.
+    fn fill(&mut self) {
+        while let Some(index) = self.free.pop() {
+            let Some((op, queued_s)) = self.waiting.pop_front() else {
+                self.free.push(index);
+                return;
+            };
+            self.frames[index] =
+                Some(Frame { op, queued_s, began_s: monotonic_s(), moved: 0, syncing: false });
+            let begun = self.begin(index);
+            match (begun, &self.device) {
+                (Err(error), _) => self.end(index, Some(error)),
+                (Ok(()), Device::File { .. }) => {}
+                (Ok(()), _) => self.ended(index),
+            }
+        }
+    }
+
+    fn begin(&mut self, index: usize) -> Result<(), String> {
+        let Some(Frame { op: Op { write, slot, key, .. }, .. }) = self.frames[index] else { return Ok(()) };
+        if matches!(self.device, Device::Null) {
+            self.moved(index, self.slot_bytes);
+            return Ok(());
+        }
+        let memory = if write { &mut self.writes[index] } else { &mut self.reads[index] };
+        if memory.is_none() {
+            let make = if write { Buffer::patterned } else { Buffer::new };
+            *memory =
+                Some(make(self.slot_bytes).map_err(|error| format!("no memory for a transfer: {error}"))?);
+        }
+        let Some(memory) = memory else { return Ok(()) };
+        if write {
+            buffer::stamp(memory.bytes_mut(), key);
+        }
+        if let Device::Ram(all) = &mut self.device {
+            let start = slot as usize * self.slot_bytes;
+            let held = &mut all.bytes_mut()[start..start + self.slot_bytes];
+            match write {
+                true => held.copy_from_slice(memory.bytes()),
+                false => memory.bytes_mut().copy_from_slice(held),
+            }
+            self.moved(index, self.slot_bytes);
+            return Ok(());
+        }
+        self.call(index)
+    }
+
+    /// Hands the rest of a frame's data, or its sync, to the file.
+    fn call(&mut self, index: usize) -> Result<(), String> {
+        let Some(frame) = &self.frames[index] else { return Ok(()) };
+        let memory = if frame.op.write { &self.writes[index] } else { &self.reads[index] };
+        let (Some(memory), Device::File { queue, .. }) = (memory, &mut self.device) else { return Ok(()) };
+        let kind = match (frame.syncing, frame.op.write) {
+            (true, _) => Kind::Sync,
+            (false, true) => Kind::Write,
+            (false, false) => Kind::Read,
+        };
+        let call = Call {
+            token: index as u64,
+            kind,
+            at: memory.at(frame.moved),
+            len: self.slot_bytes - frame.moved,
+            offset: frame.op.slot * self.slot_bytes as u64 + frame.moved as u64,
+        };
+        queue.push(call).map_err(|error| format!("the device's queue takes no more: {error}"))
+    }
+
+    fn moved(&mut self, index: usize, bytes: usize) {
+        if let Some(frame) = &mut self.frames[index] {
+            frame.moved += bytes;
+        }
+    }
+
+    /// One call came back: the frame goes on with the rest, with its sync, or has ended.
+    fn answered(&mut self, (token, result): Answer) {
+        let index = token as usize;
+        let Some(frame) = &mut self.frames[index] else { return };
+        let again = match result {
+            Err(libc::EINTR | libc::EAGAIN) => true,
+            Err(code) => {
+                let text = failure(&frame.op, code);
+                return self.end(index, Some(text));
+            }
+            Ok(_) if frame.syncing => false,
+            Ok(0) => {
+                let at = frame.op.slot * self.slot_bytes as u64 + frame.moved as u64;
+                return self.end(index, Some(format!("the file ends at byte {at}: it was truncated")));
+            }
+            Ok(bytes) => {
+                frame.moved += bytes;
+                frame.syncing = frame.moved >= self.slot_bytes && frame.op.write && self.config.fsync;
+                frame.syncing || frame.moved < self.slot_bytes
+            }
+        };
+        match again.then(|| self.call(index)) {
+            Some(Err(error)) => self.end(index, Some(error)),
+            Some(Ok(())) => {}
+            None => self.ended(index),
+        }
+    }
+
+    /// All of a frame's bytes have moved.
+    fn ended(&mut self, index: usize) {
+        let wrong = match (&self.frames[index], &self.reads[index]) {
+            (Some(frame), Some(memory)) if self.config.verify && !frame.op.write => {
+                buffer::wrong(memory.bytes(), frame.op.key)
+            }
+            _ => None,
+        };
+        self.end(index, wrong);
+    }
+
+    fn end(&mut self, index: usize, error: Option<String>) {
+        let Some(frame) = self.frames[index].take() else { return };
+        self.free.push(index);
+        self.done.push(Done {
+            id: frame.op.id,
+            write: frame.op.write,
+            queued_s: frame.queued_s,
+            began_s: frame.began_s,
+            ended_s: monotonic_s(),
+            bytes: frame.moved as u64,
+            error,
+        });
+    }
+}
+
+impl Drop for Store {
+    /// The kernel must be done with the buffers before their memory goes.
+    fn drop(&mut self) {
+        self.waiting.clear();
+        let mut answers = Vec::new();
+        while self.in_flight() > 0 && self.wait(Duration::from_secs(1), &mut answers).is_ok() {
+            for (token, _) in answers.drain(..) {
+                if self.frames[token as usize].take().is_some() {
+                    self.free.push(token as usize);
+                }
+            }
+        }
+        if self.in_flight() > 0 {
+            // The queue broke with transfers under way: memory that is still written to is better lost.
+            std::mem::forget(std::mem::take(&mut self.reads));
+            std::mem::forget(std::mem::take(&mut self.writes));
+        }
+    }
+}
+
+fn open_device(config: &StoreConfig, total: u64) -> Result<(Device, String), String> {
+    match config.device.as_str() {
+        "null" => Ok((Device::Null, "nothing".to_string())),
+        "ram" => {
+            let memory = Buffer::new(total as usize)
+                .map_err(|error| format!("{total} bytes of memory: {error}; lower the capacity"))?;
+            Ok((Device::Ram(memory), "memory".to_string()))
+        }
+        "file" => {
+            let place = Place {
+                folder: config.folder.clone(),
+                bytes: total,
+                reserve: config.reserve_bytes,
+                direct: config.direct,
+                preallocate: config.preallocate,
+                keep: config.keep_files,
+            };
+            let slab = file::open(&place)?;
+            let (queue, io) = open_queue(config, &slab)?;
+            Ok((Device::File { queue, slab }, io))
+        }
+        other => Err(format!("device {other:?} is not known; use file, ram or null")),
+    }
+}
+
+fn open_queue(config: &StoreConfig, slab: &Slab) -> Result<(Queue, String), String> {
+    let threads = |because: &str| {
+        let queue = Threads::new(config.depth, &slab.file);
+        let queue = queue.map_err(|error| format!("{} threads cannot be started: {error}", config.depth))?;
+        Ok((Queue::Threads(queue), format!("threads{because}")))
+    };
+    match (config.io.as_str(), Ring::new(config.depth, &slab.file)) {
+        ("threads", _) => threads(""),
+        ("io_uring" | "auto", Ok(ring)) => Ok((Queue::Ring(Box::new(ring)), "io_uring".to_string())),
+        ("auto", Err(error)) => threads(&format!(" (io_uring is refused: {error})")),
+        ("io_uring", Err(error)) => Err(format!("io_uring is refused ({error}); use io: auto or threads")),
+        (other, _) => Err(format!("io {other:?} is not known; use auto, io_uring or threads")),
+    }
+}
+
+fn failure(op: &Op, code: i32) -> String {
+    let what = if op.write { "write" } else { "read" };
+    format!("{what} failed: {}", std::io::Error::from_raw_os_error(code))
+}
+
+/// The clock of Python's time.monotonic().
+pub fn monotonic_s() -> f64 {
+    let mut now = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+    // SAFETY: room for the answer; this clock always exists.
+    unsafe { libc::clock_gettime(libc::CLOCK_MONOTONIC, &mut now) };
+    now.tv_sec as f64 + now.tv_nsec as f64 * 1e-9
+}

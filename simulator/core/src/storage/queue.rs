@@ -1,0 +1,169 @@
+//! Two ways to have many reads and writes in flight: io_uring, and a thread a place in the queue where it is refused.
+
+use std::fs::File;
+use std::io;
+use std::os::fd::AsRawFd;
+use std::os::unix::fs::FileExt;
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use io_uring::{IoUring, opcode, types};
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    Read,
+    Write,
+    /// Data that has arrived gets durable.
+    Sync,
+}
+
+/// `at`: memory that stays where it is, and that nobody else touches, until the call is answered.
+#[derive(Clone, Copy, Debug)]
+pub struct Call {
+    pub token: u64,
+    pub kind: Kind,
+    pub at: *mut u8,
+    pub len: usize,
+    pub offset: u64,
+}
+
+// SAFETY: `at` is the one thing that isn't; see there.
+unsafe impl Send for Call {}
+
+/// A token, and the bytes moved or the error number.
+pub type Answer = (u64, Result<usize, i32>);
+
+pub enum Queue {
+    Ring(Box<Ring>),
+    Threads(Threads),
+}
+
+impl Queue {
+    pub fn push(&mut self, call: Call) -> io::Result<()> {
+        match self {
+            Self::Ring(ring) => ring.push(call),
+            Self::Threads(threads) => threads.push(call),
+        }
+    }
+
+    /// Appends answers: at least one, unless `timeout` ends first.
+    pub fn wait(&mut self, timeout: Duration, answers: &mut Vec<Answer>) -> io::Result<()> {
+        match self {
+            Self::Ring(ring) => ring.wait(timeout, answers),
+            Self::Threads(threads) => threads.wait(timeout, answers),
+        }
+    }
+}
+
+pub struct Ring {
+    ring: IoUring,
+    file: File,
+}
+
+impl Ring {
+    /// Errors: the kernel has no io_uring, or refuses it to us.
+    pub fn new(depth: u32, file: &File) -> io::Result<Self> {
+        // Completions are dealt with when we ask for them: nothing interrupts us. Older kernels do not know that.
+        let ring = IoUring::builder().setup_coop_taskrun().build(depth).or_else(|_| IoUring::new(depth))?;
+        if !ring.params().is_feature_ext_arg() {
+            return Err(io::Error::from_raw_os_error(libc::ENOSYS));
+        }
+        Ok(Self { ring, file: file.try_clone()? })
+    }
+
+    fn push(&mut self, call: Call) -> io::Result<()> {
+        let file = types::Fd(self.file.as_raw_fd());
+        let entry = match call.kind {
+            Kind::Read => opcode::Read::new(file, call.at, call.len as u32).offset(call.offset).build(),
+            Kind::Write => opcode::Write::new(file, call.at, call.len as u32).offset(call.offset).build(),
+            Kind::Sync => opcode::Fsync::new(file).flags(types::FsyncFlags::DATASYNC).build(),
+        };
+        // SAFETY: the memory outlives the call (see Call). The ring has a place for every call in flight.
+        let pushed = unsafe { self.ring.submission().push(&entry.user_data(call.token)) };
+        pushed.map_err(|_| io::Error::from_raw_os_error(libc::EBUSY))
+    }
+
+    fn wait(&mut self, timeout: Duration, answers: &mut Vec<Answer>) -> io::Result<()> {
+        let until = types::Timespec::new().sec(timeout.as_secs()).nsec(timeout.subsec_nanos());
+        let arguments = types::SubmitArgs::new().timespec(&until);
+        match self.ring.submitter().submit_with_args(1, &arguments) {
+            Err(error) if !passes(&error) => return Err(error),
+            _ => {}
+        }
+        for entry in self.ring.completion() {
+            let moved = entry.result();
+            answers.push((entry.user_data(), usize::try_from(moved).map_err(|_| -moved)));
+        }
+        Ok(())
+    }
+}
+
+/// Time is up, a signal came, or the kernel is short of something for a moment.
+fn passes(error: &io::Error) -> bool {
+    matches!(error.raw_os_error(), Some(libc::ETIME | libc::EINTR | libc::EAGAIN | libc::EBUSY))
+}
+
+pub struct Threads {
+    calls: Option<Sender<Call>>,
+    answers: Receiver<Answer>,
+    threads: Vec<JoinHandle<()>>,
+}
+
+impl Threads {
+    pub fn new(depth: u32, file: &File) -> io::Result<Self> {
+        let (calls, taken) = channel::<Call>();
+        let (given, answers) = channel();
+        let taken = Arc::new(Mutex::new(taken));
+        let mut threads = Vec::new();
+        for _ in 0..depth {
+            let (taken, given, file) = (Arc::clone(&taken), given.clone(), file.try_clone()?);
+            threads.push(std::thread::Builder::new().name("kv-io".to_string()).spawn(move || {
+                loop {
+                    let next = taken.lock().unwrap_or_else(PoisonError::into_inner).recv();
+                    let Ok(call) = next else { return };
+                    if given.send((call.token, perform(&file, call))).is_err() {
+                        return;
+                    }
+                }
+            })?);
+        }
+        Ok(Self { calls: Some(calls), answers, threads })
+    }
+
+    fn push(&mut self, call: Call) -> io::Result<()> {
+        let sent = self.calls.as_ref().map(|calls| calls.send(call));
+        sent.and_then(Result::ok).ok_or_else(|| io::Error::from_raw_os_error(libc::EPIPE))
+    }
+
+    fn wait(&mut self, timeout: Duration, answers: &mut Vec<Answer>) -> io::Result<()> {
+        match self.answers.recv_timeout(timeout) {
+            Ok(answer) => answers.push(answer),
+            Err(RecvTimeoutError::Timeout) => return Ok(()),
+            Err(RecvTimeoutError::Disconnected) => return Err(io::Error::from_raw_os_error(libc::EPIPE)),
+        }
+        answers.extend(self.answers.try_iter());
+        Ok(())
+    }
+}
+
+impl Drop for Threads {
+    fn drop(&mut self) {
+        self.calls = None;
+        for thread in self.threads.drain(..) {
+            let _ = thread.join();
+        }
+    }
+}
+
+fn perform(file: &File, call: Call) -> Result<usize, i32> {
+    // SAFETY: the caller leaves this memory to us until the answer (see Call).
+    let bytes = unsafe { std::slice::from_raw_parts_mut(call.at, call.len) };
+    let done = match call.kind {
+        Kind::Read => file.read_at(bytes, call.offset),
+        Kind::Write => file.write_at(bytes, call.offset),
+        Kind::Sync => file.sync_data().map(|()| 0),
+    };
+    done.map_err(|error| error.raw_os_error().unwrap_or(libc::EIO))
+}

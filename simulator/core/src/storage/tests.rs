@@ -1,0 +1,120 @@
+use std::fs;
+
+use super::*;
+
+fn folder(name: &str) -> PathBuf {
+    let path = std::env::temp_dir().join(format!("kv-core-{name}-{}", std::process::id()));
+    fs::create_dir_all(&path).unwrap();
+    path
+}
+
+fn config(device: &str, folder: PathBuf) -> StoreConfig {
+    StoreConfig {
+        device: device.to_string(),
+        folder,
+        chunk_bytes: 130_000,
+        slots: 16,
+        depth: 4,
+        io: "auto".to_string(),
+        direct: true,
+        fsync: false,
+        verify: true,
+        preallocate: true,
+        reserve_bytes: 0,
+        keep_files: false,
+    }
+}
+
+fn ops(write: bool, keys: std::ops::Range<u64>) -> Vec<Op> {
+    keys.map(|key| Op { id: key, write, slot: key % 16, key }).collect()
+}
+
+fn all(store: &mut Store, ops: Vec<Op>) -> Vec<Done> {
+    store.submit(ops).unwrap();
+    store.poll(usize::MAX, Duration::from_secs(30)).unwrap()
+}
+
+#[test]
+fn what_was_written_is_read_again_by_every_way() {
+    let at = folder("ways");
+    for (device, io, fsync) in
+        [("file", "auto", false), ("file", "auto", true), ("file", "threads", true), ("ram", "auto", false)]
+    {
+        let config = StoreConfig { io: io.to_string(), fsync, ..config(device, at.clone()) };
+        let mut store = Store::new(config).unwrap();
+        for (write, keys) in [(true, 0..16), (false, 0..16)] {
+            let done = all(&mut store, ops(write, keys));
+            assert_eq!(done.len(), 16);
+            assert!(done.iter().all(|one| one.error.is_none() && one.bytes == 131_072), "{done:?}");
+            assert!(done.iter().all(|one| one.queued_s <= one.began_s && one.began_s <= one.ended_s));
+        }
+        let other = all(&mut store, vec![Op { id: 0, write: false, slot: 3, key: 4 }]);
+        assert!(other[0].error.as_ref().is_some_and(|text| text.starts_with("content differs")));
+        assert_eq!(store.pending(), 0);
+    }
+    assert_eq!(fs::read_dir(&at).unwrap().count(), 0, "a file stayed behind");
+    fs::remove_dir(at).unwrap();
+}
+
+#[test]
+fn null_moves_nothing_and_answers_everything() {
+    let mut store = Store::new(config("null", PathBuf::new())).unwrap();
+    assert_eq!(all(&mut store, ops(true, 0..1000)).len(), 1000);
+    assert!(store.submit(vec![Op { id: 0, write: true, slot: 16, key: 0 }]).is_err());
+}
+
+#[test]
+fn a_kept_file_that_is_cut_short_fails_operations_and_nothing_else() {
+    let at = folder("cut");
+    for io in ["auto", "threads"] {
+        let config = StoreConfig { keep_files: true, io: io.to_string(), ..config("file", at.clone()) };
+        let mut store = Store::new(config.clone()).unwrap();
+        assert!(Store::new(config).is_err_and(|text| text.contains("exists already")));
+        let path = store.path().unwrap().to_path_buf();
+        assert!(all(&mut store, ops(true, 0..16)).iter().all(|one| one.error.is_none()));
+        fs::OpenOptions::new().write(true).open(&path).unwrap().set_len(8 * 131_072 + 4096).unwrap();
+        let done = all(&mut store, ops(false, 0..16));
+        let failed: Vec<u64> = done.iter().filter(|one| one.error.is_some()).map(|one| one.id).collect();
+        assert_eq!(failed.len(), 8);
+        assert!(failed.iter().all(|id| *id >= 8));
+        let cut = done.iter().find(|one| one.id == 8).unwrap();
+        assert_eq!(cut.bytes, 4096);
+        assert!(cut.error.as_ref().unwrap().contains("truncated"));
+        drop(store);
+        fs::remove_file(path).unwrap();
+    }
+    fs::remove_dir(at).unwrap();
+}
+
+#[test]
+fn what_cannot_work_is_refused_on_one_line() {
+    let at = folder("refusals");
+    let base = config("file", at.clone());
+    let bad = [
+        (StoreConfig { reserve_bytes: u64::MAX / 2, ..base.clone() }, "reserve"),
+        (StoreConfig { folder: at.join("absent"), ..base.clone() }, "no folder"),
+        (StoreConfig { folder: PathBuf::from("/proc"), ..base.clone() }, "folder"),
+        (StoreConfig { slots: u64::MAX / 2, ..base.clone() }, "too large"),
+        (StoreConfig { depth: 0, ..base.clone() }, "depth"),
+        (StoreConfig { device: "tape".to_string(), ..base.clone() }, "tape"),
+        (StoreConfig { io: "magic".to_string(), ..base }, "magic"),
+    ];
+    for (config, word) in bad {
+        let text = Store::new(config).err().unwrap();
+        assert!(text.contains(word) && !text.contains('\n'), "{text}");
+    }
+    fs::remove_dir(at).unwrap();
+}
+
+#[test]
+fn a_store_dropped_with_work_under_way_waits_for_it() {
+    let at = folder("drop");
+    for io in ["auto", "threads"] {
+        let config = StoreConfig { io: io.to_string(), ..config("file", at.clone()) };
+        let mut store = Store::new(config).unwrap();
+        store.submit(ops(true, 0..16)).unwrap();
+        store.poll(1, Duration::ZERO).unwrap();
+    }
+    assert_eq!(fs::read_dir(&at).unwrap().count(), 0);
+    fs::remove_dir(at).unwrap();
+}

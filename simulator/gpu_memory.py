@@ -1,0 +1,62 @@
+"""A GPU's memory as a store, through torch where there is one with CUDA: copies from and to pinned memory."""
+
+from __future__ import annotations
+
+import importlib
+import time
+from collections import deque
+from collections.abc import Sequence
+from typing import Any
+
+from simulator.storage import Ended, Operation, StoreError, StoreSettings
+
+
+class GpuStore:
+    """Slots in the first GPU's memory; one copy at a time, ended when the GPU says so."""
+
+    io = "cuda"
+    buffered_because: str | None = None
+
+    def __init__(self, settings: StoreSettings) -> None:
+        """Raises StoreError where there is no torch, no CUDA, or not so much memory."""
+        try:
+            self._torch: Any = importlib.import_module("torch")
+        except ImportError:
+            raise StoreError("device gpu needs torch, which is not installed here; use file, ram or null") from None
+        if not self._torch.cuda.is_available():
+            raise StoreError("device gpu needs CUDA, which torch does not see here; use file, ram or null")
+        self.slot_bytes = settings.chunk_bytes
+        self._slots = settings.slots
+        try:
+            empty = self._torch.empty
+            self._memory = empty((settings.slots, self.slot_bytes), dtype=self._torch.uint8, device="cuda")
+            self._pinned = empty(self.slot_bytes, dtype=self._torch.uint8, pin_memory=True)
+        except RuntimeError as error:
+            raise StoreError(f"device gpu: {str(error).splitlines()[0]}; lower the capacity") from None
+        self._waiting: deque[tuple[Operation, float]] = deque()
+
+    @property
+    def pending(self) -> int:
+        return len(self._waiting)
+
+    def submit(self, operations: Sequence[Operation]) -> None:
+        if odd := [operation.slot for operation in operations if not 0 <= operation.slot < self._slots]:
+            raise ValueError(f"slot {odd[0]} is not one of the store's {self._slots}")
+        now_s = time.monotonic()
+        self._waiting.extend((operation, now_s) for operation in operations)
+
+    def poll(self, least: int, timeout_s: float) -> list[Ended]:
+        until_s, ended = time.monotonic() + timeout_s, list[Ended]()
+        while self._waiting and (not ended or (len(ended) < least and time.monotonic() < until_s)):
+            operation, queued_s = self._waiting.popleft()
+            began_s = time.monotonic()
+            slot = self._memory[operation.slot]
+            (slot.copy_(self._pinned) if operation.write else self._pinned.copy_(slot))
+            self._torch.cuda.synchronize()
+            done_s = time.monotonic()
+            ended.append(Ended(operation.id, operation.write, queued_s, began_s, done_s, self.slot_bytes, None))
+        return ended
+
+    def close(self) -> None:
+        self._waiting.clear()
+        self._memory = self._pinned = None

@@ -1,0 +1,131 @@
+"""Real devices: chunks of KV written to and read from a file, memory, a GPU's memory, or nothing.
+
+    with open_store(StoreSettings(folder=Path("/mnt/nvme"), chunk_bytes=8 << 20, slots=256, depth=16)) as store:
+        ended = store.run([Operation(id=0, write=True, slot=0, key=7), Operation(id=1, write=True, slot=1, key=8)])
+
+A store is `slots` places of one chunk each. A file has no name, so nothing of it stays behind, however the process
+ends; keep_files gives it one. It is one file: what is measured is the device, not opening and renaming files, which a
+cache server's adapter does in ways of its own. Content compresses badly and carries the chunk's key (`verify`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Literal, NamedTuple, Protocol
+
+import msgspec
+
+from simulator import _core
+
+DeviceKind = Literal["file", "ram", "null", "gpu"]
+
+
+class StoreError(ValueError):
+    """A store that cannot be, in one line: where, what, and the cure."""
+
+
+class StoreSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """folder: of the file (device 'file' only). chunk_bytes: rounded up to 4 KiB, which is what direct I/O moves.
+
+    depth: operations that the device has at once. io: 'io_uring', 'threads', or 'auto' (io_uring where it is allowed).
+    direct: past the page cache (O_DIRECT) where the file system can. fsync: a write has ended when it is durable.
+    verify: reads are compared with what was written. reserve_bytes: what the file system keeps free.
+    """
+
+    device: DeviceKind = "file"
+    folder: Path = Path()
+    chunk_bytes: int
+    slots: int
+    depth: int = 16
+    io: Literal["auto", "io_uring", "threads"] = "auto"
+    direct: bool = True
+    fsync: bool = False
+    verify: bool = False
+    preallocate: bool = True
+    reserve_bytes: int = 1 << 30
+    keep_files: bool = False
+
+
+class Operation(NamedTuple):
+    """One chunk to write to, or to read from, a slot. key: the chunk's name, which its content carries."""
+
+    id: int
+    write: bool
+    slot: int
+    key: int
+
+
+class Ended(NamedTuple):
+    """What came of an operation. Times are time.monotonic()'s: queued, handed to the device, ended (durable, if so
+    asked). bytes: what moved, whole slots unless it failed."""
+
+    id: int
+    write: bool
+    queued_s: float
+    began_s: float
+    ended_s: float
+    bytes: int
+    error: str | None
+
+
+class Store(Protocol):
+    """Operations in, ends out, in the order in which they came about. slot_bytes: what each of them moves."""
+
+    slot_bytes: int
+    io: str
+    buffered_because: str | None
+
+    @property
+    def pending(self) -> int:
+        """Operations that have not ended."""
+
+    def submit(self, operations: Sequence[Operation]) -> None:
+        """Queues operations, in order. ValueError: a slot that is not there."""
+
+    def poll(self, least: int, timeout_s: float) -> list[Ended]:
+        """At least so many, or what there is when the time is over or nothing is pending."""
+
+    def close(self) -> None:
+        """Waits for what the device has begun and gives everything back. Safe to call twice."""
+
+
+class CoreStore:
+    """A file, memory or nothing, in the Rust core. The interpreter's lock is free while it waits."""
+
+    def __init__(self, settings: StoreSettings) -> None:
+        """Raises StoreError."""
+        for name, least in (("chunk_bytes", 1), ("slots", 1), ("depth", 1), ("reserve_bytes", 0)):
+            if getattr(settings, name) < least:
+                raise StoreError(f"{name} must be at least {least}, not {getattr(settings, name)}")
+        try:
+            self._core = _core.Store(settings)
+        except (OSError, OverflowError, TypeError) as error:
+            raise StoreError(" ".join(str(error).split())) from None
+        self.slot_bytes, self.io, self.buffered_because, self.path = self._core.about
+
+    @property
+    def pending(self) -> int:
+        return self._core.pending
+
+    def submit(self, operations: Sequence[Operation]) -> None:
+        self._core.submit(operations)
+
+    def poll(self, least: int, timeout_s: float) -> list[Ended]:
+        return [Ended(*one) for one in self._core.poll(least, timeout_s)]
+
+    def run(self, operations: Sequence[Operation]) -> list[Ended]:
+        """All of them, as fast as they go."""
+        return [Ended(*one) for one in self._core.run(operations)]
+
+    def close(self) -> None:
+        self._core.close()
+
+    def __enter__(self) -> CoreStore:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()

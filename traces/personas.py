@@ -1,0 +1,80 @@
+"""Users of different kinds, each in a conversation: how long they ask, how long they are answered, how long they think.
+
+    spec = PersonaSpec(users=8, turns=3, personas=(Persona(name="chatbot", share=1.0, context_tokens=(256, 1024),
+                                                           output_tokens=(50, 150), think_s=(0.1, 0.5)),))
+    load = Load(persona_requests(spec, seed=1), concurrency=8)
+
+Pure: the same spec and seed give equal requests.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from traces.request import Request, Segment, stable_id
+from traces.synth import SpecError
+
+
+@dataclass(frozen=True, kw_only=True)
+class Persona:
+    """A kind of user, `share` of all in proportion. Ranges are inclusive, and drawn from evenly, turn by turn."""
+
+    name: str
+    share: float
+    context_tokens: tuple[int, int]
+    output_tokens: tuple[int, int]
+    think_s: tuple[float, float] = (0.0, 0.0)
+
+    def __post_init__(self) -> None:
+        for field, least in (("context_tokens", 1), ("output_tokens", 1), ("think_s", 0)):
+            low, high = getattr(self, field)
+            if not least <= low <= high:
+                raise SpecError(f"{field} of {self.name}: needs {least} <= low <= high ({low}, {high}); correct it")
+        if not self.share > 0:
+            raise SpecError(f"share of {self.name}: must be above 0 ({self.share}); leave the persona out instead")
+
+
+@dataclass(frozen=True, kw_only=True)
+class PersonaSpec:
+    users: int
+    turns: int
+    personas: tuple[Persona, ...]
+
+    def __post_init__(self) -> None:
+        for field in ("users", "turns"):
+            if getattr(self, field) < 1:
+                raise SpecError(f"{field}: must be at least 1 ({getattr(self, field)})")
+        if not self.personas:
+            raise SpecError("personas: is empty; name at least one")
+
+
+def persona_requests(spec: PersonaSpec, seed: int) -> tuple[Request, ...]:
+    """Users one after another, each of `turns` requests. A turn's prompt is all that was said before and what is asked
+    now; what was answered is a stand-in of as many tokens. Users share nothing. delay_s is the time to think."""
+    rng = np.random.default_rng([seed, stable_id("personas")])
+    shares = np.array([persona.share for persona in spec.personas])
+    kinds = rng.choice(len(spec.personas), size=spec.users, p=shares / shares.sum())
+    requests = []
+    for user, kind in enumerate(kinds.tolist()):
+        persona = spec.personas[kind]
+        prompt: tuple[Segment, ...] = ()
+        for turn in range(spec.turns):
+            asked, answered = (
+                int(rng.integers(low, high + 1)) for low, high in (persona.context_tokens, persona.output_tokens)
+            )
+            think_s = float(rng.uniform(*persona.think_s))
+            prompt += (Segment(stable_id("asked", seed, user, turn), asked),)
+            requests.append(
+                Request(
+                    id=f"{user:06d}-{turn:02d}",
+                    prompt=prompt,
+                    output_tokens=answered,
+                    session=f"{persona.name}-{user:06d}",
+                    turn=turn,
+                    delay_s=think_s if turn else 0.0,
+                )
+            )
+            prompt += (Segment(stable_id("answered", seed, user, turn), answered),)
+    return tuple(requests)
