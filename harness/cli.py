@@ -22,6 +22,10 @@ app = App(
 
         harness serve configs/experiments/quickstart.yaml --port 8000
 
+        harness calibrate configs/experiments/quickstart.yaml --engine vllm -o mine.yaml
+
+        harness validate configs/experiments/thesis_exp2_hit_rate.yaml --calibration mine.yaml
+
         harness report results/*
 
         harness doctor
@@ -31,6 +35,8 @@ app = App(
 )
 traces = App(name="traces", help="Public traces: what there is, and fetching it.", help_format="plaintext")
 app.command(traces)
+device = App(name="device", help="Reference devices: storage that repeats to a percent. Root.", help_format="plaintext")
+app.command(device)
 
 EngineChoice = Literal["sim", "vllm", "openai", "fake"]
 Experiment = Annotated[Path | None, Parameter(help="The experiment file. Not needed with --resume.")]
@@ -106,6 +112,76 @@ def serve(
 
 
 @app.command
+def calibrate(
+    experiment: Annotated[
+        Path, Parameter(help="The experiment file: model, cache and engines count, and chunk sizes.")
+    ],
+    /,
+    *,
+    engine: EngineChoice,
+    output: Annotated[Path, Parameter(name=["--output", "-o"], help="The calibration file to write.")],
+    overrides: Overrides = None,
+    size: Size = None,
+    run_folder: Annotated[Path | None, Parameter(name="--run", help="The run's folder, for the raw rows.")] = None,
+    budget: Annotated[str, Parameter(help="How long it may take.")] = "15min",
+) -> int:
+    """Measures what an engine and its tiers cost here, and fits the simulator's constants to it.
+
+    Exit code 1: the fit does not foretell points that are left out of it.
+
+    Example: harness calibrate configs/experiments/quickstart.yaml --engine vllm -o mine.yaml
+    """
+    from harness.calibrate import calibrate
+
+    return calibrate(experiment, engine, overrides or [], size, output, run_folder, budget)
+
+
+@app.command
+def validate(
+    experiment: Annotated[Path, Parameter(help="The experiment file, or a table of published figures.")],
+    /,
+    *,
+    calibration: Annotated[
+        str | None, Parameter(help="The calibration: a file, or a name of configs/hardware.")
+    ] = None,
+    real: Annotated[list[Path] | None, Parameter(help="Finished runs to use for the real side. Repeatable.")] = None,
+    engine: Engine = "vllm",
+    overrides: Overrides = None,
+    sizes: Annotated[
+        list[str] | None, Parameter(name="--size", help="Sizes of the file to measure. Repeatable.")
+    ] = None,
+    budget: Annotated[str, Parameter(help="Time for sampling again what did not resolve, e.g. 10min.")] = "0s",
+    tolerance: Annotated[float, Parameter(help="The largest relative error that passes.")] = 0.05,
+    out: Out = None,
+) -> int:
+    """Holds the calibrated simulator against a real engine. Exit codes: 0 pass, 1 fail, 3 not resolvable.
+
+    Example: harness validate configs/validation/cpu_vllm.yaml --calibration mine.yaml --size lengths --size hits
+    """
+    from harness.judge import validate
+
+    return validate(experiment, calibration, real or [], engine, overrides or [], sizes or [], budget, tolerance, out)
+
+
+@app.command
+def compare(
+    reference: Annotated[Path, Parameter(help="The run that is the measure.")],
+    candidate: Annotated[Path, Parameter(help="The run that is judged.")],
+    /,
+    *,
+    tolerance: Annotated[float, Parameter(help="The largest relative error that passes.")] = 0.05,
+    out: Out = None,
+) -> int:
+    """Holds any two runs of one experiment against each other. Exit codes: 0 pass, 1 fail, 3 not resolvable.
+
+    Example: harness compare results/before results/after --tolerance 0.05
+    """
+    from harness.judge import compare
+
+    return compare(reference, candidate, tolerance, out)
+
+
+@app.command
 def report(*folders: Annotated[Path, Parameter(help="Run folders.")]) -> int:
     """Makes summary, table and report.html again, from the rows alone.
 
@@ -151,10 +227,64 @@ def fetch(
     return fetch_trace(name, into, accept_digest)
 
 
+Rate = Annotated[str | None, Parameter(help="e.g. 400MiB/s")]
+
+
+@device.command(name="create")
+def create_device(
+    name: Annotated[str, Parameter(help="Lower-case letters, digits, - and _.")],
+    /,
+    *,
+    bandwidth: Rate = None,
+    read_bandwidth: Rate = None,
+    write_bandwidth: Rate = None,
+    iops: float | None = None,
+    read_iops: float | None = None,
+    write_iops: float | None = None,
+    latency: Annotated[str | None, Parameter(help="Added to each request, e.g. 100us.")] = None,
+    file_system: Annotated[str | None, Parameter(help="ext4 (default), xfs or btrfs.")] = None,
+    size: Annotated[str | None, Parameter(help="Default: 4GiB.")] = None,
+    backing: Annotated[str | None, Parameter(help="A folder for the file with the bytes. Default: RAM.")] = None,
+) -> int:
+    """Makes a device with the limits given, and mounts a new file system on it. It stays until it is destroyed.
+
+    Example: harness device create ssd --bandwidth 400MiB/s --file-system xfs
+    """
+    settings = dict(locals())
+    from harness.session import create_device
+
+    return create_device(settings.pop("name"), settings)
+
+
+@device.command(name="list")
+def list_devices() -> int:
+    """Lists the devices that are there, runs' included."""
+    from harness.session import list_devices
+
+    return list_devices()
+
+
+@device.command(name="destroy")
+def destroy_devices(
+    name: Annotated[str | None, Parameter(help="As `harness device list` says.")] = None,
+    /,
+    *,
+    everything: Annotated[bool, Parameter(name="--all", help="All of them, also what a crash left.")] = False,
+) -> int:
+    """Unmounts and removes a device. It touches nothing that `harness device` or a run did not make.
+
+    Example: harness device destroy ssd
+    """
+    from harness.session import destroy_devices
+
+    return destroy_devices(name, everything)
+
+
 def main() -> None:
     """Runs a command.
 
     Exit codes: 0 done; 1 the run failed or a tier has no row that counts; 2 the user's mistake; 130, 143 interrupted.
+    validate and compare: 0 pass; 1 fail; 3 nothing fails and not everything could be resolved.
     """
     app["--help"].group = app["--version"].group = Group("Help")
     try:

@@ -8,8 +8,9 @@ import re
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, field_validator, model_validator
+from pydantic import AfterValidator, Field, field_validator, model_validator
 
+from harness.strict import FROM_LIST, Positive, PositiveFloat, Share, Storage, Strict
 from harness.units import Bytes, Seconds
 
 TIER_STATES = ("recompute", "gpu", "cpu", "disk", "disk_cold")
@@ -18,17 +19,6 @@ WORKLOAD_KINDS = ("prefix", "synthetic", "sessions", "personas", "trace")
 EngineName = Literal["sim", "vllm", "openai", "fake"]
 SECRET = re.compile(r"api[-_]?key|token$|secret|passw|access[-_]?key|credential", re.IGNORECASE)
 SHELL_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
-
-
-class Strict(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
-
-
-# YAML has lists where the models, which are frozen, have tuples.
-FROM_LIST = BeforeValidator(lambda value: tuple(value) if isinstance(value, list) else value)
-Positive = Annotated[int, Field(ge=1, le=2**40)]
-Share = Annotated[float, Field(ge=0.0, le=1.0, strict=False)]
-PositiveFloat = Annotated[float, Field(gt=0.0, le=1e9, strict=False)]
 
 
 def without_secrets(text: str, what: str) -> str:
@@ -268,7 +258,7 @@ class VllmSettings(Strict):
     max_batched_tokens: Positive | None = None
     max_sequences: Positive | None = None
     args: Annotated[tuple[str, ...], FROM_LIST] = ()
-    env: dict[str, str] = {}
+    env: dict[str, str] = Field(default_factory=dict)
     lmcache_args: Annotated[tuple[str, ...], FROM_LIST] = ()
     start_timeout: Seconds = 300.0
     cores: Cores = Cores()
@@ -327,11 +317,14 @@ class Experiment(Strict):
     workload: Workload
     measure: Measure = Measure()
     cache: Cache
+    storage: Storage | None = None
     engines: Engines = Engines()
 
     @model_validator(mode="after")
     def _consistent(self) -> Experiment:
         check_workload(self.workload, self.measure, self.cache)
+        if self.storage is not None:
+            check_device(self.storage, self.cache, self.engines)
         check_storage(self)
         return self
 
@@ -351,6 +344,22 @@ def hit_tokens(prompt_tokens: int, hit_rate: float, chunk_tokens: int) -> int:
             f" k*{chunk_tokens}+1 tokens where {hit_rate:g}*k is whole"
         )
     return round(share) * chunk_tokens
+
+
+def check_device(storage: Storage, cache: Cache, engines: Engines) -> None:
+    """Refuses a device that nothing would use. Raises ValueError with the cure."""
+    if cache.disk is None:
+        raise ValueError("storage needs cache.disk, the tier that it is about; add it, e.g. {capacity: 2GiB}")
+    if storage.device is None:
+        return
+    if cache.disk.path is not None:
+        raise ValueError("storage.device and cache.disk.path exclude each other; keep one")
+    if engines.vllm.attach is not None:
+        raise ValueError("storage.device: a server that runs already has its own disk; remove it, or remove attach")
+    if cache.disk.capacity > storage.device.size:
+        raise ValueError(
+            f"cache.disk.capacity {cache.disk.capacity} does not fit storage.device.size {storage.device.size}; enlarge"
+        )
 
 
 def check_workload(workload: Workload, measure: Measure, cache: Cache) -> None:

@@ -246,7 +246,7 @@ def _lower(text: str) -> str:
 
 def _known_keys(model: type[BaseModel]) -> set[str]:
     """All keys anywhere below a model: what a mistyped key may have meant."""
-    from harness import config
+    from harness import config, strict
 
-    models = [m for m in vars(config).values() if isinstance(m, type) and issubclass(m, BaseModel)]
+    models = [m for m in (vars(config) | vars(strict)).values() if isinstance(m, type) and issubclass(m, BaseModel)]
     return {name for m in {model, *models} for name in m.model_fields}

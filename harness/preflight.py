@@ -9,6 +9,7 @@ from pathlib import Path
 
 from harness.config import Experiment, PrefixWorkload
 from harness.engines.base import Capabilities, Resolved
+from harness.strict import Device
 from harness.units import format_bytes
 from simulator.models import ModelSpec
 from traces.request import Request
@@ -30,6 +31,8 @@ def check_experiment(
     experiment: Experiment, model: ModelSpec, capabilities: Capabilities, engine: str, results: Path
 ) -> None:
     """Before the engine starts. Raises PreflightError."""
+    if not experiment.cache.gpu and engine != "sim":
+        raise PreflightError(f"cache.gpu is 0: all KV on storage is for --engine sim, not {engine}; give it a size")
     _check_capabilities(experiment, capabilities, engine)
     if isinstance(experiment.workload, PrefixWorkload):
         cache = experiment.cache
@@ -180,19 +183,26 @@ def _check_vllm(experiment: Experiment, results: Path) -> None:
         raise PreflightError(
             f"engines.vllm.model_path: {settings.model_path} does not exist; null makes random weights"
         )
+    device = _device(experiment)
     memory = (cache.cpu or 0) + (cache.gpu if settings.device == "cpu" else 0)
+    memory += device.size if device and device.backing is None else 0
     free = available_memory_bytes()
     if free is not None and memory > 0.9 * free:
         raise PreflightError(
-            f"cache: gpu and cpu take {format_bytes(memory)} of RAM, {format_bytes(free)} are free; make them smaller"
+            f"cache: gpu and cpu (and a device) take {format_bytes(memory)} of RAM, {format_bytes(free)} are free;"
+            " make them smaller"
         )
-    if cache.disk is not None:
+    if cache.disk is not None and _device(experiment) is None:
         _check_disk(Path(cache.disk.path) if cache.disk.path else results, cache.disk.capacity, _DISK_RESERVE_BYTES)
+
+
+def _device(experiment: Experiment) -> Device | None:
+    return experiment.storage.device if experiment.storage else None
 
 
 def _check_storage(experiment: Experiment, results: Path) -> None:
     disk, settings = experiment.cache.disk, experiment.engines.sim.storage
-    if disk is None or settings.device != "file":
+    if disk is None or settings.device != "file" or _device(experiment) is not None:
         return
     if disk.path is not None and not Path(disk.path).is_dir():
         raise PreflightError(f"cache.disk.path: {disk.path} is no folder; make it, or name another")

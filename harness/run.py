@@ -20,6 +20,7 @@ from typing import Any
 import msgspec
 
 from harness import provenance
+from harness.blockio.session import check_run_device, run_device
 from harness.config import EngineName, PrefixWorkload, results_root
 from harness.engines import make_engine
 from harness.engines.base import Capabilities, Engine, KeepsRecord
@@ -85,6 +86,7 @@ def _preflight(request: RunRequest) -> dict[str, FreeLoad]:
         experiment, key = cell.experiment, _engine_key(cell)
         model = load_model(experiment.model)
         check_cache(experiment, model)
+        check_run_device(cell, request.engine)
         if key not in abilities:
             abilities[key] = make_engine(request.engine, experiment, model, results, time.perf_counter).capabilities
         check_experiment(experiment, model, abilities[key], request.engine, results)
@@ -154,10 +156,10 @@ async def _run_all(request: RunRequest, folder: RunFolder, loads: dict[str, Free
     with _signals_cancel():
         progress.start(_total(request.cells, loads), request.name)
         for _, group in itertools.groupby(request.cells, key=_engine_key):
-            cells = list(group)
-            experiment = cells[0].experiment
-            engine = make_engine(request.engine, experiment, load_model(experiment.model), folder.path, clock)
-            await _run_group(engine, cells, folder, loads, progress)
+            async with run_device(list(group), request.engine, folder) as cells:
+                experiment = cells[0].experiment
+                engine = make_engine(request.engine, experiment, load_model(experiment.model), folder.path, clock)
+                await _run_group(engine, cells, folder, loads, progress)
     folder.manifest["attempts"][-1]["ended_at"] = provenance.now()
 
 
@@ -189,7 +191,9 @@ def _engine_key(cell: Cell) -> str:
     """Cells with the same key are measured on the same running engine."""
     experiment = cell.experiment
     timeout_s = experiment.measure.request_timeout
-    return repr((experiment.model, experiment.seed, experiment.cache, experiment.engines, timeout_s))
+    return repr(
+        (experiment.model, experiment.seed, experiment.cache, experiment.storage, experiment.engines, timeout_s)
+    )
 
 
 def _total(cells: Sequence[Cell], loads: dict[str, FreeLoad]) -> int | None:

@@ -101,12 +101,12 @@ def _fresh(plan: Plan | None, engine: EngineName | None, out: Path | None, sweep
         cells=cells,
         engine=engine,
         experiment=plan.origin(),
-        command=_command(),
+        command=command_line(),
         folder=out or new_folder(plan.experiment.name, engine),
     )
 
 
-def _command() -> str:
+def command_line() -> str:
     """The command line that this is, for the report. Keys are in the environment, never here."""
     return shlex.join(["harness", *sys.argv[1:]])
 
@@ -171,6 +171,30 @@ def serve(
     from harness.serve import serve as serve_experiment
 
     return serve_experiment(load_experiment(experiment, overrides, size).experiment, host, port, api_key_env)
+
+
+@told
+def create_device(name: str, settings: dict[str, Any]) -> int:
+    """Makes a reference device; returns the exit code."""
+    from harness.blockio import session
+
+    return session.create_device(name, settings)
+
+
+@told
+def list_devices() -> int:
+    """Prints the reference devices; returns the exit code."""
+    from harness.blockio import session
+
+    return session.list_devices()
+
+
+@told
+def destroy_devices(name: str | None, everything: bool) -> int:
+    """Removes reference devices; returns the exit code."""
+    from harness.blockio import session
+
+    return session.destroy_devices(name, everything)
 
 
 def list_traces() -> int:

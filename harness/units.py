@@ -14,8 +14,8 @@ _SIZES = {"B": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40} | {
     "GB": 10**9,
     "TB": 10**12,
 }
-_TIMES = {"ms": 1e-3, "s": 1.0, "min": 60.0, "h": 3600.0}
-_NUMBER = re.compile(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([A-Za-z]+)\s*")
+_TIMES = {"us": 1e-6, "ms": 1e-3, "s": 1.0, "min": 60.0, "h": 3600.0}
+_NUMBER = re.compile(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([A-Za-z]+(?:/s)?)\s*")
 
 
 def _parse(text: Any, units: dict[str, float], what: str, example: str) -> float:
@@ -28,6 +28,11 @@ def _parse(text: Any, units: dict[str, float], what: str, example: str) -> float
 def parse_bytes(text: Any) -> int:
     """`8GiB` → bytes. Raises ValueError with the cure."""
     return round(_parse(text, dict(_SIZES), "size", "8GiB"))
+
+
+def parse_rate(text: Any) -> float:
+    """`400MiB/s` → bytes per second. Raises ValueError with the cure."""
+    return _parse(text, {f"{unit}/s": size for unit, size in _SIZES.items()}, "bandwidth", "400MiB/s")
 
 
 def parse_seconds(text: Any) -> float:
@@ -58,5 +63,12 @@ def _seconds_field(value: Any, info: Any) -> float:
     return parse_seconds(value)
 
 
+def _rate_field(value: Any, info: Any) -> float:
+    if info.context and info.context.get("resolved") and isinstance(value, int | float):
+        return float(value)
+    return parse_rate(value)
+
+
 Bytes = Annotated[int, BeforeValidator(_bytes_field)]
 Seconds = Annotated[float, BeforeValidator(_seconds_field)]
+BytesPerS = Annotated[float, BeforeValidator(_rate_field)]

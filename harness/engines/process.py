@@ -23,7 +23,8 @@ class Child:
     """One child process and all of its descendants.
 
     argv: the command; env: its whole environment; log: where both of its streams go; cores: CPU cores, None for any;
-    scratch: files and folders that are deleted when the child has ended, however that came about.
+    scratch: files and folders that are deleted when the child has ended, however that came about; grace_s: between
+    SIGTERM and SIGKILL, 15 s unless told.
     """
 
     def __init__(
@@ -35,9 +36,10 @@ class Child:
         env: Mapping[str, str],
         cores: Sequence[int] | None = None,
         scratch: Sequence[Path] = (),
+        grace_s: float | None = None,
     ) -> None:
         self.name, self._argv, self._log, self._env = name, list(argv), log, dict(env)
-        self._cores, self._scratch = cores, scratch
+        self._cores, self._scratch, self._grace_s = cores, scratch, grace_s
         self._warden: subprocess.Popen[bytes] | None = None
         self._pipe: int | None = None
 
@@ -52,7 +54,7 @@ class Child:
             "-S",
             str(_WARDEN),
             str(read_end),
-            str(_GRACE_S),
+            str(self._grace_s or _GRACE_S),
             cores,
             scratch,
             "--",
@@ -106,7 +108,7 @@ class Child:
         return [line.rstrip()[:300] for line in text.splitlines() if line.strip()][-count:]
 
     async def stop(self) -> None:
-        """Ends the command and its descendants: SIGTERM, then SIGKILL after 15 s. Safe to call twice."""
+        """Ends the command and its descendants: SIGTERM, then SIGKILL after the grace. Safe to call twice."""
         if self._pipe is not None:
             os.close(self._pipe)
             self._pipe = None

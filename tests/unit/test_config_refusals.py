@@ -121,6 +121,15 @@ REPLACEMENTS = [
     ("secret in a flag", "seed: 1", "seed: 1\nengines: {vllm: {args: [--api-key=abc]}}", "engines.vllm", "export it"),
     ("password in a url", "seed: 1", "seed: 1\nengines: {vllm: {attach: {url: 'http://u:p@h'}}}",
      "attach.url", "leave them out"),
+    ("device without a limit", "seed: 1", "seed: 1\nstorage: {device: {file_system: xfs}}",
+     "storage.device", "give it a bandwidth"),
+    ("device without a rate's unit", "seed: 1", "seed: 1\nstorage: {device: {bandwidth: 400MiB}}",
+     "storage.device.bandwidth", "write it like 400MiB/s"),
+    ("device at no speed", "seed: 1", "seed: 1\nstorage: {device: {bandwidth: 0MiB/s}}", "storage.device", "leave it"),
+    ("device too small", "seed: 1", "seed: 1\nstorage: {device: {iops: 9, size: 1MiB}}", "storage.device", "320MiB"),
+    ("device below its tier", "seed: 1", "seed: 1\nstorage: {device: {iops: 9, size: 1GiB}}", "", "does not fit"),
+    ("device and a path", "disk: {capacity: 4GiB}", "disk: {capacity: 4GiB, path: /mnt}\nstorage: {device: {iops: 9}}",
+     "", "keep one"),
     ("env not text", "seed: 1", "seed: 1\nengines: {vllm: {env: {A: 1}}}", "engines.vllm.env.A", "1 is refused"),
 ]  # fmt: skip
 FREE_REPLACEMENTS = [

@@ -1,7 +1,7 @@
 //! Look-ups: which chunks of a prompt the tiers hold, and what is read from disk before they answer.
 
 use crate::keys::Key;
-use crate::tiers::{Ended, Hit, Op, Slot, Tiers, with};
+use crate::tiers::{Ended, Hit, Op, Prefetch, Read, Slot, Tiers, with};
 use crate::time::{self, FOREVER, Ticks};
 
 impl Tiers {
@@ -68,45 +68,86 @@ impl Tiers {
                 || self.reserve(now, slot, &hit.keys_where(false).collect::<Vec<_>>(), false))
     }
 
-    /// Reads a hit's chunks from disk, one after another.
+    /// Begins to read a hit's chunks from disk.
     fn prefetch(&mut self, now: Ticks, slot: Slot, hit: Hit) {
-        let (count, bytes) = (hit.disk_chunks(), self.config.chunk_bytes);
+        let count = hit.disk_chunks();
         self.prefetching += 1;
         self.prefetching_chunks += count;
-        if self.outbox.is_none() && self.config.policy.prefetch_timeout_s.is_some() {
-            return self.prefetch_in_time(now, slot, hit);
-        }
         let keys: Vec<Key> = hit.keys_where(false).collect();
         let warm = self.disk.as_mut().map_or(0, |disk| disk.begin_read(&keys));
-        let (cold, arrived) = (count - warm, hit.keys.len());
-        self.counters.storage_read_bytes += cold * bytes;
+        let cold = count - warm;
+        self.counters.storage_read_bytes += cold * self.config.chunk_bytes;
+        let mut prefetch =
+            Prefetch { slot, hit, began: now, chunks: cold, warm, deadline: self.deadline(now, count) };
         if let Some(outbox) = &mut self.outbox {
             outbox.read(self.next_io, slot, &keys);
-            return self.begin(FOREVER, Op::Prefetch { slot, hit, warm: 0, arrived });
+            (prefetch.warm, prefetch.deadline) = (0, FOREVER);
+            return self.begin(FOREVER, Op::Prefetch(prefetch, Read::External));
         }
-        let (end, left) = match cold {
-            0 => (self.page_cache_read.submit(now, warm, warm * bytes), 0),
-            _ => (self.disk_read.submit(now, cold, cold * bytes), warm),
-        };
-        self.begin(end, Op::Prefetch { slot, hit, warm: left, arrived });
+        if cold == 0 {
+            return self.read_page_cache(now, prefetch);
+        }
+        let (id, end) = self.disk_read.submit(now, cold, cold * self.config.chunk_bytes);
+        self.begin(end.min(prefetch.deadline), Op::Prefetch(prefetch, Read::Disk(id)));
     }
 
-    /// Reads a hit's chunks from disk, in the prompt's order, until the time for it is over.
-    fn prefetch_in_time(&mut self, now: Ticks, slot: Slot, hit: Hit) {
-        let (policy, bytes) = (&self.config.policy, self.config.chunk_bytes);
-        let tokens = (hit.disk_chunks() * self.config.chunk_tokens) as f64;
-        let most_s = policy.prefetch_timeout_s.unwrap_or(f64::INFINITY) + policy.prefetch_token_s * tokens;
-        let (deadline, mut end, mut arrived) = (now.saturating_add(time::from_s(most_s)), now, 0);
-        for (&key, &in_cpu) in hit.keys.iter().zip(&hit.in_cpu) {
-            if !in_cpu && end <= deadline {
-                let warm = self.disk.as_mut().map_or(0, |disk| disk.begin_read(&[key]));
-                self.counters.storage_read_bytes += (1 - warm) * bytes;
-                let device = if warm == 1 { &mut self.page_cache_read } else { &mut self.disk_read };
-                end = end.max(device.submit(now, 1, bytes));
-            }
-            arrived += usize::from(end <= deadline);
+    /// When so many chunks that are read from now on are no longer waited for.
+    fn deadline(&self, now: Ticks, chunks: u64) -> Ticks {
+        let policy = &self.config.policy;
+        let tokens = (chunks * self.config.chunk_tokens) as f64;
+        let most_s = |base_s: f64| time::from_s(base_s + policy.prefetch_token_s * tokens);
+        policy.prefetch_timeout_s.map_or(FOREVER, |base_s| now.saturating_add(most_s(base_s)))
+    }
+
+    fn read_page_cache(&mut self, now: Ticks, mut prefetch: Prefetch) {
+        let chunks = std::mem::take(&mut prefetch.warm);
+        (prefetch.began, prefetch.chunks) = (now, chunks);
+        let (id, end) = self.page_cache_read.submit(now, chunks, chunks * self.config.chunk_bytes);
+        self.begin(end.min(prefetch.deadline), Op::Prefetch(prefetch, Read::PageCache(id)));
+    }
+
+    /// Err: when the transfer will end, unless others join it.
+    pub(crate) fn read_ended(&mut self, now: Ticks, read: Read) -> Result<(), Ticks> {
+        match read {
+            Read::Disk(id) => self.disk_read.ended(now, id),
+            Read::PageCache(id) => self.page_cache_read.ended(now, id),
+            Read::External => Ok(()),
         }
-        self.begin(end.min(deadline), Op::Prefetch { slot, hit, warm: 0, arrived });
+    }
+
+    /// A read was to end now; others that joined it meanwhile may have made it longer.
+    pub(crate) fn read_on(&mut self, now: Ticks, prefetch: Prefetch, read: Read) -> Ended {
+        match self.read_ended(now, read) {
+            Err(end) if now >= prefetch.deadline => {
+                let missing = prefetch.chunks + prefetch.warm - self.read_by(now, end, &prefetch, read);
+                self.begin(end, Op::Rest(read));
+                let arrived = prefetch.hit.position_of_disk_chunk(prefetch.hit.disk_chunks() - missing);
+                self.prefetched(now, prefetch.slot, prefetch.hit, arrived)
+            }
+            Err(end) => {
+                self.begin(end.min(prefetch.deadline), Op::Prefetch(prefetch, read));
+                Ended::Nothing
+            }
+            Ok(()) if prefetch.warm > 0 => {
+                self.read_page_cache(now, prefetch);
+                Ended::Nothing
+            }
+            Ok(()) => {
+                let arrived = prefetch.hit.keys.len();
+                self.prefetched(now, prefetch.slot, prefetch.hit, arrived)
+            }
+        }
+    }
+
+    /// How many chunks of a transfer that ends at `end` are there now: they come evenly after its latency.
+    fn read_by(&self, now: Ticks, end: Ticks, prefetch: &Prefetch, read: Read) -> u64 {
+        let device = match read {
+            Read::Disk(_) => &self.config.disk_read,
+            _ => &self.config.page_cache_read,
+        };
+        let first = prefetch.began.saturating_add(time::from_s(device.latency_s));
+        let each = (end.saturating_sub(first) / u128::from(prefetch.chunks.max(1))).max(1);
+        (now.saturating_sub(first) / each).min(u128::from(prefetch.chunks)) as u64
     }
 
     pub(crate) fn prefetched(&mut self, now: Ticks, slot: Slot, mut hit: Hit, arrived: usize) -> Ended {

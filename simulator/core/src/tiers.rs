@@ -6,7 +6,7 @@
 use std::collections::{BTreeMap, VecDeque};
 
 use crate::cache::Cache;
-use crate::device::Device;
+use crate::device::{Device, SharedDevice};
 use crate::disk::Disk;
 use crate::external::Outbox;
 use crate::journal::Journal;
@@ -36,6 +36,12 @@ impl Hit {
         Self { keys: self.keys.split_off(at), in_cpu: self.in_cpu.split_off(at) }
     }
 
+    /// Where in the prompt the disk's chunk of that number lies; behind all chunks, if there are not so many.
+    pub(crate) fn position_of_disk_chunk(&self, number: u64) -> usize {
+        let mut on_disk = (0..self.in_cpu.len()).filter(|&index| !self.in_cpu[index]);
+        on_disk.nth(number as usize).unwrap_or(self.in_cpu.len())
+    }
+
     pub(crate) fn disk_chunks(&self) -> u64 {
         self.in_cpu.iter().filter(|in_cpu| !**in_cpu).count() as u64
     }
@@ -63,16 +69,33 @@ pub struct Begun {
     pub quiet: bool,
 }
 
+/// A transfer of one of the devices that read for the disk tier.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Read {
+    Disk(u64),
+    PageCache(u64),
+    /// Somebody else's.
+    External,
+}
+
+/// A hit that is being read from disk: `chunks` by the transfer under way since `began`, `warm` after it from the page
+/// cache. At the deadline it is answered with what is there.
+#[derive(Debug)]
+pub(crate) struct Prefetch {
+    pub slot: Slot,
+    pub hit: Hit,
+    pub began: Ticks,
+    pub chunks: u64,
+    pub warm: u64,
+    pub deadline: Ticks,
+}
+
 #[derive(Debug)]
 pub(crate) enum Op {
-    /// Disk to CPU: `warm` chunks are left to read from the page cache; the first `arrived` chunks of the hit are in
-    /// time.
-    Prefetch {
-        slot: Slot,
-        hit: Hit,
-        warm: u64,
-        arrived: usize,
-    },
+    /// Disk to CPU.
+    Prefetch(Prefetch, Read),
+    /// What is left of a read that was not waited for.
+    Rest(Read),
     Load {
         slot: Slot,
         keys: Vec<Key>,
@@ -119,9 +142,9 @@ pub struct Tiers {
     pub(crate) disk: Option<Disk>,
     pub(crate) cpu_read: Device,
     pub(crate) cpu_write: Device,
-    pub(crate) disk_read: Device,
+    pub(crate) disk_read: SharedDevice,
     pub(crate) disk_write: Device,
-    pub(crate) page_cache_read: Device,
+    pub(crate) page_cache_read: SharedDevice,
     ops: BTreeMap<IoId, Op>,
     pub(crate) next_io: IoId,
     /// Look-ups that read from disk, and how many chunks.
@@ -151,9 +174,9 @@ impl Tiers {
             disk: config.disk_tier(),
             cpu_read: Device::new(&config.cpu_read),
             cpu_write: Device::new(&config.cpu_write),
-            disk_read: Device::new(&config.disk_read),
+            disk_read: SharedDevice::new(&config.disk_read),
             disk_write: Device::new(&config.disk_write),
-            page_cache_read: Device::new(&config.page_cache_read),
+            page_cache_read: SharedDevice::new(&config.page_cache_read),
             ops: BTreeMap::new(),
             next_io: 0,
             prefetching: 0,
@@ -254,13 +277,15 @@ impl Tiers {
         std::mem::swap(&mut self.page_cache_read, &mut other.page_cache_read);
     }
 
-    /// Begins to copy a hit's chunks from `first` on to the GPU; those before are not needed. `Ended::Load` follows.
-    pub fn load(&mut self, now: Ticks, slot: Slot, mut hit: Hit, first: usize) {
+    /// Begins to copy a hit's chunks from `first` on to the GPU; those before are not needed. `Ended::Load` follows at
+    /// the moment returned.
+    pub fn load(&mut self, now: Ticks, slot: Slot, mut hit: Hit, first: usize) -> Ticks {
         let keys = hit.keys.split_off(first.min(hit.keys.len()));
         self.release(&hit.keys);
         let count = keys.len() as u64;
         let end = self.cpu_read.submit(now, count, count * self.config.chunk_bytes);
         self.begin(end, Op::Load { slot, keys });
+        end
     }
 
     /// Unlocks chunks of a hit that are not needed any more.
@@ -287,12 +312,13 @@ impl Tiers {
                 Ended::Load(slot)
             }
             Some(Op::Answer { slot, hit }) => Ended::Lookup(slot, hit),
-            Some(Op::Prefetch { slot, hit, warm, arrived }) if warm > 0 => {
-                let end = self.page_cache_read.submit(now, warm, warm * self.config.chunk_bytes);
-                self.begin(end, Op::Prefetch { slot, hit, warm: 0, arrived });
+            Some(Op::Prefetch(prefetch, read)) => self.read_on(now, prefetch, read),
+            Some(Op::Rest(read)) => {
+                if let Err(end) = self.read_ended(now, read) {
+                    self.begin(end, Op::Rest(read));
+                }
                 Ended::Nothing
             }
-            Some(Op::Prefetch { slot, hit, arrived, .. }) => self.prefetched(now, slot, hit, arrived),
             Some(Op::Store { slot, keys, spilled }) => {
                 self.stored(now, id, slot, &keys);
                 self.spill(now, slot, spilled).unwrap_or(Ended::Store(slot))
@@ -329,7 +355,8 @@ impl Tiers {
 
     /// No request waits for this transfer.
     pub fn is_quiet(&self, id: IoId) -> bool {
-        matches!(self.ops.get(&id), Some(Op::Store { .. } | Op::Spill { .. } | Op::DiskWrite { .. }))
+        let op = self.ops.get(&id);
+        matches!(op, Some(Op::Store { .. } | Op::Spill { .. } | Op::DiskWrite { .. } | Op::Rest(_)))
     }
 
     pub(crate) fn begin(&mut self, end: Ticks, op: Op) {
@@ -371,8 +398,8 @@ impl Tiers {
             match op {
                 Op::Load { keys, .. } | Op::DiskWrite { keys, .. } => pin(keys),
                 Op::Answer { hit, .. } => pin(&hit.keys),
-                Op::Prefetch { hit, .. } => pin(&hit.keys_where(true).collect::<Vec<_>>()),
-                Op::Store { .. } | Op::Spill { .. } => {}
+                Op::Prefetch(prefetch, _) => pin(&prefetch.hit.keys_where(true).collect::<Vec<_>>()),
+                Op::Store { .. } | Op::Spill { .. } | Op::Rest(_) => {}
             }
         }
         let held = |key: &Key| self.cpu.readers(*key) + self.passing.get(key).copied().unwrap_or(0);

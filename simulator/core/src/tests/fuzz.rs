@@ -267,7 +267,7 @@ proptest! {
 }
 
 proptest! {
-    #![proptest_config(cases(250))]
+    #![proptest_config(cases(150))]
     #[test]
     fn an_engine_serves_or_refuses_all_and_loses_nothing(
         config in any_config(), first in any_load(), second in any_load(), reset in any::<[bool; 4]>(),
@@ -317,7 +317,7 @@ fn wild_config() -> impl Strategy<Value = EngineConfig> {
 }
 
 proptest! {
-    #![proptest_config(cases(400))]
+    #![proptest_config(cases(200))]
     #[test]
     fn bad_numbers_are_refused_in_one_line_or_do_no_harm(config in wild_config(), load in any_load()) {
         match Engine::new(config) {

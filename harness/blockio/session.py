@@ -1,0 +1,117 @@
+"""What stands behind `harness device` and `harness io`, and what a run does to have its device."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import re
+import sys
+from collections.abc import AsyncIterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from pydantic import ValidationError
+
+from harness.blockio.refdevice import HOLDING, DeviceError, check, create, destroy, devices, left
+from harness.engines.process import Child, child_environment
+from harness.experiments import Cell
+from harness.results import RunFolder
+from harness.strict import Device as DeviceSpec
+from harness.units import format_bytes
+
+# Engines get 15 s before they are killed, and the file system is in use until then.
+_HOLDER_GRACE_S = 60.0
+
+
+@contextlib.asynccontextmanager
+async def run_device(cells: Sequence[Cell], engine: str, folder: RunFolder) -> AsyncIterator[list[Cell]]:
+    """The cells as they are measured: with the disk tier on the device that they ask for, made for as long as this.
+
+    A process of its own removes the device at the end, also after SIGKILL of this one. Where devices are modelled, none
+    is made. Raises DeviceError.
+    """
+    spec = _wanted(cells[0], engine)
+    if spec is None:
+        yield list(cells)
+        return
+    name = f"run-{re.sub('[^a-z0-9]+', '-', folder.path.name.lower())[-40:]}-{os.getpid()}"
+    log = folder.path / "logs" / "device.log"
+    argv = [sys.executable, "-m", "harness.blockio.refdevice", name]
+    holder = Child("device holder", argv, log=log, env=child_environment({}), grace_s=_HOLDER_GRACE_S)
+
+    async def holds() -> bool:
+        return HOLDING in holder.last_lines()
+
+    holder.start()
+    try:
+        await holder.wait_until(holds, 60, "see `harness doctor`")
+        device = await asyncio.to_thread(create, name, spec)
+        for cell in cells:
+            folder.update_cell(cell.key, device=msgspec.to_builtins(device, enc_hook=str))
+        yield [_on(cell, device.mount) for cell in cells]
+    finally:
+        await asyncio.shield(holder.stop())
+        if name in left():
+            print(f"harness: device {name} is still in use; later: harness device destroy {name}", file=sys.stderr)
+
+
+def _on(cell: Cell, mount: Path) -> Cell:
+    experiment = cell.experiment
+    assert experiment.cache.disk is not None
+    disk = experiment.cache.disk.model_copy(update={"path": str(mount)})
+    cache = experiment.cache.model_copy(update={"disk": disk})
+    return msgspec.structs.replace(cell, experiment=experiment.model_copy(update={"cache": cache}))
+
+
+def check_run_device(cell: Cell, engine: str) -> None:
+    """Before anything starts. Raises DeviceError."""
+    if (spec := _wanted(cell, engine)) is not None:
+        check(spec)
+
+
+def _wanted(cell: Cell, engine: str) -> DeviceSpec | None:
+    """The device that a run of this cell would have made: engines that move real bytes have real devices."""
+    simulated = cell.experiment.engines.sim
+    real = engine == "vllm" or (engine == "sim" and simulated.mode == "storage" and simulated.storage.device == "file")
+    return cell.experiment.storage.device if real and cell.experiment.storage else None
+
+
+def create_device(name: str, settings: dict[str, Any]) -> int:
+    """Makes a device that stays until it is destroyed; prints where it is; returns the exit code."""
+    try:
+        spec = DeviceSpec.model_validate({key: value for key, value in settings.items() if value is not None})
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        option = "".join(f"--{str(part).replace('_', '-')}: " for part in first["loc"])
+        raise DeviceError(f"{option}{first.get('ctx', {}).get('error', first['msg'])}") from None
+    device = create(name, spec)
+    print(f"{device.mount}  {device.file_system} on {device.loop}, {format_bytes(device.size_bytes)}")
+    return 0
+
+
+def list_devices() -> int:
+    """Prints all devices, one a line; returns the exit code."""
+    for device in devices():
+        limits = ", ".join(f"{key} {value:g}" for key, value in device.limits.items() if value)
+        state = device.loop or "broken: destroy it"
+        print(f"{device.name:24} {device.file_system:6} {format_bytes(device.size_bytes):>8}  {state}  {limits}")
+        print(f"{'':24} {device.mount}")
+    return 0
+
+
+def destroy_devices(name: str | None, everything: bool) -> int:
+    """Removes one device, or all that are there; returns the exit code."""
+    if (name is None) == (not everything):
+        raise DeviceError("name one device, or say --all")
+    refused = []
+    for each in left() if name is None else [name]:
+        try:
+            destroy(each)
+            print(f"{each}: removed")
+        except DeviceError as error:
+            refused.append(error)
+    if refused:
+        raise refused[0]
+    return 0

@@ -1,0 +1,236 @@
+"""Reference devices as root: as fast as they are told to be, request by request, and nothing is left of them."""
+
+import json
+import mmap
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from harness.blockio import refdevice
+from harness.blockio.refdevice import DeviceError, create, destroy
+from harness.strict import Device as DeviceSpec
+
+ROOT = Path(__file__).parents[2]
+MIB = 2**20
+READ_BYTES = MIB // 2
+TOOLS = ("losetup", "fio", "mkfs.ext4", "mkfs.xfs", "mkfs.btrfs")
+MISSING = [tool for tool in TOOLS if not shutil.which(tool)]
+pytestmark = [
+    pytest.mark.real,
+    pytest.mark.skipif(os.geteuid() != 0, reason="reference devices need root"),
+    pytest.mark.skipif(bool(MISSING), reason=f"missing {', '.join(MISSING)}; scripts/test installs them"),
+]
+
+
+@pytest.fixture
+def name() -> Iterator[str]:
+    name = f"test-{os.getpid()}"
+    yield name
+    if name in refdevice.left():
+        destroy(name, patience_s=30)
+    assert not traces(name)
+
+
+def traces(name: str) -> list[str]:
+    """Mounts, loop devices, processes and files that mention the device."""
+    text = Path("/proc/mounts").read_text().splitlines()
+    text += [path.read_text() for path in Path("/sys/block").glob("loop*/loop/backing_file")]
+    for entry in Path("/proc").glob("[0-9]*/cmdline"):
+        try:
+            text.append(entry.read_bytes().decode(errors="replace"))
+        except OSError:
+            continue
+    home = refdevice.HOME / name
+    return [line for line in text if str(home) in line] + ([str(home)] if home.exists() else [])
+
+
+def spec(file_system: str = "ext4", **limits: str) -> DeviceSpec:
+    return DeviceSpec.model_validate({"size": "512MiB", "file_system": file_system, **limits})
+
+
+def fio(folder: Path, *options: str) -> dict[str, float]:
+    """Bandwidth in bytes/s and median completion latency in s of one fio job's reads (or writes)."""
+    command = ["fio", "--name=job", f"--directory={folder}", "--filename=f", "--direct=1", "--output-format=json"]
+    done = subprocess.run([*command, *options], capture_output=True, text=True, check=True)
+    job = json.loads(done.stdout)["jobs"][0]
+    side = job["read"] if job["read"]["io_bytes"] else job["write"]
+    percentiles = side["clat_ns"]["percentile"]
+    return {"bytes_per_s": side["bw_bytes"], "p50_s": percentiles["50.000000"] / 1e9}
+
+
+@pytest.mark.parametrize("file_system", ["ext4", "xfs", "btrfs"])
+def test_bandwidth_and_latency_are_those_of_the_limit(name: str, file_system: str) -> None:
+    device = create(name, spec(file_system, bandwidth="40MiB/s"))
+    rate = 40 * MIB
+    fio(device.mount, "--rw=write", "--bs=1M", "--size=120M", "--ioengine=psync")
+    before = block_statistics(device)
+    fio(device.mount, "--rw=read", "--bs=1M", "--size=120M", "--ioengine=io_uring", "--iodepth=16")
+    moved = [b - a for a, b in zip(before, block_statistics(device), strict=True)]
+    # While it had work: on a busy machine fio does not keep its queue filled.
+    assert moved[2] * 512 / (moved[9] / 1000) == pytest.approx(rate, rel=0.02)
+    assert single_reads_d2c_s(device, 16) == pytest.approx(READ_BYTES / rate, rel=0.05)
+
+
+def block_statistics(device: refdevice.Device) -> list[int]:
+    """Reads, merged, sectors, ms waited; the same for writes; in flight, ms with work, …"""
+    assert device.loop is not None
+    return [int(field) for field in (Path("/sys/block") / Path(device.loop).name / "stat").read_text().split()]
+
+
+def single_reads_d2c_s(device: refdevice.Device, count: int) -> float:
+    """Mean time of a read at the outer block device, for direct reads of 512 KiB with a pause between them.
+
+    Where memory is not contiguous, a request of the block layer has 128 pages at most: 512 KiB.
+    """
+    buffer = mmap.mmap(-1, READ_BYTES)
+    file = os.open(device.mount / "f", os.O_RDONLY | os.O_DIRECT)
+    before = block_statistics(device)
+    for index in range(count):
+        os.preadv(file, [buffer], index * READ_BYTES)
+        time.sleep(0.02)
+    os.close(file)
+    requests, _, sectors, waited_ms, *_ = (b - a for a, b in zip(before, block_statistics(device), strict=True))
+    # btrfs reads check sums too, and splits a read where an extent ends: so by the bytes.
+    assert requests == pytest.approx(count, abs=4)
+    return waited_ms / 1000 * READ_BYTES / (sectors * 512)
+
+
+def test_each_limit_is_kept_for_itself(name: str) -> None:
+    limits = {"read_bandwidth": "80MiB/s", "write_bandwidth": "40MiB/s", "read_iops": "500", "latency": "4ms"}
+    limited = DeviceSpec.model_validate({"size": "512MiB", **limits, "read_iops": 500})
+    device = create(name, limited)
+    deep = ["--ioengine=io_uring", "--iodepth=32"]
+    written = fio(device.mount, "--rw=write", "--bs=1M", "--size=80M", *deep)
+    assert written["bytes_per_s"] == pytest.approx(40 * MIB, rel=0.03)
+    assert fio(device.mount, "--rw=read", "--bs=1M", "--size=80M", *deep)["bytes_per_s"] == pytest.approx(
+        80 * MIB, rel=0.05
+    )
+    small = fio(device.mount, "--rw=randread", "--bs=4k", "--size=80M", "--number_ios=500", *deep)
+    assert small["bytes_per_s"] == pytest.approx(500 * 4096, rel=0.03)
+    alone = fio(device.mount, "--rw=randread", "--bs=4k", "--number_ios=50", "--size=80M", "--thinktime=5ms")
+    assert alone["p50_s"] == pytest.approx(0.006, rel=0.1)  # 1/500 s at the device and 4 ms on the way
+
+
+def test_buffered_writes_are_paced_when_they_are_written_back(name: str) -> None:
+    device = create(name, spec(bandwidth="50MiB/s"))
+    began = time.monotonic()
+    with (device.mount / "file").open("wb") as file:
+        file.write(os.urandom(50 * MIB))
+        os.fsync(file.fileno())
+    assert 0.97 < time.monotonic() - began < 2.0
+
+
+def test_a_file_can_hold_the_bytes(name: str, tmp_path: Path) -> None:
+    device = create(name, spec(bandwidth="400MiB/s", backing=str(tmp_path)))
+    data = os.urandom(8 * MIB)
+    (device.mount / "file").write_bytes(data)
+    subprocess.run(["sync", "-f", str(device.mount)], check=True)
+    [image] = tmp_path.iterdir()
+    assert image.stat().st_size == device.size_bytes and data[: 2**16] in image.read_bytes()
+    destroy(name)
+    assert not list(tmp_path.iterdir())
+
+
+def test_what_a_killed_harness_leaves_is_removed_by_destroy_all(name: str) -> None:
+    program = (
+        "import sys, time; from harness.blockio.refdevice import create; from harness.strict import Device;"
+        f"create({name!r}, Device(bandwidth='100MiB/s', size='512MiB')); print('up', flush=True); time.sleep(600)"
+    )
+    process = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True, cwd=ROOT)
+    assert process.stdout is not None and process.stdout.readline() == "up\n"
+    os.kill(process.pid, signal.SIGKILL)
+    process.wait()
+    assert traces(name)
+    (refdevice.HOME / name / "mount" / "file").write_text("in use a moment ago")
+    done = subprocess.run([sys.executable, "-m", "harness.cli", "device", "destroy", "--all"], cwd=ROOT, timeout=60,
+                          capture_output=True, text=True)  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert f"{name}: removed" in done.stdout and not traces(name)
+
+
+def test_a_killed_run_s_device_removes_itself(tmp_path: Path) -> None:
+    program = f"""
+import asyncio, os, signal
+from pathlib import Path
+from harness.blockio.session import run_device
+from harness.experiments import load_experiment
+from harness.results import RunFolder
+
+async def scenario():
+    cells = load_experiment(Path({str(tmp_path / "e.yaml")!r})).cells()
+    folder = RunFolder.create(Path({str(tmp_path / "Killed run")!r}), dict(cells=[dict(key=cells[0].key)]))
+    async with run_device(cells, "vllm", folder) as placed:
+        print(placed[0].experiment.cache.disk.path, flush=True)
+        os.kill(os.getpid(), signal.SIGKILL)
+
+asyncio.run(scenario())
+"""
+    storage = "storage: {device: {bandwidth: 100MiB/s, size: 512MiB}}"
+    (tmp_path / "e.yaml").write_text(
+        "name: x\nworkload: {kind: prefix, prompt_tokens: 257}\nmeasure: {tiers: [disk], samples: 1}\n"
+        f"cache: {{gpu: 64MiB, cpu: 1GiB, disk: {{capacity: 256MiB}}}}\n{storage}\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, timeout=60)
+    assert done.returncode == -signal.SIGKILL, done.stderr
+    name = Path(done.stdout.strip()).parent.name
+    assert name.startswith("run-killed-run-")
+    deadline = time.monotonic() + 30
+    while (seen := traces(name)) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    assert not seen
+
+
+@pytest.mark.parametrize("step", ["_run", "_is_mounted"])
+def test_a_device_that_fails_half_way_leaves_nothing(name: str, step: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    real = getattr(refdevice, step)
+    calls = 0
+
+    def failing(*arguments: str) -> object:
+        nonlocal calls
+        calls += 1
+        if calls == 2:
+            raise DeviceError("pulled out")
+        return real(*arguments)
+
+    monkeypatch.setattr(refdevice, step, failing)
+    with pytest.raises(DeviceError, match="pulled out"):
+        create(name, spec(bandwidth="100MiB/s"))
+    assert not traces(name)
+
+
+def test_only_own_devices_are_touched(name: str) -> None:
+    for foreign in ("loop0", "../mnt", "/dev/vda", "nothing-here"):
+        with pytest.raises(DeviceError, match="no device that harness made"):
+            destroy(foreign)
+    create(name, spec(bandwidth="100MiB/s"))
+    with pytest.raises(DeviceError, match=f"harness device destroy {name}"):
+        create(name, spec(bandwidth="100MiB/s"))
+    with (refdevice.HOME / name / "mount" / "file").open("w"), pytest.raises(DeviceError, match="in use"):
+        destroy(name, patience_s=0.2)
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"file_system": "f2fs"}, "this kernel and harness have"),
+        ({"size": "64TiB"}, "make it smaller"),
+        ({"backing": "/no/such/folder"}, "is no folder; make it"),
+    ],
+)
+def test_what_cannot_be_made_is_refused_on_one_line(name: str, change: dict[str, str], words: str) -> None:
+    with pytest.raises(DeviceError, match=words) as refused:
+        create(name, DeviceSpec.model_validate({"size": "512MiB", "bandwidth": "100MiB/s", **change}))
+    assert "\n" not in str(refused.value)
+
+
+def test_a_missing_mkfs_names_its_package(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", "/nowhere")
+    with pytest.raises(DeviceError, match="apt-get install -y xfsprogs"):
+        create(name, spec("xfs", bandwidth="100MiB/s"))
