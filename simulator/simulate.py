@@ -328,4 +328,9 @@ def _checked(call: Callable[[], Result]) -> Result:
     try:
         return call()
     except (OverflowError, TypeError, BufferError) as error:
-        raise ValueError(f"not a usable value: {' '.join(str(error).split())}") from error
+        reasons: list[BaseException] = [error]
+        while (cause := reasons[-1].__cause__) is not None:
+            reasons.append(cause)
+        # The last two: which field, and why.
+        text = ": ".join(" ".join(str(reason).split()) for reason in reasons[-2:])
+        raise ValueError(f"not a usable value: {text}") from error
