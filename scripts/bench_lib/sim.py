@@ -35,7 +35,7 @@ TIER_PACKS = ("lmcache-0.5.6-mp", "lru")
 ROUTINGS = ("round-robin", "least-loaded", "prefix-aware")
 REQUESTS = 1_000_000
 TRACE_REQUESTS = 12_031
-ROW_REQUESTS = 100_000
+ROW_REQUESTS = 25_000
 SHORT_RUNS = 5
 # A quarter of an hour's time between the last request of one repetition and the first of the next.
 PAUSE_S = 900.0
