@@ -265,6 +265,7 @@ class Simulator:
         return SimpleNamespace(
             policy=self.tier_policy,
             chunk_bytes=chunk_bytes,
+            chunk_tokens=self.chunk_tokens,
             cpu_chunks=self.cpu_bytes // max(chunk_bytes, 1),
             disk_chunks=None if self.disk_bytes is None else self.disk_bytes // max(chunk_bytes, 1),
             odirect=self.odirect,
@@ -324,4 +325,9 @@ def checked(call: Callable[[], Result]) -> Result:
     try:
         return call()
     except (OverflowError, TypeError, BufferError) as error:
-        raise ValueError(f"not a usable value: {' '.join(str(error).split())}") from error
+        reasons: list[BaseException] = [error]
+        while (cause := reasons[-1].__cause__) is not None:
+            reasons.append(cause)
+        # The last two: which field, and why.
+        text = ": ".join(" ".join(str(reason).split()) for reason in reasons[-2:])
+        raise ValueError(f"not a usable value: {text}") from error

@@ -4,12 +4,14 @@ use crate::cluster::{Cluster, Routing, Sharing};
 use crate::engine::{Engine, EngineConfig};
 use crate::request::{Completion, Submission};
 use crate::tests::{ask, config, lmcache, lru, random_load, tiers, variants};
-use crate::tiers::TierPolicy;
+use crate::tier_config::TierPolicy;
 use crate::time::{FOREVER, from_s, to_s};
 
 const ROUTINGS: [Routing; 3] = [Routing::RoundRobin, Routing::LeastLoaded, Routing::PrefixAware];
 const SHARINGS: [Sharing; 3] = [Sharing::Nothing, Sharing::Disk, Sharing::CpuAndDisk];
 
+/// Id, prompt, output tokens, seconds.
+type Asked<'a> = (&'a str, &'a [(i64, u64)], u64, f64);
 type Served = Vec<(usize, Completion)>;
 /// Id, prompt, output tokens, and when it is sent.
 type Asked = (&'static str, &'static [(i64, u64)], u64, f64);
