@@ -13,8 +13,6 @@ const SHARINGS: [Sharing; 3] = [Sharing::Nothing, Sharing::Disk, Sharing::CpuAnd
 /// Id, prompt, output tokens, seconds.
 type Asked<'a> = (&'a str, &'a [(i64, u64)], u64, f64);
 type Served = Vec<(usize, Completion)>;
-/// Id, prompt, output tokens, and when it is sent.
-type Asked = (&'static str, &'static [(i64, u64)], u64, f64);
 
 fn cluster(config: EngineConfig, instances: usize, routing: Routing, sharing: Sharing) -> Cluster {
     Cluster::new(config, instances, routing, sharing).expect("a good configuration")
