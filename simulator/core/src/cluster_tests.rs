@@ -96,11 +96,22 @@ fn macro_steps_and_stops_change_nothing_in_a_cluster() {
             let singles = EngineConfig { macro_steps: false, ..config.clone() };
             let mut whole = cluster(config.clone(), 3, routing, sharing);
             let mut single = cluster(singles, 3, routing, sharing);
+            let stopped_config = config.clone();
             let mut stopped = cluster(config, 3, routing, sharing);
             for cluster in [&mut whole, &mut single, &mut stopped] {
                 submit_all(cluster, &load);
             }
             let served = finish(&mut whole);
+            let mut parted = cluster(stopped_config.clone(), 3, routing, sharing);
+            submit_all(&mut parted, &load);
+            let mut parts = parted.advance(from_s(0.3)).expect("no dead end");
+            for until in [from_s(0.5), from_s(0.9), FOREVER] {
+                parts.extend(parted.advance_all(until).expect("no dead end"));
+                assert!(until == FOREVER || parted.now() == until);
+            }
+            assert_eq!(parts, served, "seed {seed} {routing:?} {sharing:?}");
+            assert_eq!(parted.now(), whole.now());
+            assert_eq!(parted.counters(), whole.counters());
             assert_eq!(finish(&mut single), served, "seed {seed} {routing:?} {sharing:?}");
             let mut pieces = Vec::new();
             while !stopped.idle() {

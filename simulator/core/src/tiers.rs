@@ -208,13 +208,11 @@ impl Tiers {
     /// later one.
     pub fn tick(&mut self, now: Ticks) {
         let every = time::from_s(self.config.policy.tick_s);
-        if !self.config.policy.evicts() && every > 0 {
+        if !self.config.policy.evicts() && every > 0 && self.next_tick * every <= now {
             let (first, last) = (self.next_tick, now / every);
-            if last >= first {
-                let dropped = self.run_ticks(first, last, every);
-                self.next_tick = last + 1;
-                self.journal.note("tick", || with((last - first + 1) as u64, &dropped));
-            }
+            let dropped = self.run_ticks(first, last, every);
+            self.next_tick = last + 1;
+            self.journal.note("tick", || with((last - first + 1) as u64, &dropped));
         }
         self.clock(now);
     }
