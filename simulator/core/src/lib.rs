@@ -48,4 +48,6 @@ pub use time::{FOREVER, Ticks, from_s, to_s};
 #[cfg(feature = "python")]
 mod python;
 #[cfg(feature = "python")]
+mod python_cluster;
+#[cfg(feature = "python")]
 mod python_policies;
