@@ -87,8 +87,9 @@ class Simulator:
     disk_bytes None: there is no disk tier. odirect: disk reads bypass the page cache. disk_bytes_per_s: what the
     disk's device is limited to, if it is; disk_depth: reads in flight for a request (LMCache's fs: 1, fs_native: 4).
     macro_steps False takes every decode step singly: slower, and the result is the same. journal: keep notes for
-    take_journal. external_disk: somebody else makes the disk tier's transfers (take_issued, complete_io). Raises ValueError in one line for settings that could serve nothing, and CalibrationError for a
-    constant that these tiers need and the calibration lacks.
+    take_journal. external_disk: somebody else makes the disk tier's transfers (take_issued, complete_io).
+    Raises ValueError in one line for settings that could serve nothing, and CalibrationError for a constant that these
+    tiers need and the calibration lacks.
     """
 
     def __init__(
