@@ -38,3 +38,5 @@ pub use time::{FOREVER, Ticks, from_s, to_s};
 
 #[cfg(feature = "python")]
 mod python;
+#[cfg(feature = "python")]
+mod python_cluster;
