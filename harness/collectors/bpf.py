@@ -24,6 +24,10 @@ import msgspec
 
 SCRIPTS = Path(__file__).parent / "bpf"
 TRACEFS = (Path("/sys/kernel/tracing/events"), Path("/sys/kernel/debug/tracing/events"))
+_CALLS = {"R": "read", "W": "write", "F": "sync"}
+# Where a line's path begins, and how much of a path is in one line: BPFTRACE_STRLEN 200, less the end.
+_NAME_AFTER = {"O": 7, "M": 4, "N": 4}
+_NAME_BYTES = 199
 _MAX_PIDS = 8
 _START_TIMEOUT_S, _STOP_TIMEOUT_S = 30.0, 15.0
 _FALLBACKS = (
@@ -116,7 +120,9 @@ class BpfTrace:
 
         bpftrace's nsecs count the time that the machine slept or not, by version: its own first line tells.
         """
-        ready_ns = next(int(line.split()[1]) for line in _lines(self._folder / "block.jsonl") if line[0] == "r")
+        ready_ns = next(
+            int(line.split()[1]) for line in _lines(self._folder / "block.jsonl") if line.startswith("ready")
+        )
         monotonic_ns, boot_ns = time.monotonic_ns(), time.clock_gettime_ns(time.CLOCK_BOOTTIME)
         asleep_ns = boot_ns - monotonic_ns if ready_ns > monotonic_ns else 0
         return monotonic_ns + asleep_ns - round(now_s * 1e9)
@@ -160,38 +166,52 @@ def read_block(path: Path, zero_ns: int) -> tuple[list[BlockRequest], list[tuple
 
 
 def read_files(path: Path, zero_ns: int) -> list[FileCall]:
-    """Calls in the order in which they ended. A file whose opening was not seen is not among them."""
+    """Calls in the order in which they began. A file whose opening was not seen is not among them."""
     open_files: dict[tuple[str, str], str] = {}
+    renamed: dict[str, str] = {}
     calls: list[FileCall] = []
-    renamed = ""
-    for line in _lines(path):
-        kind, at, *words = line.split(" ", 5) if line[0] in "O" else line.split(" ")
-        if kind not in "ORWFMN" or not at.isdigit():
-            continue
-        at_s = (int(at) - zero_ns) / 1e9
+    for _, kind, words, name in _file_events(path):
+        at_s = (int(words[0]) - zero_ns) / 1e9
         if kind == "O":
-            took, pid, fd, rest = words
-            flags, _, name = rest.partition(" ")
+            took, pid, fd, _, flags = words[1:]
             open_files[pid, fd] = name
             calls.append(FileCall("open", at_s, int(took) / 1e9, int(pid), name, flags=int(flags)))
         elif kind == "M":
-            renamed = line.split(" ", 3)[3]
+            renamed[words[2]] = name
         elif kind == "N":
-            calls.append(FileCall("rename", at_s, 0.0, int(words[0]), line.split(" ", 3)[3], old_path=renamed))
-        elif name := open_files.get((words[1], words[2]), ""):
-            took, pid, _, *numbers = words
+            calls.append(FileCall("rename", at_s, 0.0, int(words[1]), name, old_path=renamed.pop(words[2], "")))
+        elif (words[2], words[3]) in open_files:
+            took, pid, fd, *numbers = words[1:]
             offset, size = map(int, numbers) if numbers else (-1, 0)
-            name_of = {"R": "read", "W": "write", "F": "sync"}
-            calls.append(FileCall(name_of[kind], at_s, int(took) / 1e9, int(pid), name, offset, max(0, size)))
+            name = open_files[pid, fd]
+            calls.append(FileCall(_CALLS[kind], at_s, int(took) / 1e9, int(pid), name, offset, max(0, size)))
     return calls
+
+
+def _file_events(path: Path) -> list[tuple[int, str, list[str], str]]:
+    """(when, kind, words, path) by time: each core's events come in order, but not all cores' together."""
+    found: list[tuple[int, str, list[str], str]] = []
+    long: dict[str, int] = {}
+    for line in _lines(path):
+        kind, *words = line.split(" ")
+        if kind == "T" and words and words[0] in long:
+            when, kind, words, name = found[at := long.pop(words[0])]
+            found[at] = (when, kind, words, name + line.split(" ", 2)[2])
+        elif kind in _NAME_AFTER:
+            *words, name = line.split(" ", _NAME_AFTER[kind])[1:]
+            if len(name.encode()) >= _NAME_BYTES:
+                long[words[4 if kind == "O" else 2]] = len(found)
+            # A file is open from the end of the call on.
+            found.append((int(words[0]) + (int(words[1]) if kind == "O" else 0), kind, words, name))
+        elif kind in _CALLS:
+            found.append((int(words[0]), kind, words, ""))
+    return sorted(found, key=lambda event: event[0])
 
 
 def _lines(path: Path) -> Iterator[str]:
     for item in _items(path):
         if item["type"] == "printf" and isinstance(item["data"], str):
-            for line in item["data"].splitlines():
-                if line.strip():
-                    yield line
+            yield item["data"].removesuffix("\n")
 
 
 def _items(path: Path) -> Iterator[dict[str, Any]]:

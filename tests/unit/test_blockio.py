@@ -39,10 +39,11 @@ def test_block_lines_are_read_on_the_run_s_clock(tmp_path: Path) -> None:
 
 
 def test_file_lines_follow_opens_and_renames(tmp_path: Path) -> None:
+    # The core that wrote told later than the one that opened, and an open file is open from the call's end on.
     path = lines(
-        tmp_path / "f", "R 5000000000 10 7 3 -1 99", "O 5100000000 1000 7 3 577 /d/a b.tmp",
-        "W 5200000000 2000 7 3 -1 64",
-        "F 5250000000 500 7 3", "M 5300000000 7 /d/a b.tmp", "N 5300000001 7 /d/a b", "O 5400000000 100 7 4 0 /d/a b",
+        tmp_path / "f", "R 5000000000 10 7 3 -1 99", "W 5200000000 2000 7 3 -1 64",
+        "O 5100000000 1000 7 3 8 577 /d/a b.tmp", "T 8 ../lib\nR 1 2 3", "F 5250000000 500 7 3",
+        "M 5300000000 7 8 /d/a b.tmp", "N 5300000001 7 8 /d/a b", "O 5400000000 100 7 4 8 0 /d/a b",
         "R 5500000000 300 7 4 32 -5",
     )  # fmt: skip
     calls = read_files(path, ZERO_NS)
@@ -51,6 +52,13 @@ def test_file_lines_follow_opens_and_renames(tmp_path: Path) -> None:
         ("rename", "/d/a b", -1, 0), ("open", "/d/a b", -1, 0), ("read", "/d/a b", 32, 0),
     ]  # fmt: skip
     assert calls[0].flags == 577 and calls[1].took_s == pytest.approx(2e-6) and calls[3].old_path == "/d/a b.tmp"
+
+
+def test_a_long_path_comes_in_two_lines(tmp_path: Path) -> None:
+    long, other = "/d/" + "x" * 196, "/d/" + "y" * 196
+    path = lines(tmp_path / "f", f"O 5100000000 10 7 3 8 0 {long}", f"O 5100000001 10 7 4 9 0 {other}", "T 9 -2.data",
+                 "T 8 -1.data", "R 5500000000 300 7 3 0 5")  # fmt: skip
+    assert [call.path for call in read_files(path, ZERO_NS)] == [f"{long}-1.data", f"{other}-2.data", f"{long}-1.data"]
 
 
 def test_sequential_requests_depth_and_times() -> None:
