@@ -22,6 +22,10 @@ app = App(
 
         harness serve configs/experiments/quickstart.yaml --port 8000
 
+        harness calibrate configs/experiments/quickstart.yaml --engine vllm -o mine.yaml
+
+        harness validate configs/experiments/thesis_exp2_hit_rate.yaml --calibration mine.yaml
+
         harness report results/*
 
         harness doctor
@@ -107,6 +111,76 @@ def serve(
     from harness.session import serve
 
     return serve(experiment, overrides or [], size, host, port, api_key_env)
+
+
+@app.command
+def calibrate(
+    experiment: Annotated[
+        Path, Parameter(help="The experiment file: model, cache and engines count, and chunk sizes.")
+    ],
+    /,
+    *,
+    engine: EngineChoice,
+    output: Annotated[Path, Parameter(name=["--output", "-o"], help="The calibration file to write.")],
+    overrides: Overrides = None,
+    size: Size = None,
+    run_folder: Annotated[Path | None, Parameter(name="--run", help="The run's folder, for the raw rows.")] = None,
+    budget: Annotated[str, Parameter(help="How long it may take.")] = "15min",
+) -> int:
+    """Measures what an engine and its tiers cost here, and fits the simulator's constants to it.
+
+    Exit code 1: the fit does not foretell points that are left out of it.
+
+    Example: harness calibrate configs/experiments/quickstart.yaml --engine vllm -o mine.yaml
+    """
+    from harness.calibrate import calibrate
+
+    return calibrate(experiment, engine, overrides or [], size, output, run_folder, budget)
+
+
+@app.command
+def validate(
+    experiment: Annotated[Path, Parameter(help="The experiment file, or a table of published figures.")],
+    /,
+    *,
+    calibration: Annotated[
+        str | None, Parameter(help="The calibration: a file, or a name of configs/hardware.")
+    ] = None,
+    real: Annotated[list[Path] | None, Parameter(help="Finished runs to use for the real side. Repeatable.")] = None,
+    engine: Engine = "vllm",
+    overrides: Overrides = None,
+    sizes: Annotated[
+        list[str] | None, Parameter(name="--size", help="Sizes of the file to measure. Repeatable.")
+    ] = None,
+    budget: Annotated[str, Parameter(help="Time for sampling again what did not resolve, e.g. 10min.")] = "0s",
+    tolerance: Annotated[float, Parameter(help="The largest relative error that passes.")] = 0.05,
+    out: Out = None,
+) -> int:
+    """Holds the calibrated simulator against a real engine. Exit codes: 0 pass, 1 fail, 3 not resolvable.
+
+    Example: harness validate configs/validation/cpu_vllm.yaml --calibration mine.yaml --size lengths --size hits
+    """
+    from harness.judge import validate
+
+    return validate(experiment, calibration, real or [], engine, overrides or [], sizes or [], budget, tolerance, out)
+
+
+@app.command
+def compare(
+    reference: Annotated[Path, Parameter(help="The run that is the measure.")],
+    candidate: Annotated[Path, Parameter(help="The run that is judged.")],
+    /,
+    *,
+    tolerance: Annotated[float, Parameter(help="The largest relative error that passes.")] = 0.05,
+    out: Out = None,
+) -> int:
+    """Holds any two runs of one experiment against each other. Exit codes: 0 pass, 1 fail, 3 not resolvable.
+
+    Example: harness compare results/before results/after --tolerance 0.05
+    """
+    from harness.judge import compare
+
+    return compare(reference, candidate, tolerance, out)
 
 
 @app.command
@@ -258,6 +332,7 @@ def main() -> None:
     """Runs a command.
 
     Exit codes: 0 done; 1 the run failed or a tier has no row that counts; 2 the user's mistake; 130, 143 interrupted.
+    validate and compare: 0 pass; 1 fail; 3 nothing fails and not everything could be resolved.
     """
     app["--help"].group = app["--version"].group = Group("Help")
     try:

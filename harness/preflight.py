@@ -31,6 +31,8 @@ def check_experiment(
     experiment: Experiment, model: ModelSpec, capabilities: Capabilities, engine: str, results: Path
 ) -> None:
     """Before the engine starts. Raises PreflightError."""
+    if not experiment.cache.gpu and engine != "sim":
+        raise PreflightError(f"cache.gpu is 0: all KV on storage is for --engine sim, not {engine}; give it a size")
     _check_capabilities(experiment, capabilities, engine)
     if isinstance(experiment.workload, PrefixWorkload):
         cache = experiment.cache

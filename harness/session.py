@@ -101,12 +101,12 @@ def _fresh(plan: Plan | None, engine: EngineName | None, out: Path | None, sweep
         cells=cells,
         engine=engine,
         experiment=plan.origin(),
-        command=_command(),
+        command=command_line(),
         folder=out or new_folder(plan.experiment.name, engine),
     )
 
 
-def _command() -> str:
+def command_line() -> str:
     """The command line that this is, for the report. Keys are in the environment, never here."""
     return shlex.join(["harness", *sys.argv[1:]])
 

@@ -4,8 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import Any, Literal
 
 import numpy as np
+
+Values = np.ndarray[Any, np.dtype[np.float64]]
+Indices = np.ndarray[Any, np.dtype[np.int64]]
+Equivalence = Literal["pass", "fail", "not resolvable"]
 
 
 def percentile(values: Sequence[float], share: float) -> float | None:
@@ -50,3 +55,58 @@ def samples_needed(values: Sequence[float], half_width: float, confidence: float
 
     quantile = float(ndtri((1 + confidence) / 2))
     return max(2, math.ceil((quantile * spread / half_width) ** 2))
+
+
+# ---- equivalence: may two sides be called equal within a margin?
+
+
+def resampled_clusters(rng: np.random.Generator, clusters: int, size: int, resamples: int) -> Indices:
+    """Bootstrap indices of whole clusters: (resamples, clusters * size), into values laid out cluster by cluster."""
+    chosen = rng.integers(0, clusters, size=(resamples, clusters, 1))
+    return (chosen * size + np.arange(size)).reshape(resamples, -1)
+
+
+def resampled_blocks(rng: np.random.Generator, n: int, length: int, resamples: int) -> Indices:
+    """Circular block bootstrap of n values in order, so that neighbours that hang together stay together."""
+    starts = rng.integers(0, n, size=(resamples, -(-n // length), 1))
+    return ((starts + np.arange(length)) % n).reshape(resamples, -1)[:, :n]
+
+
+def expanded_interval(estimates: Values, clusters: int, confidence: float) -> tuple[float, float]:
+    """Percentile interval of bootstrap estimates, widened for few clusters.
+
+    The plain percentile interval of n clusters is too narrow by sqrt((n-1)/n) and by a normal's quantile in place of
+    Student's; the share cut off at either end is made smaller by as much (Hesterberg, The American Statistician 2015).
+    """
+    from scipy.special import ndtr, stdtrit
+
+    if clusters < 2:
+        return -math.inf, math.inf
+    quantile = float(stdtrit(clusters - 1, (1 - confidence) / 2))
+    tail = float(ndtr(quantile * math.sqrt(clusters / (clusters - 1))))
+    low, high = np.quantile(estimates, [tail, 1 - tail])
+    return float(low), float(high)
+
+
+def equivalence(low: float, high: float, margin: float) -> Equivalence:
+    """'pass': the whole interval lies within ± margin; 'fail': all of it lies outside; else 'not resolvable'."""
+    if -margin <= low and high <= margin:
+        return "pass"
+    return "fail" if low > margin or high < -margin else "not resolvable"
+
+
+def samples_to_resolve(error: float, half_width: float, samples: int, margin: float) -> int | None:
+    """How many samples would make an interval of this half width leave one end of the margin; None: none would."""
+    room = abs(margin - abs(error))
+    if room == 0 or not math.isfinite(half_width):
+        return None
+    return max(samples, math.ceil(samples * (half_width / room) ** 2))
+
+
+def wasserstein(left: Sequence[float], right: Sequence[float]) -> float | None:
+    """Area between the two cumulative distributions, in the values' unit; None where a side is empty."""
+    if not len(left) or not len(right):
+        return None
+    from scipy.stats import wasserstein_distance
+
+    return float(wasserstein_distance(left, right))

@@ -91,10 +91,12 @@ async def place(engine: Engine, probe: Probe, tier: str, index: int, emit: Emit)
         return
     lost = _SERVED_BY[tier] not in probe.resident
     crowded = probe.stray_tokens > _stray_limit(probe)
+    # The cache server looks for every prompt, and reads what only its storage holds: the engine's own hit waits for it.
+    read_first = tier == "gpu" and "disk" in probe.resident and "cpu" not in probe.resident
     # A prefix comes up into the engine's cache by being asked for; into a tier below only by being computed anew.
-    if crowded or (lost and tier != "gpu"):
+    if crowded or read_first or (lost and tier != "gpu"):
         await _empty(engine, probe, ALL_TIERS & resets)
-    if crowded or lost:
+    if crowded or read_first or lost:
         computed = not probe.resident
         await engine.replay(Load(probe.warmers(tier, index), concurrency=1), emit)
         probe.resident |= ALL_TIERS if computed else {"gpu"}

@@ -16,35 +16,63 @@ import msgspec
 from simulator import SettingError
 from simulator.models import load_config
 
-COST = ("step_s", "token_s", "attention_s", "decode_context_s", "request_s", "request_token_s")
+STEP = ("step_s", "token_s", "attention_s", "decode_context_s")
+COST = (*STEP, "request_s", "request_token_s", "request_wait_s", "request_chunk_s")
 DEVICES = ("cpu.read", "cpu.write", "disk.read", "disk.write", "page_cache.read")
-CONSTANTS = (*COST, *(f"{device}.{of}" for device in DEVICES for of in ("latency_s", "chunk_s", "bytes_per_s")))
+TRANSFER = ("latency_s", "chunk_s", "bytes_per_s", "shared_bytes_per_s")
+CONSTANTS = (*COST, *(f"{device}.{of}" for device in DEVICES for of in TRANSFER))
 
 State = Literal["recompute", "gpu", "cpu", "disk", "disk_cold"]
+Metric = Literal["ttft_s", "tpot_s"]
 
 
 class CalibrationError(SettingError):
     """A calibration lacks a constant that is needed, or is not whole."""
 
 
-class Point(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """A measured time to first token of a prompt of which hit_tokens lay in the tier that `state` names.
+class Point(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
+    """A measured time of prompts of which hit_tokens each lay in the tier that `tier` names.
 
-    'disk' was answered by the page cache, 'disk_cold' by the device.
+    'disk' was answered by the page cache, 'disk_cold' by the device, which device_bytes_per_s limited (None: nothing
+    did). measured_s: the mean over the `concurrency` requests sent at once of the metric, its median over the samples;
+    low_s, high_s: the 95 % interval of that. fitted_s: what the constants say. loo_error: by how much (relative) a fit
+    to all other points misses it.
     """
 
-    state: State
+    tier: State
     prompt_tokens: int
     hit_tokens: int
-    ttft_s: float
+    chunk_tokens: int
+    concurrency: int = 1
+    output_tokens: int = 1
+    metric: Metric = "ttft_s"
+    device_bytes_per_s: int | None = None
+    file_system: str | None = None
+    samples: int | None = None
+    measured_s: float
+    low_s: float | None = None
+    high_s: float | None = None
+    fitted_s: float | None = None
+    loo_error: float | None = None
+
+    @property
+    def error(self) -> float | None:
+        """Relative: what the constants say against what was measured."""
+        return None if self.fitted_s is None else self.fitted_s / self.measured_s - 1
 
 
-class FittedOn(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The measured points and the settings under which they were taken."""
+class FittedOn(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
+    """The measured points, the settings under which they were taken, and by what."""
 
     model: str
-    chunk_tokens: int
     max_num_batched_tokens: int
+    max_num_seqs: int = 256
+    block_tokens: int = 32
+    gpu_blocks: int | None = None
+    engine: str | None = None
+    versions: dict[str, str] = {}
+    host: dict[str, str | int | None] = {}
+    run_id: str | None = None
     points: tuple[Point, ...]
 
 
@@ -64,8 +92,15 @@ class Calibration(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     """Constants by name (CONSTANTS), null where unknown, with their provenance.
 
     Seconds: step_s per step, token_s per new token, attention_s per pair of tokens attended, decode_context_s per
-    token of a decoding sequence's context, request_s per request and request_token_s per prompt token before the
-    scheduler sees it. A device's transfer of n chunks takes latency_s + n chunk_s + bytes / bytes_per_s.
+    token of a decoding sequence's context. Before the scheduler sees a request: request_s and per prompt token
+    request_token_s in a front end that takes requests one after another, then request_wait_s and per prompt chunk
+    request_chunk_s beside other requests. A device's transfer of n chunks takes, alone, latency_s + n chunk_s + bytes
+    / bytes_per_s; all together move at most shared_bytes_per_s (.inf: no bound was seen). synchronous_loads: the
+    engine's own thread copies what is loaded from the CPU tier, and computes nothing meanwhile (vLLM's workers without
+    a GPU: LMCache 0.5.6, multiprocess/transfer_context/worker_transfer.py, EngineDrivenTransferContext).
+
+    good: the verdict of the fit's own leave-one-out (fitting.LooVerdict); None: none was made. intervals: 95 %, of
+    the constants that were fitted.
     """
 
     name: str
@@ -76,13 +111,17 @@ class Calibration(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     fitted_on: FittedOn
     assumed: dict[str, Assumption]
     constants: dict[str, float | None]
+    synchronous_loads: bool = False
+    good: bool | None = None
+    verdict: str | None = None
+    intervals: dict[str, tuple[float, float]] = {}
 
     def __post_init__(self) -> None:
         odd = set(self.constants) ^ set(CONSTANTS) | set(self.assumed) - set(CONSTANTS)
         if odd:
             raise ValueError(f"constants: {', '.join(sorted(odd))} missing or unknown; state each one, null if unknown")
         for name, value in self.constants.items():
-            if value is not None and not (0 < value < math.inf or (value == 0 and not name.endswith("bytes_per_s"))):
+            if value is not None and not _possible(name, value):
                 raise ValueError(f"constants.{name}: {value} is not a possible cost")
 
     def constant(self, name: str) -> float:
@@ -93,6 +132,12 @@ class Calibration(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
                 f"calibration {self.name}: {name} is unknown (null) and needed here; calibrate it or state it"
             )
         return value
+
+
+def _possible(name: str, value: float) -> bool:
+    if name.endswith("bytes_per_s"):
+        return 0 < value < math.inf or (value == math.inf and name.endswith("shared_bytes_per_s"))
+    return 0 <= value < math.inf
 
 
 def without_compute(calibration: Calibration) -> Calibration:

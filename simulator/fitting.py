@@ -1,56 +1,216 @@
-"""Fits a calibration's constants to measured times to first token. Apart, for it needs numpy and scipy."""
+"""Fits a calibration's constants to measured times. Apart, for it needs numpy and scipy.
+
+A time is linear in the constants (bandwidths counted by their inverse) as long as the same things wait for each other.
+Of a lone request on a device without a limit that is always so, and `design` says how often each constant counts. Of
+other points the simulator is asked, and its derivative is their design: found anew until it stays.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import NamedTuple
+
+import msgspec
 import numpy as np
+from numpy.typing import NDArray
 from scipy.optimize import nnls
+from scipy.special import stdtrit
 
 from simulator.calibration import CONSTANTS, Assumption, Calibration, FittedOn, Point
 from simulator.models import load_model
+from simulator.probing import simulated_s
 
 SIGNIFICANT_DIGITS = 6
+_ROUNDS = 12
+# Small against what such a constant is, so that a derivative is one-sided and nothing waits for other things.
+_STEPS = {"bytes_per_s": 1e-13, "attention_s": 1e-12, "decode_context_s": 1e-10, "token_s": 1e-9}
+_STEP_S = 1e-6
+
+Array = NDArray[np.float64]
 
 
-def fit(fitted_on: FittedOn, assumed: dict[str, Assumption]) -> dict[str, float | None]:
+class Fit(NamedTuple):
+    """Constants; per point what they say and by how much (relative) a fit without it misses it; 95 % intervals."""
+
+    constants: dict[str, float | None]
+    fitted_s: list[float]
+    loo_error: list[float]
+    intervals: dict[str, tuple[float, float]]
+
+
+def fit(fitted_on: FittedOn, assumed: Mapping[str, Assumption], *, synchronous_loads: bool = False) -> Fit:
     """Constants by least squares of the relative error, none below 0; null where the points say nothing.
 
     Relative, because a time to first token of 30 ms has to be as right as one of 3 s. An infinitely fast device (the
-    fit finds no time per byte) is null: the points cannot tell its speed.
+    fit finds no time per byte) is null, a shared bandwidth that nothing showed .inf.
     """
-    wanted = [n for n in CONSTANTS if n not in assumed and any(n in design(p, fitted_on) for p in fitted_on.points)]
-    known = {n: a.value for n, a in assumed.items() if a.value is not None}
-    measured = np.array([point.ttft_s for point in fitted_on.points])
-    rows = [design(point, fitted_on) for point in fitted_on.points]
-    given = np.array([sum(_slope(n, known[n]) * row.get(n, 0.0) for n in known) for row in rows])
-    matrix = np.array([[row.get(name, 0.0) for name in wanted] for row in rows]) / measured[:, None]
+    problem = _Problem(fitted_on, assumed, synchronous_loads)
+    # A bound that nothing has reached shows no derivative: it is sought from a start at which it binds as well.
+    alone = _descend(problem, np.zeros(len(problem.free)))
+    best = min((alone, _descend(problem, problem.bound(alone))), key=problem.loss)
+    offset, matrix = problem.linear(best)
+    shown = {name for name, column in zip(problem.free, matrix.T, strict=True) if np.any(column)}
+    return Fit(
+        constants=problem.stated(best, shown),
+        fitted_s=[float(s) for s in problem.relative(best) * problem.measured],
+        loo_error=[_left_out(offset, matrix, index) for index in range(len(offset))],
+        intervals=_intervals(problem.free, offset, matrix, best),
+    )
+
+
+def _descend(problem: _Problem, slopes: Array) -> Array:
+    """Gauss-Newton, with shorter steps where a whole one leads uphill."""
+    loss = np.inf
+    for _ in range(_ROUNDS):
+        offset, matrix = problem.linear(slopes)
+        target = _solve(matrix, 1 - offset)
+        tries = [slopes + share * (target - slopes) for share in (1.0, 0.5, 0.25, 0.1)]
+        found = next((found for found in tries if problem.loss(found) < loss * (1 - 1e-9)), None)
+        if found is None:
+            break
+        slopes, loss = found, problem.loss(found)
+    return slopes
+
+
+class _Problem:
+    """Points and unknowns. A slope is a constant, or the inverse of one that is a bandwidth."""
+
+    def __init__(self, fitted_on: FittedOn, assumed: Mapping[str, Assumption], synchronous_loads: bool) -> None:
+        self.fitted_on, self.assumed, self.model = fitted_on, assumed, load_model(fitted_on.model)
+        self.measured = np.array([point.measured_s for point in fitted_on.points])
+        self.lone = [_lone(point) for point in fitted_on.points]
+        self.rows = [design(point, fitted_on) for point in fitted_on.points]
+        self.free = [n for n in CONSTANTS if n not in assumed and any(n in row for row in self.rows)]
+        self._asked = Calibration(
+            name="fit", source="", date="", machine="", method="", fitted_on=fitted_on, assumed={},
+            constants=dict.fromkeys(CONSTANTS), synchronous_loads=synchronous_loads,
+        )  # fmt: skip
+
+    def by_name(self, slopes: Array) -> dict[str, float]:
+        """All slopes; those that nothing tells are 0."""
+        named = dict.fromkeys(CONSTANTS, 0.0) | dict(zip(self.free, map(float, slopes), strict=True))
+        named |= {n: _slope(n, a.value) for n, a in self.assumed.items() if a.value is not None}
+        return named | {n: named[a.same_as] for n, a in self.assumed.items() if a.same_as is not None}
+
+    def relative(self, slopes: Array) -> Array:
+        """What the slopes say of each point, over what was measured."""
+        named = self.by_name(slopes)
+        says = np.array([self._says(index, named) for index in range(len(self.rows))], dtype=np.float64)
+        return says / self.measured
+
+    def _says(self, index: int, named: dict[str, float]) -> float:
+        if self.lone[index]:
+            return sum(named[name] * times for name, times in self.rows[index].items())
+        constants = {n: _constant(n, slope) for n, slope in named.items()}
+        calibration = msgspec.structs.replace(self._asked, constants=constants)
+        return simulated_s(self.fitted_on.points[index], calibration, self.model)
+
+    def loss(self, slopes: Array) -> float:
+        return float(np.sum((self.relative(slopes) - 1) ** 2))
+
+    def bound(self, slopes: Array) -> Array:
+        """A start where shared bandwidths are those of one transfer, and half of a request's time is the front end's."""
+        named = self.by_name(slopes)
+        request_s = (named["request_s"] + named["request_wait_s"]) / 2
+        named |= {n: named[n.replace("shared_", "")] for n in self.free if n.endswith("shared_bytes_per_s")}
+        return np.array([request_s if n in ("request_s", "request_wait_s") else named[n] for n in self.free])
+
+    def linear(self, slopes: Array) -> tuple[Array, Array]:
+        """Offset and matrix of `relative` around the slopes: relative = offset + matrix @ slopes."""
+        here = self.relative(slopes)
+        matrix = np.zeros((len(here), len(slopes)))
+        for column, name in enumerate(self.free):
+            by_s = next((step for ending, step in _STEPS.items() if name.endswith(ending)), _STEP_S)
+            beside = slopes.copy()
+            beside[column] += by_s
+            named = self.by_name(beside)
+            for index in range(len(here)):
+                if self.lone[index] and name not in self._named_in(index):
+                    continue
+                matrix[index, column] = (self._says(index, named) / self.measured[index] - here[index]) / by_s
+        return here - matrix @ slopes, matrix
+
+    def _named_in(self, index: int) -> set[str]:
+        """Constants that a lone point's time has, through what is taken to equal them too."""
+        row = self.rows[index]
+        return set(row) | {a.same_as for n, a in self.assumed.items() if a.same_as is not None and n in row}
+
+    def stated(self, slopes: Array, shown: set[str]) -> dict[str, float | None]:
+        """The constants that a file states."""
+        found: dict[str, float | None] = dict.fromkeys(CONSTANTS)
+        found |= {n: _stated(n, float(s)) for n, s in zip(self.free, slopes, strict=True) if n in shown or s == 0}
+        found |= {n: None for n in self.free if n not in shown and not n.endswith("shared_bytes_per_s")}
+        found |= {n: a.value for n, a in self.assumed.items() if a.value is not None}
+        return found | {n: found[a.same_as] for n, a in self.assumed.items() if a.same_as is not None}
+
+
+def _lone(point: Point) -> bool:
+    return point.concurrency == 1 and point.device_bytes_per_s is None and point.metric == "ttft_s"
+
+
+def _solve(matrix: Array, target: Array) -> Array:
     scale = np.linalg.norm(matrix, axis=0)
-    solution, _ = nnls(matrix / scale, (measured - given) / measured)
-    found: dict[str, float | None] = dict.fromkeys(CONSTANTS)
-    found |= known
-    found |= {name: _stated(name, float(value)) for name, value in zip(wanted, solution / scale, strict=True)}
-    return found | {n: found[a.same_as] for n, a in assumed.items() if a.same_as is not None}
+    scale[scale == 0] = 1
+    solution: Array = nnls(matrix / scale, target)[0]
+    return solution / scale
+
+
+def _left_out(offset: Array, matrix: Array, index: int) -> float:
+    """By how much a fit to all points but one misses that one. The design stays that of the whole fit."""
+    others = np.arange(len(offset)) != index
+    slopes = _solve(matrix[others], 1 - offset[others])
+    return float(offset[index] + matrix[index] @ slopes - 1)
+
+
+def _intervals(free: list[str], offset: Array, matrix: Array, slopes: Array) -> dict[str, tuple[float, float]]:
+    """95 % by Student's t, of the constants above 0, as constants. Empty without more points than constants."""
+    used = slopes > 0
+    spare = len(offset) - int(used.sum())
+    if spare < 1:
+        return {}
+    columns = matrix[:, used] * slopes[used]
+    variance = float(np.sum((offset + matrix @ slopes - 1) ** 2)) / spare
+    shares = float(stdtrit(spare, 0.975)) * np.sqrt(np.diag(np.linalg.pinv(columns.T @ columns)) * variance)
+    found = {}
+    for name, slope, share in zip(np.array(free)[used], slopes[used], shares, strict=True):
+        low, high = float(slope * max(0.0, 1 - share)), float(slope * (1 + share))
+        ends = (high, low) if name.endswith("bytes_per_s") else (low, high)
+        found[str(name)] = (_rounded(_constant(name, ends[0])), _rounded(_constant(name, ends[1])))
+    return found
 
 
 def design(point: Point, fitted_on: FittedOn) -> dict[str, float]:
-    """How often each constant counts in a point's time (for bytes_per_s: bytes, so that its inverse is linear)."""
+    """How often each constant counts in a lone request's time (for bytes_per_s: bytes, so its inverse is linear).
+
+    Of other points: which constants count, and about how often.
+    """
     computed = point.prompt_tokens - point.hit_tokens
+    if point.metric == "tpot_s":
+        context = point.prompt_tokens + point.output_tokens / 2 - 1
+        count = point.concurrency
+        ctx = count * context
+        return {"step_s": 1.0, "token_s": float(count), "attention_s": ctx + count / 2, "decode_context_s": ctx}
     row = {
         "step_s": float(-(-computed // fitted_on.max_num_batched_tokens)),
         "token_s": float(computed),
         "attention_s": computed * (point.hit_tokens + computed / 2),
         "request_s": 1.0,
         "request_token_s": float(point.prompt_tokens),
+        "request_wait_s": 1.0,
+        "request_chunk_s": float(point.prompt_tokens // point.chunk_tokens),
     }
     devices = {"cpu": ("cpu.read",), "disk": ("cpu.read", "page_cache.read"), "disk_cold": ("cpu.read", "disk.read")}
-    for device in devices.get(point.state, ()):
+    for device in devices.get(point.tier, ()) if point.hit_tokens else ():
         row[f"{device}.latency_s"] = 1.0
-        row[f"{device}.chunk_s"] = point.hit_tokens / fitted_on.chunk_tokens
+        row[f"{device}.chunk_s"] = point.hit_tokens / point.chunk_tokens
         row[f"{device}.bytes_per_s"] = float(point.hit_tokens * load_model(fitted_on.model).kv_bytes_per_token)
+        if not _lone(point) and device != "cpu.read":
+            row[f"{device}.shared_bytes_per_s"] = row[f"{device}.bytes_per_s"]
     return row
 
 
 def predicted_s(point: Point, calibration: Calibration) -> float:
-    """What the constants say of a point."""
+    """What the constants say of a lone point."""
     row = design(point, calibration.fitted_on)
     return sum(_slope(name, calibration.constant(name)) * times for name, times in row.items())
 
@@ -59,8 +219,18 @@ def _slope(name: str, value: float) -> float:
     return 1 / value if name.endswith("bytes_per_s") else value
 
 
+def _constant(name: str, slope: float) -> float:
+    if not name.endswith("bytes_per_s"):
+        return slope
+    return 1 / slope if slope else (float("inf") if name.endswith("shared_bytes_per_s") else 1e30)
+
+
+def _rounded(value: float) -> float:
+    return float(f"{value:.{SIGNIFICANT_DIGITS}g}")
+
+
 def _stated(name: str, slope: float) -> float | None:
     """A fitted slope as the constant that a file states."""
-    if name.endswith("bytes_per_s"):
-        return None if slope == 0 else float(f"{1 / slope:.{SIGNIFICANT_DIGITS}g}")
-    return float(f"{slope:.{SIGNIFICANT_DIGITS}g}")
+    if slope == 0 and name.endswith(".bytes_per_s"):
+        return None
+    return _rounded(_constant(name, slope))

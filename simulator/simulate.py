@@ -19,7 +19,7 @@ from typing import NamedTuple, TypeVar
 import msgspec
 
 from simulator import _core
-from simulator.calibration import COST, Calibration
+from simulator.calibration import COST, TRANSFER, Calibration
 from simulator.columns import CompletionColumns, RequestColumns
 from simulator.columns import reply_stream as reply_stream
 from simulator.models import ModelSpec
@@ -84,11 +84,11 @@ class Simulator:
     """One engine with its cache tiers.
 
     gpu_blocks: as the engine resolves it, vLLM's null block included. cpu_bytes None: nothing is offloaded.
-    disk_bytes None: there is no disk tier. odirect: disk reads bypass the page cache. macro_steps False takes every
-    decode step singly: slower, and the result is the same. journal: keep notes for take_journal. external_disk:
-    somebody else makes the disk tier's transfers (take_issued, complete_io). Raises ValueError
-    in one line for settings that could serve nothing, and CalibrationError for a constant that these tiers need and
-    the calibration lacks.
+    disk_bytes None: there is no disk tier. odirect: disk reads bypass the page cache. disk_bytes_per_s: what the
+    disk's device is limited to, if it is; disk_depth: reads in flight for a request (LMCache's fs: 1, fs_native: 4).
+    macro_steps False takes every decode step singly: slower, and the result is the same. journal: keep notes for
+    take_journal. external_disk: somebody else makes the disk tier's transfers (take_issued, complete_io). Raises ValueError in one line for settings that could serve nothing, and CalibrationError for a
+    constant that these tiers need and the calibration lacks.
     """
 
     def __init__(
@@ -104,6 +104,8 @@ class Simulator:
         cpu_bytes: int | None = None,
         disk_bytes: int | None = None,
         odirect: bool = False,
+        disk_bytes_per_s: int | None = None,
+        disk_depth: int = 1,
         max_num_batched_tokens: int,
         max_num_seqs: int,
         record_token_times: bool = False,
@@ -118,6 +120,7 @@ class Simulator:
         self.tier_policy = tier_policy(tier_pack) if isinstance(tier_pack, str) else tier_pack
         self.gpu_blocks, self.block_tokens, self.chunk_tokens = gpu_blocks, block_tokens, chunk_tokens
         self.cpu_bytes, self.disk_bytes, self.odirect = cpu_bytes, disk_bytes, odirect
+        self.disk_bytes_per_s, self.disk_depth = disk_bytes_per_s, disk_depth
         self.external_disk = external_disk
         config = SimpleNamespace(
             gpu_blocks=gpu_blocks,
@@ -130,7 +133,7 @@ class Simulator:
             record_token_times=record_token_times,
             macro_steps=macro_steps,
             journal=journal,
-            cost=SimpleNamespace(**{name: calibration.constant(name) for name in COST}),
+            cost=self._cost(),
             tiers=self._tiers(),
         )
         self._core = _checked(lambda: _core.Engine(config))
@@ -256,6 +259,10 @@ class Simulator:
             storage_read_bytes=read_bytes if has_disk else None,
         )
 
+    def _cost(self) -> SimpleNamespace:
+        constants = {name: self.calibration.constant(name) for name in COST}
+        return SimpleNamespace(**constants, synchronous_loads=self.calibration.synchronous_loads)
+
     def _tiers(self) -> SimpleNamespace | None:
         if self.cpu_bytes is None:
             return None
@@ -280,12 +287,19 @@ class Simulator:
     def _device(self, name: str, used: bool) -> SimpleNamespace:
         """A device's constants; those of a device that nothing uses need not be known."""
         if not used:
-            return SimpleNamespace(latency_s=0.0, chunk_s=0.0, byte_s=0.0)
-        constant = self.calibration.constant
+            return SimpleNamespace(latency_s=0.0, chunk_s=0.0, byte_s=0.0, shared_byte_s=0.0, depth=1)
+        latency_s, chunk_s, bytes_per_s, shared_bytes_per_s = (
+            self.calibration.constant(f"{name}.{of}") for of in TRANSFER
+        )
+        if name == "disk.read" and self.disk_bytes_per_s is not None:
+            shared_bytes_per_s = min(shared_bytes_per_s, self.disk_bytes_per_s)
+        depth = self.disk_depth if name in ("disk.read", "page_cache.read") else 1
         return SimpleNamespace(
-            latency_s=constant(f"{name}.latency_s"),
-            chunk_s=constant(f"{name}.chunk_s"),
-            byte_s=1 / constant(f"{name}.bytes_per_s"),
+            latency_s=latency_s,
+            chunk_s=chunk_s,
+            byte_s=1 / bytes_per_s,
+            shared_byte_s=1 / shared_bytes_per_s,
+            depth=depth,
         )
 
 

@@ -22,6 +22,19 @@ def make_engine(name: EngineName, experiment: Experiment, model: ModelSpec, fold
     return makers[name](experiment, model, folder, clock)
 
 
+# Reads that LMCache's adapter has in flight for one request.
+_DEPTH = {"fs": 1, "fs_native": 4}
+
+
+def _disk_limit(experiment: Experiment) -> int | None:
+    """What a reference device lets through; None: no such device, or none in bytes."""
+    device = experiment.storage.device if experiment.storage else None
+    if device is None:
+        return None
+    limit = device.read_bandwidth or device.bandwidth
+    return None if limit is None else round(limit)
+
+
 def simulator_maker(
     experiment: Experiment, model: ModelSpec, *, token_times: bool, real_disk: bool = False
 ) -> Callable[[], Simulator]:
@@ -34,6 +47,8 @@ def simulator_maker(
     from simulator.simulate import Simulator
 
     cache, settings = experiment.cache, experiment.engines.sim
+    if settings.mode == "storage" and not real_disk:
+        raise SettingsError("engines.sim.mode storage: the server's devices are modelled only; set mode to model")
     calibration = load_calibration(settings.hardware)
     if real_disk and settings.storage.compute == "none":
         calibration = without_compute(calibration)
@@ -52,6 +67,8 @@ def simulator_maker(
             disk_bytes=cache.disk.capacity if cache.disk else None,
             odirect=real_disk or (cache.disk.odirect if cache.disk else False),
             external_disk=real_disk,
+            disk_bytes_per_s=_disk_limit(experiment),
+            disk_depth=_DEPTH[cache.disk.adapter] if cache.disk else 1,
             max_num_batched_tokens=settings.max_batched_tokens,
             max_num_seqs=settings.max_sequences,
             record_token_times=token_times,

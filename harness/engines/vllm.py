@@ -206,6 +206,7 @@ class VllmEngine:
                 "url": self._url,
                 "connector": self._settings.connector,
                 "disk_file_system": self._disk_file_system(),
+                "scheduler": await self._scheduler(),
             },
         )
 
@@ -325,6 +326,15 @@ class VllmEngine:
         models = (await self._http.get(f"{self._url}/v1/models")).json()["data"]
         longest = models[0].get("max_model_len") if models else None
         return None if longest is None else int(longest) - 1
+
+    async def _scheduler(self) -> dict[str, int]:
+        """Its limits, under the names that engines.sim has for them; empty where it does not say."""
+        with contextlib.suppress(httpx.HTTPError, ValueError, KeyError, TypeError):
+            info = (await self._http.get(f"{self._url}/server_info", params={"config_format": "json"})).json()
+            limits = info["vllm_config"]["scheduler_config"]
+            names = {"max_batched_tokens": "max_num_batched_tokens", "max_sequences": "max_num_seqs"}
+            return {ours: int(limits[theirs]) for ours, theirs in names.items()}
+        return {}
 
     async def _versions(self) -> dict[str, str]:
         versions = {"vllm": str((await self._http.get(f"{self._url}/version")).json().get("version"))}

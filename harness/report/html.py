@@ -63,7 +63,7 @@ def write_report(folder: Path) -> Path:
     """
     rows = list(read_rows(folder))
     manifest = _filled(read_manifest(folder), folder, rows)
-    page = _render(_context(folder, manifest, rows, list(read_samples(folder))))
+    page = render("report.html.j2", _context(folder, manifest, rows, list(read_samples(folder))))
     target = folder / "report.html"
     try:
         write_atomically(target, page.encode("utf-8", errors="replace"))
@@ -83,7 +83,8 @@ def _filled(manifest: Mapping[str, Any], folder: Path, rows: Sequence[RequestRec
     return {**filled, "name": filled.get("name") or filled["run_id"], "cells": cells}
 
 
-def _render(context: Mapping[str, Any]) -> str:
+def render(template: str, context: Mapping[str, Any]) -> str:
+    """A page from one of the templates, with the chart library inside it."""
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(_TEMPLATES),
         autoescape=True,
@@ -91,7 +92,7 @@ def _render(context: Mapping[str, Any]) -> str:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    return environment.get_template("report.html.j2").render(context, plotly_js=Markup(get_plotlyjs()))
+    return environment.get_template(template).render(context, plotly_js=Markup(get_plotlyjs()))
 
 
 def _context(
@@ -174,21 +175,21 @@ def _pictures(summary: Mapping[str, Any], rows: Sequence[RequestRecord], samples
     found: list[Picture] = []
     if sum(group["rows"]["counted"] > 0 for cell in summary["cells"] for group in cell["tiers"].values()) > 1:
         mean = "Mean TTFT and its 95 % interval, from the rows that count."
-        found.append(_picture("ttft", "TTFT by tier", mean, figures.ttft_by_axis(summary), log_toggle=True))
+        found.append(picture("ttft", "TTFT by tier", mean, figures.ttft_by_axis(summary), log_toggle=True))
     if summary["rows"]["counted"]:
         spread = "How TTFT spreads, from the rows that count."
-        found.append(_picture("distribution", "Distribution", spread, figures.distribution(measured, labels)))
+        found.append(picture("distribution", "Distribution", spread, figures.distribution(measured, labels)))
     if any(row.error is None for row in measured):
         sources = "Where the KV of a request's prompt came from, by the counters. A bar for rows left out stands apart."
-        picture = figures.tokens_by_source(measured, labels)
-        found.append(_picture("sources", "Prompt tokens by source", sources, picture))
+        bars = figures.tokens_by_source(measured, labels)
+        found.append(picture("sources", "Prompt tokens by source", sources, bars))
     if measured:
         dots = "Each measured request when it was sent. The symbol is its verdict; look for drift and for outliers."
-        found.append(_picture("timeline", "Timeline", dots, timeline(measured, labels), log_toggle=True))
+        found.append(picture("timeline", "Timeline", dots, timeline(measured, labels), log_toggle=True))
     watched = [s for s in samples if s.host.steal_share is not None or s.host.foreign_cpu_share is not None]
     if len(watched) > 1:
         noise = "CPU time that the hypervisor took, and that other processes used, while each sample ran."
-        found.append(_picture("noise", "Host noise", noise, figures.host_noise(watched)))
+        found.append(picture("noise", "Host noise", noise, figures.host_noise(watched)))
     return found
 
 
@@ -201,14 +202,15 @@ def _io_pictures(found: dict[str, Any] | None) -> list[Picture]:
     parts = "Engine, look-up (cache server), host (file system, page cache, copies) and device, by the traces."
     both = "Bytes at the block device, and the requests that waited for them, on one clock."
     return [
-        _picture("io-timeline", "I/O and requests", both + tell, io.both_timelines(found)),
-        _picture("io-split", "Whose time a request's first token takes", parts + tell, io.whose_time(found)),
-        _picture("io-sizes", "Block request sizes", "Powers of two, as they reach the device." + tell, io.sizes(found)),
-        _picture("io-order", "Sequential I/O", "Requests that begin where the one before ended.", io.order(found)),
+        picture("io-timeline", "I/O and requests", both + tell, io.both_timelines(found)),
+        picture("io-split", "Whose time a request's first token takes", parts + tell, io.whose_time(found)),
+        picture("io-sizes", "Block request sizes", "Powers of two, as they reach the device." + tell, io.sizes(found)),
+        picture("io-order", "Sequential I/O", "Requests that begin where the one before ended.", io.order(found)),
     ]
 
 
-def _picture(name: str, title: str, caption: str, figure: go.Figure, log_toggle: bool = False) -> Picture:
+def picture(name: str, title: str, caption: str, figure: go.Figure, log_toggle: bool = False) -> Picture:
+    """A figure for a page, under an id of its own there."""
     note = figure.layout.meta["note"]
     return Picture(name, title, caption, note, script_json(figure.to_json()), figure.layout.height, log_toggle)
 

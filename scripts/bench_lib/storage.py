@@ -94,7 +94,7 @@ def work(folder: str, name: str, group: str, size: int, depth: int) -> None:
 
 def fio(device: Device, size: int, depth: int, write: bool, total: int) -> Run:
     """fio's io_uring engine on a file of the same length, laid out by `lay_out`."""
-    words = ["fio", "--name=run", f"--filename={device.folder}/fio", "--ioengine=io_uring", "--direct=1", "--thread"]
+    words = ["fio", "--name=run", f"--filename={device.folder}/fio", "--ioengine=io_uring", "--direct=1"]
     words += [f"--bs={size}", f"--iodepth={depth}", f"--size={FILE_MIB}M", f"--io_size={total}", "--overwrite=1"]
     words += [f"--rw={'write' if write else 'read'}", "--allow_file_create=0", "--output-format=json"]
     before = device.moved_bytes()[write]

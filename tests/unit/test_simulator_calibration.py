@@ -9,19 +9,20 @@ import msgspec
 import pytest
 import yaml
 
-from simulator.calibration import Assumption, CalibrationError, FittedOn, Point, load_calibration
+from simulator.calibration import Assumption, CalibrationError, FittedOn, Point, State, load_calibration
 from simulator.fitting import fit, predicted_s
 from simulator.models import CONFIGS, ModelSpec, load_model
 from simulator.simulate import Simulator
 from traces.request import Request, Segment
 
+ABSENT = ("request_wait_s", "request_chunk_s")
 SHIPPED = sorted(path.stem for path in (CONFIGS / "hardware").glob("*.yaml"))
 
 
 @pytest.mark.parametrize("name", SHIPPED)
 def test_the_constants_of_a_file_are_the_fit_to_its_points(name: str) -> None:
     calibration = load_calibration(name)
-    again = fit(calibration.fitted_on, calibration.assumed)
+    again = fit(calibration.fitted_on, calibration.assumed, synchronous_loads=calibration.synchronous_loads).constants
     assert calibration.constants.keys() == again.keys()
     for constant, stated in calibration.constants.items():
         assert stated == (None if again[constant] is None else pytest.approx(again[constant], rel=1e-5)), constant
@@ -33,6 +34,12 @@ def test_a_file_says_where_it_comes_from_and_why_it_assumes(name: str) -> None:
     assert calibration.name == name
     assert all((calibration.source, calibration.date, calibration.machine, calibration.method))
     assert all(len(assumption.why) > 20 for assumption in calibration.assumed.values())
+
+
+def point(tier: State, prompt_tokens: int, hit_tokens: int, measured_s: float, chunk_tokens: int = 256) -> Point:
+    return Point(
+        tier=tier, prompt_tokens=prompt_tokens, hit_tokens=hit_tokens, chunk_tokens=chunk_tokens, measured_s=measured_s
+    )
 
 
 def test_the_fit_finds_known_constants_again() -> None:
@@ -51,12 +58,12 @@ def test_the_fit_finds_known_constants_again() -> None:
         return truth["request_s"] + compute_s + load_s
 
     lengths = (1000, 4000, 16000, 64000)
-    points = [Point("recompute", n, 0, ttft_s(n, 0)) for n in lengths]
-    points += [Point("cpu", n, n - 1, ttft_s(n, n - 1)) for n in lengths]
+    points = [point("recompute", n, 0, ttft_s(n, 0)) for n in lengths]
+    points += [point("cpu", n, n - 1, ttft_s(n, n - 1)) for n in lengths]
     nothing = Assumption(value=0.0, why="the truth has none of it")
-    assumed = dict.fromkeys(("step_s", "decode_context_s", "request_token_s", "cpu.read.chunk_s"), nothing)
-    fitted_on = FittedOn(model="tiny-llama", chunk_tokens=256, max_num_batched_tokens=65536, points=tuple(points))
-    found = fit(fitted_on, assumed)
+    assumed = dict.fromkeys((*ABSENT, "step_s", "decode_context_s", "request_token_s", "cpu.read.chunk_s"), nothing)
+    fitted_on = FittedOn(model="tiny-llama", max_num_batched_tokens=65536, points=tuple(points))
+    found = fit(fitted_on, assumed).constants
     assert {name: found[name] for name in truth} == pytest.approx(truth, rel=1e-4)
     assert found["disk.read.latency_s"] is None
 
@@ -66,7 +73,8 @@ def test_the_simulator_says_what_the_fit_says(name: str) -> None:
     """A lone prompt in the simulator takes what the constants say of it: the two are one model."""
     calibration = load_calibration(name)
     settings = calibration.fitted_on
-    for hit_tokens, prompt_tokens in ((0, 2000), (8 * settings.chunk_tokens, 8 * settings.chunk_tokens + 1)):
+    chunk_tokens = settings.points[0].chunk_tokens
+    for hit_tokens, prompt_tokens in ((0, 2000), (8 * chunk_tokens, 8 * chunk_tokens + 1)):
         simulator = Simulator(
             load_model(settings.model),
             calibration,
@@ -74,7 +82,7 @@ def test_the_simulator_says_what_the_fit_says(name: str) -> None:
             "lmcache-0.5.6-mp",
             gpu_blocks=9000,
             block_tokens=16,
-            chunk_tokens=settings.chunk_tokens,
+            chunk_tokens=chunk_tokens,
             cpu_bytes=8 << 30,
             disk_bytes=8 << 30,
             odirect=True,
@@ -92,9 +100,9 @@ def test_the_simulator_says_what_the_fit_says(name: str) -> None:
             simulator.submit(Request(id="hit", prompt=prompt, output_tokens=1), sent_s)
             (done,) = simulator.advance()
             assert done.disk == hit_tokens
-        point = Point("disk_cold" if hit_tokens else "recompute", prompt_tokens, hit_tokens, math.nan)
+        lone = point("disk_cold" if hit_tokens else "recompute", prompt_tokens, hit_tokens, math.nan, chunk_tokens)
         assert done.first_token_s is not None
-        assert done.first_token_s - sent_s == pytest.approx(predicted_s(point, calibration), rel=1e-9)
+        assert done.first_token_s - sent_s == pytest.approx(predicted_s(lone, calibration), rel=1e-9)
 
 
 def test_an_unknown_constant_is_an_error_that_names_it() -> None:

@@ -8,7 +8,7 @@ use crate::keys::{Segment, block_keys, block_runs};
 use crate::request::{Completion, Request, Submission};
 use crate::time::{FOREVER, Ticks};
 
-/// Submissions by when they reach the scheduler; of those that do so together, by their number.
+/// Submissions by a moment, such as when they reach the scheduler; of those of one moment, by their number.
 #[derive(Default)]
 pub struct Arrivals {
     order: BinaryHeap<Reverse<(Ticks, u64, usize)>>,
@@ -40,10 +40,26 @@ impl Arrivals {
 impl Engine {
     /// Takes a request that is sent at `at`; `number` orders those that arrive together.
     pub(crate) fn accept(&mut self, submission: Submission, at: Ticks, number: u64) {
-        let tokens = submission.prompt_tokens().unwrap_or(0).min(self.config.max_model_len);
-        let arrives = at.saturating_add(self.cost.arrival(tokens));
         self.unfinished += 1;
-        self.arrivals.push(arrives, number, submission);
+        self.sends.push(at, number, submission);
+    }
+
+    /// When the next request is sent or arrives.
+    pub(crate) fn next_arrival(&self) -> Ticks {
+        self.sends.next_at().min(self.arrivals.next_at())
+    }
+
+    /// Lets what is sent by now through the front end, which takes one request after another.
+    pub(crate) fn pass_front_end(&mut self) {
+        while self.sends.next_at() <= self.now
+            && let Some((at, submission)) = self.sends.pop()
+        {
+            let tokens = submission.prompt_tokens().unwrap_or(0).min(self.config.max_model_len);
+            self.front_end_until = self.front_end_until.max(at).saturating_add(self.cost.front_end(tokens));
+            let wait = self.cost.wait(tokens / self.config.chunk_tokens);
+            self.passed += 1;
+            self.arrivals.push(self.front_end_until.saturating_add(wait), self.passed, submission);
+        }
     }
 
     pub(crate) fn arrive(&mut self, submission: Submission) {

@@ -5,8 +5,10 @@
 
 use crate::time::{self, Ticks};
 
-/// Seconds: per step, per new token, per pair of tokens attended, per token of a decoding sequence's context; per
-/// request and per prompt token before the scheduler sees it (HTTP, tokenizing).
+/// Seconds: per step, per new token, per pair of tokens attended, per token of a decoding sequence's context. Before
+/// the scheduler sees a request, the front end, which takes requests one after another (HTTP, parsing), spends
+/// request_s and per prompt token request_token_s; then request_wait_s and per prompt chunk request_chunk_s pass beside
+/// other requests (messages between processes, look-ups).
 #[derive(Clone, Copy, Debug, Default)]
 #[cfg_attr(feature = "python", derive(pyo3::FromPyObject))]
 pub struct CostConfig {
@@ -16,6 +18,10 @@ pub struct CostConfig {
     pub decode_context_s: f64,
     pub request_s: f64,
     pub request_token_s: f64,
+    pub request_wait_s: f64,
+    pub request_chunk_s: f64,
+    /// The engine's own thread copies what is loaded, one request after another, and no step runs meanwhile.
+    pub synchronous_loads: bool,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -27,6 +33,9 @@ pub struct Cost {
     decode_context: Ticks,
     request: Ticks,
     request_token: Ticks,
+    request_wait: Ticks,
+    request_chunk: Ticks,
+    pub synchronous_loads: bool,
 }
 
 /// The sums that a step's cost depends on.
@@ -57,6 +66,9 @@ impl Cost {
             decode_context: time::from_s(config.decode_context_s),
             request: time::from_s(config.request_s),
             request_token: time::from_s(config.request_token_s),
+            request_wait: time::from_s(config.request_wait_s),
+            request_chunk: time::from_s(config.request_chunk_s),
+            synchronous_loads: config.synchronous_loads,
         }
     }
 
@@ -76,9 +88,14 @@ impl Cost {
         self.step(&first) * k + growth * (k * k.saturating_sub(1) / 2)
     }
 
-    /// Time between a request's sending and its arrival at the scheduler.
-    pub fn arrival(&self, prompt_tokens: u64) -> Ticks {
+    /// Time that the front end spends on a request, before it turns to the next one.
+    pub fn front_end(&self, prompt_tokens: u64) -> Ticks {
         self.request + self.request_token * u128::from(prompt_tokens)
+    }
+
+    /// Time between the front end and the scheduler, which requests pass beside each other.
+    pub fn wait(&self, prompt_chunks: u64) -> Ticks {
+        self.request_wait + self.request_chunk * u128::from(prompt_chunks)
     }
 }
 

@@ -84,10 +84,17 @@ pub struct Engine {
     /// The last schedule would be made again and again until an event or a request's end.
     pub(crate) steady: bool,
     pub(crate) step: Option<Step>,
+    /// Requests that have not been sent yet, and those that have, by when the front end and the way from there are
+    /// behind them.
+    pub(crate) sends: Arrivals,
     pub(crate) arrivals: Arrivals,
+    pub(crate) front_end_until: Ticks,
+    pub(crate) passed: u64,
     submitted: u64,
     /// Finished requests whose stores still hold their blocks: for those blocks, requests may well wait.
     retiring: u64,
+    /// Until when the engine's own thread copies what is loaded.
+    pub(crate) loading_until: Ticks,
     pub(crate) unfinished: u64,
     /// Of the unfinished requests that came by `submit`.
     pub(crate) ids: HashSet<String>,
@@ -135,9 +142,13 @@ impl Engine {
             watched: None,
             steady: false,
             step: None,
+            sends: Arrivals::default(),
             arrivals: Arrivals::default(),
+            front_end_until: 0,
+            passed: 0,
             submitted: 0,
             retiring: 0,
+            loading_until: 0,
             unfinished: 0,
             ids: HashSet::new(),
             completed: Vec::new(),
@@ -215,17 +226,15 @@ impl Engine {
     /// The next moment at which this engine acts, whether or not anything is submitted to it before.
     pub(crate) fn next_moment(&self) -> Ticks {
         match &self.step {
-            Some(step) if self.shares_disk => {
-                step.end().min(self.arrivals.next_at()).min(self.next_end(true))
-            }
+            Some(step) if self.shares_disk => step.end().min(self.next_arrival()).min(self.next_end(true)),
             Some(step) => step.end().min(self.next_stop()),
-            None => self.arrivals.next_at().min(self.next_end(true)),
+            None => self.next_arrival().min(self.next_end(true)),
         }
     }
 
     /// The next event that could change what a step decides.
     pub(crate) fn next_stop(&self) -> Ticks {
-        self.arrivals.next_at().min(self.next_end(self.retiring > 0))
+        self.next_arrival().min(self.next_end(self.retiring > 0))
     }
 
     fn next_end(&self, any: bool) -> Ticks {
@@ -254,6 +263,7 @@ impl Engine {
 
     fn take_events(&mut self) {
         loop {
+            self.pass_front_end();
             let (arrival, end) = (self.arrivals.next_at(), self.next_end(true));
             if arrival.min(end) > self.now {
                 return;
@@ -320,9 +330,12 @@ impl Engine {
             batch = self.schedule();
         }
         self.note_transfers();
+        let start = self.now.max(self.loading_until);
         if !batch.slots.is_empty() {
-            let end = self.now + self.cost.step(&batch.work);
+            let end = start + self.cost.step(&batch.work);
             self.step = Some(Step::Batch { end, batch });
+        } else if start > self.now {
+            self.step = Some(Step::Batch { end: start, batch });
         }
     }
 

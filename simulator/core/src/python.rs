@@ -27,6 +27,8 @@ type Counts = (u64, u64, u64, u64, u64, u64, u64);
 type Totals = ((u64, u64, u64), (u64, u64, u64), (u64, u64, u64));
 /// What was done, to which request, and the numbers that belong to it.
 type Noted = (&'static str, String, Vec<u64>);
+/// Id, owner, write, (key, slot) of every chunk.
+type Transfer = (u64, i64, bool, Vec<(u64, u64)>);
 type Columns<'py> =
     (Vec<String>, Vec<Bound<'py, PyBytes>>, Vec<Bound<'py, PyBytes>>, BTreeMap<usize, String>);
 type Row<'py> = (String, Times<'py>, Counts, Option<String>);
@@ -172,8 +174,7 @@ impl Engine {
         completions.into_iter().map(|done| row(py, done)).collect()
     }
 
-    /// Each: id, owner, write, (key, slot) of every chunk.
-    fn take_issued(&mut self) -> Vec<(u64, i64, bool, Vec<(u64, u64)>)> {
+    fn take_issued(&mut self) -> Vec<Transfer> {
         let issued = self.engine.take_issued();
         issued.into_iter().map(|one| (one.id, one.owner, one.write, one.chunks)).collect()
     }

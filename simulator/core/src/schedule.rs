@@ -232,7 +232,11 @@ impl Engine {
         self.prefilling.insert(slot);
         if let (Some(server), Lookup::Answered(hit)) = (&mut self.server, &mut request.lookup) {
             let first = prefix.local_tokens / self.config.chunk_tokens;
-            server.tiers.load(self.now, name, std::mem::take(hit), first as usize);
+            let start = self.now.max(self.loading_until);
+            let end = server.tiers.load(start, name, std::mem::take(hit), first as usize);
+            if self.cost.synchronous_loads {
+                self.loading_until = end;
+            }
         }
         Verdict::Skip
     }

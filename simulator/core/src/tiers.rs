@@ -5,7 +5,7 @@
 
 use std::collections::{BTreeMap, VecDeque};
 
-use crate::device::{Device, DeviceConfig};
+use crate::device::{Device, DeviceConfig, SharedDevice};
 use crate::disk::Disk;
 use crate::external::Outbox;
 use crate::journal::Journal;
@@ -91,13 +91,23 @@ pub struct Begun {
     pub quiet: bool,
 }
 
+/// A transfer of one of the devices that read for the disk tier.
+#[derive(Clone, Copy, Debug)]
+enum Read {
+    Disk(u64),
+    PageCache(u64),
+    /// Somebody else's.
+    External,
+}
+
 #[derive(Debug)]
 enum Op {
-    /// Disk to CPU: `warm` chunks are left to read from the page cache.
+    /// Disk to CPU: `warm` chunks are left to read from the page cache; `read` is the transfer under way.
     Prefetch {
         slot: Slot,
         hit: Hit,
         warm: u64,
+        read: Read,
     },
     Load {
         slot: Slot,
@@ -136,9 +146,9 @@ pub struct Tiers {
     disk: Option<Disk>,
     cpu_read: Device,
     cpu_write: Device,
-    disk_read: Device,
+    disk_read: SharedDevice,
     disk_write: Device,
-    page_cache_read: Device,
+    page_cache_read: SharedDevice,
     ops: BTreeMap<IoId, Op>,
     next_io: IoId,
     prefetching: u64,
@@ -164,9 +174,9 @@ impl Tiers {
             disk,
             cpu_read: Device::new(&config.cpu_read),
             cpu_write: Device::new(&config.cpu_write),
-            disk_read: Device::new(&config.disk_read),
+            disk_read: SharedDevice::new(&config.disk_read),
             disk_write: Device::new(&config.disk_write),
-            page_cache_read: Device::new(&config.page_cache_read),
+            page_cache_read: SharedDevice::new(&config.page_cache_read),
             ops: BTreeMap::new(),
             next_io: 0,
             prefetching: 0,
@@ -246,13 +256,15 @@ impl Tiers {
         std::mem::swap(&mut self.page_cache_read, &mut other.page_cache_read);
     }
 
-    /// Begins to copy a hit's chunks from `first` on to the GPU; those before are not needed. `Ended::Load` follows.
-    pub fn load(&mut self, now: Ticks, slot: Slot, mut hit: Hit, first: usize) {
+    /// Begins to copy a hit's chunks from `first` on to the GPU; those before are not needed. `Ended::Load` follows at
+    /// the moment returned.
+    pub fn load(&mut self, now: Ticks, slot: Slot, mut hit: Hit, first: usize) -> Ticks {
         let keys = hit.keys.split_off(first.min(hit.keys.len()));
         self.release(&hit.keys);
         let count = keys.len() as u64;
         let end = self.cpu_read.submit(now, count, count * self.config.chunk_bytes);
         self.begin(end, Op::Load { slot, keys });
+        end
     }
 
     /// Unlocks chunks of a hit that are not needed any more.
@@ -296,12 +308,7 @@ impl Tiers {
                 Ended::Load(slot)
             }
             Some(Op::Answer { slot, hit }) => Ended::Lookup(slot, hit),
-            Some(Op::Prefetch { slot, hit, warm }) if warm > 0 => {
-                let end = self.page_cache_read.submit(now, warm, warm * self.config.chunk_bytes);
-                self.begin(end, Op::Prefetch { slot, hit, warm: 0 });
-                Ended::Nothing
-            }
-            Some(Op::Prefetch { slot, hit, .. }) => self.prefetched(now, slot, hit),
+            Some(Op::Prefetch { slot, hit, warm, read }) => self.read_on(now, slot, hit, warm, read),
             Some(Op::Store { slot, keys }) => {
                 self.stored(now, id, slot, &keys);
                 Ended::Store(slot)
@@ -404,13 +411,36 @@ impl Tiers {
         self.counters.storage_read_bytes += cold * bytes;
         if let Some(outbox) = &mut self.outbox {
             outbox.read(self.next_io, slot, &hit.keys_where(false));
-            return self.begin(FOREVER, Op::Prefetch { slot, hit, warm: 0 });
+            return self.begin(FOREVER, Op::Prefetch { slot, hit, warm: 0, read: Read::External });
         }
-        let (end, left) = match cold {
-            0 => (self.page_cache_read.submit(now, warm, warm * bytes), 0),
-            _ => (self.disk_read.submit(now, cold, cold * bytes), warm),
+        if cold == 0 {
+            return self.read_page_cache(now, slot, hit, warm);
+        }
+        let (id, end) = self.disk_read.submit(now, cold, cold * bytes);
+        self.begin(end, Op::Prefetch { slot, hit, warm, read: Read::Disk(id) });
+    }
+
+    fn read_page_cache(&mut self, now: Ticks, slot: Slot, hit: Hit, chunks: u64) {
+        let (id, end) = self.page_cache_read.submit(now, chunks, chunks * self.config.chunk_bytes);
+        self.begin(end, Op::Prefetch { slot, hit, warm: 0, read: Read::PageCache(id) });
+    }
+
+    /// A read was to end now; others that joined it meanwhile may have made it longer.
+    fn read_on(&mut self, now: Ticks, slot: Slot, hit: Hit, warm: u64, read: Read) -> Ended {
+        let later = match read {
+            Read::Disk(id) => self.disk_read.ended(now, id),
+            Read::PageCache(id) => self.page_cache_read.ended(now, id),
+            Read::External => Ok(()),
         };
-        self.begin(end, Op::Prefetch { slot, hit, warm: left });
+        if let Err(end) = later {
+            self.begin(end, Op::Prefetch { slot, hit, warm, read });
+            return Ended::Nothing;
+        }
+        if warm > 0 {
+            self.read_page_cache(now, slot, hit, warm);
+            return Ended::Nothing;
+        }
+        self.prefetched(now, slot, hit)
     }
 
     fn prefetched(&mut self, now: Ticks, slot: Slot, hit: Hit) -> Ended {

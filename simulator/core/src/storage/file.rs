@@ -73,6 +73,9 @@ fn check_space(place: &Place) -> Result<(), String> {
     if found.f_flag & libc::ST_RDONLY != 0 {
         return Err(format!("{at}: is on a read-only file system; name a folder that is writable"));
     }
+    if found.f_blocks == 0 {
+        return Ok(()); // a file system without a size of its own
+    }
     let free = found.f_bavail * found.f_frsize;
     if place.bytes.saturating_add(place.reserve) > free {
         return Err(format!(

@@ -1,0 +1,200 @@
+"""`harness calibrate`: minutes of micro-measurements through the real adapters, and the constants that explain them.
+
+The points are measured by the run loop, each prefix placed and proven in its tier; a normal run folder keeps the rows.
+A fit is called good only if leave-one-out says so: each point is foretold by a fit to all others.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import yaml
+
+from harness.config import EngineName, Experiment
+from harness.experiments import ConfigError, Plan, load_experiment
+from harness.micro import micro_cells, points_of
+from harness.results import read_manifest, write_atomically
+from harness.run import RunRequest, new_folder, run
+from harness.session import RUN_FAILED, told
+from simulator.calibration import TRANSFER, Assumption, Calibration, CalibrationError, FittedOn, Point, load_calibration
+
+# What leave-one-out may miss by: the ±5 % that a validation asks for on average, twice that in any point.
+LOO_MEAN, LOO_WORST = 0.05, 0.10
+# Bringing an engine up, and sealing the run, are not measuring; an engine is started for each chunk size.
+_START_S = 60.0
+_STORES = "stores were not timed by themselves: in a step without a GPU they are part of token_s; taken to be as reads"
+_COPIES = "loads from CPU RAM are copied one after another: a copy has all the bandwidth there is"
+_HIDDEN = "the device's limit hides what the software does meanwhile; taken to be as for a read from the page cache"
+
+
+def calibrated(folder: Path, name: str, synchronous_loads: bool) -> Calibration:
+    """The constants that a finished run of micro_cells gives, with points, residuals and verdict."""
+    from simulator.fitting import fit
+
+    manifest, points = read_manifest(folder), points_of(folder)
+    if not points:
+        raise CalibrationError(f"{folder}: no row counts, so there is nothing to fit; its report says why")
+    fitted_on, assumed = _fitted_on(manifest, points), _assumed(points)
+    found = fit(fitted_on, assumed, synchronous_loads=synchronous_loads)
+    known = [
+        msgspec.structs.replace(point, fitted_s=float(f"{fitted_s:.6g}"), loo_error=round(error, 5))
+        for point, fitted_s, error in zip(points, found.fitted_s, found.loo_error, strict=True)
+    ]
+    good, verdict = _verdict(known)
+    host = manifest["host"]
+    return Calibration(
+        name=name,
+        source=f"harness calibrate, run {manifest['run_id']}: medians over samples of TTFT and time per output token",
+        date=manifest["created_at"],
+        machine=f"{host['cpu']}, {host['cores']} cores, {host['memory_bytes'] >> 30} GiB RAM, Linux {host['kernel']}",
+        method="Least squares of the relative error, no constant below 0 (simulator/fitting.py); 6 digits.",
+        fitted_on=msgspec.structs.replace(fitted_on, points=tuple(known)),
+        assumed=assumed,
+        constants=found.constants,
+        synchronous_loads=synchronous_loads,
+        good=good,
+        verdict=verdict,
+        intervals=found.intervals,
+    )
+
+
+def _fitted_on(manifest: dict[str, Any], points: tuple[Point, ...]) -> FittedOn:
+    """The settings, as the engine has resolved them."""
+    cell = manifest["cells"][0]
+    config, resolved = cell["config"], cell["resolved"]
+    limits = resolved["details"].get("scheduler") or {}
+    settings = config["engines"]["sim"] | {key: value for key, value in limits.items() if value}
+    host = {key: manifest["host"][key] for key in ("cpu", "cores", "memory_bytes", "kernel")}
+    return FittedOn(
+        model=config["model"],
+        max_num_batched_tokens=settings["max_batched_tokens"],
+        max_num_seqs=settings["max_sequences"],
+        block_tokens=resolved["block_tokens"],
+        gpu_blocks=resolved["gpu_blocks"],
+        engine=manifest["engine"],
+        versions=resolved["versions"],
+        host=host,
+        run_id=manifest["run_id"],
+        points=points,
+    )
+
+
+def _assumed(points: Sequence[Point]) -> dict[str, Assumption]:
+    tiers = {point.tier for point in points}
+    assumed = {"cpu.read.shared_bytes_per_s": Assumption(same_as="cpu.read.bytes_per_s", why=_COPIES)}
+    read = "disk.read"
+    if "disk" in tiers and any(point.device_bytes_per_s for point in points):
+        read = "page_cache.read"
+        assumed |= {f"disk.read.{of}": Assumption(same_as=f"{read}.{of}", why=_HIDDEN) for of in TRANSFER}
+    for device, like in (("cpu", "cpu.read"), ("disk", read)):
+        for of in TRANSFER:
+            # What is taken to equal another must not be taken from a third.
+            source = "cpu.read.bytes_per_s" if (device, of) == ("cpu", "shared_bytes_per_s") else f"{like}.{of}"
+            assumed[f"{device}.write.{of}"] = Assumption(same_as=source, why=_STORES)
+    return assumed
+
+
+def _verdict(points: Sequence[Point]) -> tuple[bool, str]:
+    worst = max(points, key=lambda point: abs(point.loo_error or 0.0))
+    mean = sum(abs(point.loo_error or 0.0) for point in points) / len(points)
+    largest = abs(worst.loo_error or 0.0)
+    good = mean <= LOO_MEAN and largest <= LOO_WORST
+    where = f"{worst.tier}, {worst.prompt_tokens} tokens, {worst.concurrency} at once, {worst.metric}"
+    text = f"left out, points are missed by {mean:.1%} on average and {largest:.1%} at most ({where})"
+    return good, f"{text}; allowed are {LOO_MEAN:.0%} and {LOO_WORST:.0%}"
+
+
+def write_calibration(path: Path, calibration: Calibration) -> None:
+    """A YAML file that load_calibration reads, one point a line."""
+    content = msgspec.to_builtins(calibration)
+    points = content["fitted_on"].pop("points")
+    rows = [f"  - {yaml.safe_dump(point, default_flow_style=True, width=1000, sort_keys=False)}" for point in points]
+    until = list(content).index("fitted_on") + 1
+    first, rest = dict(list(content.items())[:until]), dict(list(content.items())[until:])
+    text = "".join([_yaml(first), "  points:\n", *rows, _yaml(rest)])
+    write_atomically(path, text.encode())
+
+
+def _yaml(content: dict[str, Any]) -> str:
+    return yaml.safe_dump(content, sort_keys=False, width=110, allow_unicode=True)
+
+
+@told
+def calibrate(
+    experiment: Path, engine: EngineName, overrides: list[str], size: str | None, output: Path, run_folder: Path | None,
+    budget: str,
+) -> int:  # fmt: skip
+    """Measures, fits and writes; returns the exit code: 1 where leave-one-out says that the fit is not good."""
+    from harness.report.terminal import Progress
+    from harness.seal import seal
+
+    plan = load_experiment(experiment, overrides, size)
+    _check(output, run_folder)
+    chunk_sizes = plan.axes.get("cache.chunk_tokens", (plan.experiment.cache.chunk_tokens,))
+    request = _request(plan, engine, run_folder, chunk_sizes, _seconds(budget))
+    with Progress() as progress:
+        folder = run(request, progress)
+    seal(folder)
+    calibration = calibrated(folder, output.stem, _synchronous_loads(plan.experiment, engine))
+    write_calibration(output, calibration)
+    write_calibration(folder / "calibration.yaml", calibration)
+    _tell(calibration, output, folder)
+    return 0 if calibration.good else RUN_FAILED
+
+
+def _check(output: Path, run_folder: Path | None) -> None:
+    if output.suffix not in (".yaml", ".yml"):
+        raise ConfigError(f"-o {output}: a calibration is a YAML file; name it NAME.yaml")
+    if output.exists():
+        raise ConfigError(f"-o {output}: exists already; choose another file, or remove it")
+    if not output.absolute().parent.is_dir():
+        raise ConfigError(f"-o {output}: there is no folder {output.parent}; make it first")
+    if run_folder is not None and run_folder.exists():
+        raise ConfigError(f"--run {run_folder}: exists already; choose another folder")
+
+
+def _seconds(budget: str) -> float:
+    from harness.units import parse_seconds
+
+    try:
+        return parse_seconds(budget)
+    except ValueError as error:
+        raise ConfigError(f"--budget {error}") from None
+
+
+def _request(
+    plan: Plan, engine: EngineName, run_folder: Path | None, chunk_sizes: Sequence[int], budget_s: float
+) -> RunRequest:
+    measuring_s = budget_s - _START_S * len(chunk_sizes)
+    if measuring_s <= 0:
+        raise ConfigError(f"--budget: {len(chunk_sizes)} starts of the engine take about a minute each; raise it")
+    return RunRequest(
+        name=f"calibrate-{plan.experiment.name}",
+        cells=micro_cells(plan.experiment, chunk_sizes, measuring_s),
+        engine=engine,
+        experiment=plan.origin(),
+        command=" ".join(["harness", *sys.argv[1:]]),
+        folder=run_folder or new_folder(f"calibrate-{plan.experiment.name}", engine),
+    )
+
+
+def _synchronous_loads(experiment: Experiment, engine: EngineName) -> bool:
+    """vLLM's workers without a GPU copy in their own thread; the simulator does as its calibration says."""
+    if engine == "sim":
+        return load_calibration(experiment.engines.sim.hardware).synchronous_loads
+    return engine == "vllm" and experiment.engines.vllm.device == "cpu"
+
+
+def _tell(calibration: Calibration, output: Path, folder: Path) -> None:
+    print(" tier       tokens    hit chunk at once    measured     fit left out")
+    for point in calibration.fitted_on.points:
+        where = f"{point.tier:10} {point.prompt_tokens:6} {point.hit_tokens:6} {point.chunk_tokens:5}"
+        errors = f"{point.error or 0.0:+7.1%} {point.loo_error or 0.0:+8.1%}"
+        what = "  per output token" if point.metric == "tpot_s" else ""
+        print(f" {where} {point.concurrency:7} {point.measured_s * 1e3:8.1f} ms {errors}{what}")
+    print(f"{'good' if calibration.good else 'NOT GOOD'}: {calibration.verdict}")
+    print(f"calibration: {output}\nrun: {folder}")

@@ -1,0 +1,113 @@
+"""The command line's side of `validate` and `compare`: reading, telling, exit codes."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from harness.config import EngineName
+from harness.experiments import Cell, ConfigError, Plan, load_experiment
+from harness.outcome import EXIT_CODES
+from harness.run import new_folder
+from harness.session import command_line, told
+from harness.units import parse_seconds
+
+
+@told
+def validate(
+    experiment: Path,
+    calibration: str | None,
+    real: Sequence[Path],
+    engine: EngineName | None,
+    overrides: list[str],
+    sizes: Sequence[str],
+    budget: str,
+    tolerance: float,
+    out: Path | None,
+) -> int:
+    """Validates; returns the exit code."""
+    from harness.published import is_published
+    from harness.report.terminal import Progress
+    from harness.validate import Validation
+    from harness.validate import validate as run_validation
+
+    if is_published(experiment):
+        return _published(experiment, tolerance, out)
+    if calibration is None:
+        raise ConfigError("no calibration given; add --calibration FILE, as `harness calibrate` wrote it")
+    chosen: list[str | None] = [*sizes] or [None]
+    plans = {size: load_experiment(experiment, overrides, size) for size in chosen}
+    first = next(iter(plans.values()))
+    name = first.experiment.name
+    folder = out or new_folder(f"validate-{name}", engine or "vllm")
+    request = Validation(
+        name=name,
+        cells=planned_cells(plans),
+        engine=engine or "vllm",
+        calibration=calibration,
+        experiment=first.origin(),
+        folder=folder,
+        real=tuple(real),
+        budget_s=_seconds(budget),
+        margin=_margin(tolerance),
+        command=command_line(),
+    )
+    with Progress() as progress:
+        content = run_validation(request, progress)
+    return _tell(content, folder)
+
+
+def _published(table: Path, tolerance: float, out: Path | None) -> int:
+    from harness.published import validate_published
+    from harness.report.terminal import Progress
+
+    folder = out or new_folder("validate-published", "sim")
+    with Progress() as progress:
+        content = validate_published(table, folder, _margin(tolerance), command_line(), progress)
+    return _tell(content, folder)
+
+
+def planned_cells(plans: Mapping[str | None, Plan]) -> list[Cell]:
+    """The cells of all sizes that were asked for. A size's name goes before its cells' keys."""
+    return [
+        Cell(f"{size}:{cell.key}" if size else cell.key, cell.overrides, cell.experiment)
+        for size, plan in plans.items()
+        for cell in plan.cells()
+    ]
+
+
+@told
+def compare(reference: Path, candidate: Path, tolerance: float, out: Path | None) -> int:
+    """Compares two run folders; returns the exit code."""
+    from harness.validate import compare_runs
+
+    folder = out or new_folder("compare", "sim").with_name(f"compare-{reference.name}-{candidate.name}")
+    content = compare_runs(reference, candidate, folder, _margin(tolerance), command_line())
+    return _tell(content, folder)
+
+
+def _margin(tolerance: float) -> float:
+    if not 0 < tolerance < 1 or math.isnan(tolerance):
+        raise ConfigError(f"--tolerance {tolerance}: not between 0 and 1; write 5 % as 0.05")
+    return tolerance
+
+
+def _seconds(text: str) -> float:
+    try:
+        return parse_seconds(text)
+    except ValueError as error:
+        raise ConfigError(f"--budget: {error}") from None
+
+
+def _tell(content: Mapping[str, Any], folder: Path) -> int:
+    from rich.console import Console
+
+    from harness.report.comparison import findings, terminal_table
+
+    Console().print(terminal_table(content))
+    for line in findings(content):
+        print(line)
+    print(f"{content['verdict']}; report: {folder / 'report.html'}")
+    return EXIT_CODES[content["verdict"]]

@@ -1,0 +1,248 @@
+"""`harness validate`: the same requests on a real engine and on the calibrated simulator, and a verdict on the model.
+
+    outcome = validate(Validation(cells=plan.cells(), calibration=Path("mine.yaml"), ...), progress)
+
+The real engine runs first, free loads twice, so that it can be held against itself (A/A). The simulator then gets the
+engine's own resolved sizes. Points that do not resolve are sampled again while the budget lasts.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import statistics
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from harness.comparable import check_held_out, check_host, check_sides
+from harness.compare import MARGIN, Comparison, PointResult, compare
+from harness.config import EngineName, Experiment, PrefixWorkload
+from harness.experiments import Cell
+from harness.measure import Progress
+from harness.outcome import document, write_document
+from harness.results import ResultsError
+from harness.run import RunRequest, run
+from harness.sides import Point, Side, point_name, read_side, repeated
+from harness.summary import FREE_LOAD
+from simulator.calibration import Calibration, load_calibration
+
+LOAD_REPEATS = 2
+SIM_SAMPLES = 5
+MOST_SAMPLES = 400
+MOST_PASSES = 4
+# What a real engine and its cache server take to start, before the first sample: counted against the budget.
+START_S = 60.0
+
+
+class Validation(msgspec.Struct, frozen=True, kw_only=True):
+    """What to validate. real: finished runs to use instead of making one. budget_s: for sampling beyond the first
+    pass, start of the engine included. calibration: a file, or a name of configs/hardware."""
+
+    name: str
+    cells: list[Cell]
+    engine: EngineName
+    calibration: str
+    experiment: dict[str, Any]
+    folder: Path
+    real: tuple[Path, ...] = ()
+    budget_s: float = 0.0
+    margin: float = MARGIN
+    command: str = ""
+
+
+def validate(request: Validation, progress: Progress) -> dict[str, Any]:
+    """Runs both sides, judges them, writes validation.json and report.html; returns the document.
+
+    Raises NotComparable before anything starts where a point is the calibration's own, and afterwards where the two
+    sides did not ask the same question; EngineError where the real engine fails.
+    """
+    calibration = load_calibration(request.calibration)
+    check_held_out(planned_points(request.cells), calibration)
+    _make(request.folder)
+    real = list(request.real) or [_run_real(request, request.cells, 0, progress)]
+    sim = _run_sim(request, real, progress)
+    deadline = time.monotonic() + request.budget_s
+    while True:
+        reference, candidate = read_side(real), read_side([sim])
+        check_host(reference, calibration)
+        check_sides(reference, candidate)
+        comparison = compare(reference, candidate, request.margin)
+        more = [] if request.real else more_cells(comparison, reference, request.cells, deadline - time.monotonic())
+        if not more or len(real) >= MOST_PASSES:
+            break
+        real.append(_run_real(request, more, len(real), progress))
+    return _write(request, calibration, comparison, reference, candidate)
+
+
+def planned_points(cells: Sequence[Cell]) -> list[Point]:
+    """What the cells will measure, for checks before anything is measured."""
+    return [
+        Point(tier, {"key": cell.key, "config": cell.experiment.model_dump(mode="json")})
+        for cell in cells
+        for tier in cell.experiment.measure.tiers or (FREE_LOAD,)
+    ]
+
+
+def _make(folder: Path) -> None:
+    try:
+        folder.mkdir(parents=True)
+    except FileExistsError:
+        raise ResultsError(f"{folder}: exists already; choose another --out") from None
+    except OSError as error:
+        raise ResultsError(f"{folder}: cannot be made ({error.strerror}); choose a writable --out") from None
+
+
+def _write(
+    request: Validation, calibration: Calibration, comparison: Comparison, reference: Side, candidate: Side
+) -> dict[str, Any]:
+    from harness.report.comparison import write_comparison
+
+    content = document(
+        comparison,
+        reference,
+        candidate,
+        name=request.name,
+        command=request.command,
+        experiment=request.experiment | {"path": Path(request.experiment["path"]).name},
+        calibration=_calibration_facts(calibration, request.calibration),
+    )
+    write_document(request.folder, content)
+    write_comparison(request.folder, content, reference, candidate)
+    return content
+
+
+def compare_runs(reference: Path, candidate: Path, folder: Path, margin: float, command: str) -> dict[str, Any]:
+    """Judges one run by another, writes validation.json and report.html; returns the document.
+
+    Raises NotComparable where they did not ask the same question.
+    """
+    from harness.report.comparison import write_comparison
+
+    ours, theirs = read_side([reference]), read_side([candidate])
+    check_sides(ours, theirs)
+    name = str(ours.manifest["name"])
+    content = document(compare(ours, theirs, margin), ours, theirs, name=name, command=command)
+    _make(folder)
+    write_document(folder, content)
+    write_comparison(folder, content, ours, theirs)
+    return content
+
+
+def _calibration_facts(calibration: Calibration, source: str) -> dict[str, Any]:
+    path = Path(source)
+    digest = hashlib.sha256(path.read_bytes()).hexdigest() if path.is_file() else None
+    facts = {name: getattr(calibration, name) for name in ("name", "date", "machine", "method")}
+    return {**facts, "sha256": digest, "fitted_points": len(calibration.fitted_on.points)}
+
+
+# ---- the real side
+
+
+def _run_real(request: Validation, cells: Sequence[Cell], number: int, progress: Progress) -> Path:
+    chosen = list(cells) if number else with_repeats(cells)
+    folder = request.folder / (f"real-{number + 1}" if number else "real")
+    return run(_run_request(request, chosen, request.engine, folder), progress)
+
+
+def _run_request(request: Validation, cells: list[Cell], engine: EngineName, folder: Path) -> RunRequest:
+    return RunRequest(
+        name=request.name,
+        cells=cells,
+        engine=engine,
+        experiment=request.experiment,
+        command=request.command,
+        folder=folder,
+    )
+
+
+def with_repeats(cells: Sequence[Cell]) -> list[Cell]:
+    """Free loads are sent LOAD_REPEATS times, on one running engine: what it is compared with itself by."""
+    found: list[Cell] = []
+    for cell in cells:
+        free = not isinstance(cell.experiment.workload, PrefixWorkload)
+        keys = repeated(cell.key, LOAD_REPEATS) if free else [cell.key]
+        found += [msgspec.structs.replace(cell, key=key) for key in keys]
+    return found
+
+
+def more_cells(comparison: Comparison, reference: Side, cells: Sequence[Cell], left_s: float) -> list[Cell]:
+    """Cells that sample points again that did not resolve, cheapest first, as far as the time goes.
+
+    A point whose interval no feasible number of samples would resolve is left as it is; so are free loads. Tiers of
+    one cell are interleaved: all for as many rounds as the least one needs, then the others without it, and so on.
+    """
+    by_key = {cell.key: cell for cell in cells}
+    wanted: list[tuple[float, int, PointResult]] = []
+    for point in comparison.points:
+        needed = [f.needed for f in point.figures if f.gates and f.needed is not None]
+        extra = max(needed, default=0) - _samples(point)
+        if point.tier != FREE_LOAD and 0 < extra <= MOST_SAMPLES and point.cell in by_key:
+            wanted.append((extra * _cost_s(reference.points[point.cell, point.tier]), extra, point))
+    chosen: dict[str, dict[str, int]] = {}
+    left_s -= START_S
+    for cost_s, extra, point in sorted(wanted, key=lambda each: each[0]):
+        if cost_s <= left_s:
+            left_s -= cost_s
+            chosen.setdefault(point.cell, {})[point.tier] = extra
+    return [again for key, cell in by_key.items() for again in _sampled_again(cell, chosen.get(key, {}))]
+
+
+def _sampled_again(cell: Cell, extra: dict[str, int]) -> list[Cell]:
+    """extra: samples a tier. Repeats of the cell whose tiers shrink as they have enough."""
+    steps = sorted(set(extra.values()))
+    found = []
+    for number, (before, samples) in enumerate(itertools.pairwise([0, *steps]), 1):
+        tiers = [tier for tier in cell.experiment.measure.tiers if extra.get(tier, 0) >= samples]
+        measure = {"tiers": tiers, "samples": samples - before, "until": None, "budget": None}
+        found.append(Cell(f"{cell.key}#{number}", cell.overrides, changed(cell.experiment, measure=measure)))
+    return found
+
+
+def _samples(point: PointResult) -> int:
+    return max((f.samples for f in point.figures), default=0)
+
+
+def _cost_s(point: Point) -> float:
+    """Seconds that one more sample takes, placing the prefix included: from the end of the one before to its end."""
+    samples = [sample for repeat in point.repeats.values() for sample in repeat.samples]
+    durations = [sample.ended_s - sample.started_s for sample in samples]
+    # Placing is other tiers' business too, so that the time between samples is not this one's own: twice its length.
+    return 2 * statistics.median(durations) + 0.5 if durations else 1.0
+
+
+# ---- the simulated side
+
+
+def _run_sim(request: Validation, real: Sequence[Path], progress: Progress) -> Path:
+    side = read_side(real)
+    cells = [sim_cell(cell, request.calibration) for cell in side.manifest["cells"]]
+    unique = {cell.key: cell for cell in cells}
+    return run(_run_request(request, list(unique.values()), "sim", request.folder / "sim"), progress)
+
+
+def sim_cell(entry: dict[str, Any], calibration: str) -> Cell:
+    """A real run's cell for the simulator: the same requests, and the sizes and limits that the engine resolved."""
+    config, resolved = entry["config"], entry["resolved"] or {}
+    experiment = Experiment.model_validate_json(msgspec.json.encode(config), context={"resolved": True})
+    cache: dict[str, Any] = {"gpu": resolved.get("gpu_bytes") or config["cache"]["gpu"]}
+    if config["cache"]["cpu"] is not None:
+        cache["cpu"] = resolved.get("cpu_bytes") or config["cache"]["cpu"]
+    measure: dict[str, Any] = {}
+    if isinstance(experiment.workload, PrefixWorkload):
+        measure = {"samples": SIM_SAMPLES, "until": None, "budget": None}
+    limits = (resolved.get("details") or {}).get("scheduler") or {}
+    sim = {"hardware": calibration, **{key: value for key, value in limits.items() if value is not None}}
+    chosen = changed(experiment, cache=cache, measure=measure, engines={"sim": config["engines"]["sim"] | sim})
+    return Cell(point_name(entry["key"]), entry["overrides"], chosen)
+
+
+def changed(experiment: Experiment, **sections: dict[str, Any]) -> Experiment:
+    """The experiment with some keys of its sections replaced, checked anew."""
+    config = experiment.model_dump(mode="json")
+    for section, values in sections.items():
+        config[section] = config[section] | values
+    return Experiment.model_validate_json(msgspec.json.encode(config), context={"resolved": True})

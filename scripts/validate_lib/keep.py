@@ -1,0 +1,82 @@
+"""Keeps what is worth keeping of a validation in a folder small enough for git, without a machine's paths.
+
+    python scripts/validate_lib/keep.py results/validate-… results/validation/NAME [--calibration FILE]
+
+validation.json and validation.md as they are, calibration.yaml, manifest.json (both sides', cells shortened), and
+rows.csv: every measured request of both sides.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import json
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from harness.results import read_manifest, read_rows
+
+COLUMNS = ("side", "cell", "tier", "sample", "id", "prompt_tokens", "cached_tokens", "output_tokens", "ttft_s", "e2e_s")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("source", type=Path)
+    parser.add_argument("target", type=Path)
+    parser.add_argument("--calibration", type=Path)
+    given = parser.parse_args()
+    given.target.mkdir(parents=True, exist_ok=True)
+    runs = sorted(path.parent for path in given.source.glob("*/manifest.json"))
+    for name in ("validation.json", "validation.md"):
+        shutil.copyfile(given.source / name, given.target / name)
+    if given.calibration:
+        shutil.copyfile(given.calibration, given.target / "calibration.yaml")
+    manifests = {run.name: _shortened(read_manifest(run)) for run in runs}
+    (given.target / "manifest.json").write_text(json.dumps(manifests, indent=1, default=str) + "\n")
+    with (given.target / "rows.csv").open("w", newline="") as lines:
+        writer = csv.writer(lines, lineterminator="\n")
+        writer.writerow((*COLUMNS, "verdict"))
+        for run in runs:
+            writer.writerows(_rows(run))
+
+
+def _shortened(manifest: dict[str, Any]) -> dict[str, Any]:
+    """Without names of this machine: host name, paths, ports."""
+    kept = {key: value for key, value in manifest.items() if key not in ("command", "attempts", "experiment")}
+    kept["host"] = {key: value for key, value in manifest["host"].items() if key != "hostname"}
+    kept["cells"] = [
+        {key: cell.get(key) for key in ("key", "overrides", "status", "trace")}
+        | {"cache": cell["config"]["cache"], "workload": cell["config"]["workload"]}
+        | {"storage": cell["config"].get("storage"), "resolved": _sizes(cell["resolved"] or {})}
+        for cell in manifest["cells"]
+    ]
+    return _without_paths(kept)
+
+
+def _sizes(resolved: dict[str, Any]) -> dict[str, Any]:
+    details = resolved.get("details") or {}
+    named = {key: details[key] for key in ("scheduler", "disk_file_system", "connector") if key in details}
+    return {key: value for key, value in resolved.items() if key != "details"} | {"details": named}
+
+
+def _without_paths(value: Any) -> Any:
+    """Absolute paths by their last part."""
+    if isinstance(value, dict):
+        return {key: _without_paths(inner) for key, inner in value.items()}
+    if isinstance(value, list):
+        return [_without_paths(inner) for inner in value]
+    return Path(value).name if isinstance(value, str) and value.startswith("/") else value
+
+
+def _rows(run: Path) -> Iterator[tuple[Any, ...]]:
+    for row in read_rows(run):
+        if row.phase == "measure":
+            times = [None if value is None else f"{value:.6f}" for value in (row.ttft_s, row.e2e_s)]
+            counts = (row.prompt_tokens, row.cached_tokens, row.output_tokens)
+            yield (run.name, row.cell, row.expected_tier, row.sample, row.id, *counts, *times, row.verdict)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,69 @@
+"""What the simulator says of a calibration's points: a few prompts sent at once, their prefix in a named tier."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from statistics import fmean
+
+from simulator.calibration import Calibration, Point
+from simulator.models import ModelSpec
+from simulator.simulate import Completion, Simulator
+from traces.request import Request, Segment
+
+# Plenty: a point's time has nothing to do with evictions.
+_ROOM_BYTES = 1 << 42
+_ABOVE = {"gpu": set[str](), "cpu": {"gpu"}, "disk": {"gpu", "cpu"}, "disk_cold": {"gpu", "cpu", "page_cache"}}
+
+
+def simulated_s(point: Point, calibration: Calibration, model: ModelSpec) -> float:
+    """The point's metric, mean over its requests, by a fresh simulator with the calibration's constants."""
+    simulator = _simulator(point, calibration, model)
+    if point.hit_tokens and point.tier != "recompute":
+        for slot in range(point.concurrency):
+            simulator.submit(Request(id=f"warm{slot}", prompt=_prefix(point, slot), output_tokens=1), simulator.now_s)
+            _finish(simulator, 1)
+        simulator.drain()
+        simulator.reset(_ABOVE[point.tier])
+    sent_s = simulator.now_s
+    for slot in range(point.concurrency):
+        rest = Segment(1000 + slot, point.prompt_tokens - point.hit_tokens)
+        prompt = (*_prefix(point, slot), rest)
+        simulator.submit(Request(id=f"{slot}", prompt=prompt, output_tokens=point.output_tokens), sent_s)
+    return fmean(_metric(done, point, sent_s) for done in _finish(simulator, point.concurrency))
+
+
+def _simulator(point: Point, calibration: Calibration, model: ModelSpec) -> Simulator:
+    settings = calibration.fitted_on
+    need = point.concurrency * (point.prompt_tokens + point.output_tokens)
+    return Simulator(
+        model,
+        calibration,
+        "vllm-0.32",
+        "lmcache-0.5.6-mp",
+        gpu_blocks=4 * (need // settings.block_tokens + 2),
+        block_tokens=settings.block_tokens,
+        chunk_tokens=point.chunk_tokens,
+        cpu_bytes=_ROOM_BYTES,
+        disk_bytes=_ROOM_BYTES,
+        disk_bytes_per_s=point.device_bytes_per_s,
+        max_num_batched_tokens=settings.max_num_batched_tokens,
+        max_num_seqs=settings.max_num_seqs,
+    )
+
+
+def _prefix(point: Point, slot: int) -> tuple[Segment, ...]:
+    return (Segment(1 + slot, point.hit_tokens),) if point.hit_tokens else ()
+
+
+def _finish(simulator: Simulator, count: int) -> Sequence[Completion]:
+    done: list[Completion] = []
+    while len(done) < count:
+        done += simulator.advance()
+    return done
+
+
+def _metric(done: Completion, point: Point, sent_s: float) -> float:
+    assert done.first_token_s is not None and done.last_token_s is not None, done.error
+    if point.metric == "ttft_s":
+        return done.first_token_s - sent_s
+    return (done.last_token_s - done.first_token_s) / (point.output_tokens - 1)

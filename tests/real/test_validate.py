@@ -1,0 +1,74 @@
+"""Validation against real vLLM + LMCache: the same counts on both sides, and a run that silently degraded refused."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from harness.comparable import NotComparable
+from harness.experiments import load_experiment
+from harness.judge import planned_cells
+from harness.validate import Validation, validate
+from tests.real.test_vllm import PYTHON, left_behind
+from tests.unit.test_run_loop import Quiet
+
+pytestmark = [
+    pytest.mark.real,
+    pytest.mark.skipif(not PYTHON.exists(), reason="no engine environment; `scripts/engine_env vllm` makes it"),
+]
+
+EXPERIMENT: dict[str, Any] = {
+    "name": "real",
+    "seed": 5,
+    "workload": {"kind": "prefix", "prompt_tokens": 705, "hit_rate": 1.0},
+    "measure": {"tiers": ["recompute", "gpu", "cpu", "disk_cold"], "samples": 3},
+    "cache": {"block_tokens": 32, "chunk_tokens": 64, "gpu": "256MiB", "cpu": "1GiB", "disk": {"capacity": "2GiB"}},
+    "engines": {"vllm": {"python": str(PYTHON)}},
+    "sizes": {
+        "single": {},
+        "pairs": {"workload.concurrency": 2},
+        "load": {
+            "workload": {"kind": "trace", "trace": "tiny_conversation", "limit": 30, "block_tokens": 32,
+                         "max_prompt_tokens": 1000, "max_output_tokens": 2, "time_scale": 0.001, "concurrency": 1},
+            "measure": {},
+        },
+    },
+}  # fmt: skip
+
+
+def request(tmp_path: Path, config: dict[str, Any], sizes: tuple[str, ...]) -> Validation:
+    path = tmp_path / "experiment.yaml"
+    path.write_text(yaml.safe_dump(config))
+    plans: dict[str | None, Any] = {size: load_experiment(path, size=size) for size in sizes}
+    return Validation(
+        name="real",
+        cells=planned_cells(plans),
+        engine="vllm",
+        calibration="cpu-2core",
+        experiment=plans[sizes[0]].origin(),
+        folder=tmp_path / "out",
+    )
+
+
+def test_hit_tokens_and_bytes_are_the_same_on_both_sides(tmp_path: Path) -> None:
+    content = validate(request(tmp_path, EXPERIMENT, ("single", "pairs", "load")), Quiet())
+    counts = [(p["cell"], p["tier"], f) for p in content["points"] for f in p["counts"]]
+    assert len(content["points"]) == 9 and len(counts) > 40
+    assert [(cell, tier, f) for cell, tier, f in counts if f["verdict"] != "pass"] == []
+    assert content["reference"]["gpu_blocks"] == content["candidate"]["gpu_blocks"] == 256
+    load = next(p for p in content["points"] if p["tier"] == "load")
+    assert load["noise"] and load["wasserstein_s"] is not None
+    assert not left_behind(tmp_path)
+
+
+def test_a_run_whose_cache_server_silently_recomputed_is_refused(tmp_path: Path) -> None:
+    """In-process LMCache has no transfer without a GPU: every request succeeds, and nothing is ever offloaded."""
+    engines = {"vllm": {"python": str(PYTHON), "connector": "in_process"}}
+    cache = {key: value for key, value in EXPERIMENT["cache"].items() if key != "disk"}
+    measure = {"tiers": ["recompute", "cpu"], "samples": 1}
+    config = {**EXPERIMENT, "engines": engines, "cache": cache, "measure": measure}
+    words = "computed_tokens moved by 705, cpu needs 1.*silently recomputing"
+    with pytest.raises(NotComparable, match=f"proves its tier .*{words}"):
+        validate(request(tmp_path, config, ("single",)), Quiet())
+    assert not (tmp_path / "out" / "validation.json").exists()

@@ -1,0 +1,76 @@
+"""Run folders as a real engine would leave them: the simulator's rows with a seeded noise on every time."""
+
+from __future__ import annotations
+
+import math
+import shutil
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import yaml
+
+from harness.experiments import load_experiment
+from harness.results import RunFolder, read_manifest, read_rows, read_samples
+from harness.run import RunRequest, run
+from tests.unit.test_run_loop import Quiet
+from traces.request import RequestRecord
+
+
+def sim_run(folder: Path, config: dict[str, Any], calibration: Path | None = None) -> Path:
+    """Runs the experiment's cells on the simulator, into folder/sim."""
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / "experiment.yaml"
+    engines = {"sim": {"hardware": str(calibration)}} if calibration else {}
+    path.write_text(yaml.safe_dump({**config, "engines": engines}))
+    plan = load_experiment(path)
+    request = RunRequest(name="v", cells=plan.cells(), engine="sim", experiment=plan.origin(), folder=folder / "sim")
+    return run(request, Quiet())
+
+
+def noisy_copy(source: Path, target: Path, *, seed: int, spread: float, slower: float = 1.0) -> Path:
+    """The run again, as engine 'fake', each sample's times after sending times `slower` and a log-normal of that
+    spread with mean 1."""
+    rng = np.random.default_rng(seed)
+    factors: dict[tuple[Any, ...], float] = {}
+
+    def noisy(row: RequestRecord) -> RequestRecord:
+        key = (row.cell, row.expected_tier, row.sample, row.id if row.expected_tier is None else None)
+        sigma = math.sqrt(math.log(1 + spread**2))
+        factor = factors.setdefault(key, slower * math.exp(sigma * rng.standard_normal() - sigma**2 / 2))
+        late = {
+            name: None if value is None else row.sent_s + (value - row.sent_s) * factor
+            for name in ("first_chunk_s", "first_token_s", "last_token_s")
+            for value in [getattr(row, name)]
+        }
+        return msgspec.structs.replace(row, **late)
+
+    manifest = {**read_manifest(source), "engine": "fake", "run_id": target.name}
+    manifest.pop("schema")
+    made = RunFolder.create(target, manifest)
+    made.append_rows(map(noisy, read_rows(source)))
+    for sample in read_samples(source):
+        made.append_sample(sample)
+    made.close()
+    return target
+
+
+def wrong_calibration(path: Path, factor: float, constant: str = "disk.read.bytes_per_s") -> Path:
+    """configs/hardware/cpu-2core.yaml with one constant times a factor."""
+    known = yaml.safe_load(Path("configs/hardware/cpu-2core.yaml").read_text())
+    known["constants"][constant] *= factor
+    path.write_text(yaml.safe_dump(known))
+    return path
+
+
+def changed_rows(source: Path, target: Path, **changes: Any) -> Path:
+    """The run again with some fields of its measured rows replaced."""
+    shutil.copytree(source, target)
+    (target / "rows.jsonl").unlink()
+    folder = RunFolder.resume(target)
+    folder.append_rows(
+        msgspec.structs.replace(row, **changes) if row.phase == "measure" else row for row in read_rows(source)
+    )
+    folder.close()
+    return target

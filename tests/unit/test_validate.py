@@ -1,0 +1,139 @@
+"""`harness validate` end to end: the simulator stands in for the real engine, with true and with wrong constants."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+import yaml
+
+from harness.comparable import NotComparable
+from harness.compare import compare
+from harness.experiments import load_experiment
+from harness.judge import planned_cells
+from harness.judge import validate as validate_command
+from harness.results import read_manifest, read_rows
+from harness.sides import read_side
+from harness.validate import MOST_SAMPLES, Validation, changed, more_cells, sim_cell, validate
+from tests.support.noisy_runs import noisy_copy, sim_run, wrong_calibration
+from tests.unit.test_run_loop import Quiet
+
+CONFIG: dict[str, Any] = {
+    "name": "validated",
+    "workload": {"kind": "prefix", "prompt_tokens": 3073, "hit_rate": 1.0},
+    "measure": {"tiers": ["recompute", "gpu", "cpu", "disk_cold"], "samples": 10},
+    "cache": {"gpu": "1GiB", "cpu": "1GiB", "disk": {"capacity": "4GiB"}, "chunk_tokens": 128},
+    "sizes": {
+        "pairs": {"workload.concurrency": 2},
+        "load": {
+            "workload": {"kind": "trace", "trace": "tiny_conversation", "block_tokens": 32, "concurrency": 2},
+            "measure": {},
+        },
+    },
+}
+SIZES = (None, "pairs", "load")
+
+
+def request(tmp_path: Path, calibration: Path | str, sizes: tuple[str | None, ...] = SIZES, **more: Any) -> Validation:
+    path = tmp_path / "experiment.yaml"
+    path.write_text(yaml.safe_dump(CONFIG))
+    plans = {size: load_experiment(path, size=size) for size in sizes}
+    fields: dict[str, Any] = {"engine": "sim", "folder": tmp_path / "out", "experiment": plans[sizes[0]].origin()}
+    return Validation(name="v", cells=planned_cells(plans), calibration=str(calibration), **(fields | more))
+
+
+def test_the_true_constants_pass_every_point_and_every_count(tmp_path: Path) -> None:
+    content = validate(request(tmp_path, "cpu-2core"), Quiet())
+    assert content["verdict"] == "pass" and content["overall"]["points"] == 9
+    assert content["overall"]["counts_equal"] == content["overall"]["counts"] > 40
+    assert content["overall"]["mape"] == pytest.approx(0, abs=1e-9)
+    load = content["points"][-1]
+    assert load["tier"] == "load" and load["noise"] and load["cell"] == "load:base"
+    assert {row.cell for row in read_rows(tmp_path / "out" / "real") if row.cell.startswith("load")} == {
+        "load:base#1", "load:base#2",
+    }  # fmt: skip
+    for name in ("validation.json", "validation.md", "report.html"):
+        assert str(tmp_path) not in (tmp_path / "out" / name).read_text()
+
+
+def test_a_bandwidth_that_is_a_tenth_too_high_fails_where_it_matters(tmp_path: Path) -> None:
+    """Of a slow device, as a reference device is: there the transfer is most of the time."""
+    slow = wrong_calibration(tmp_path / "slow.yaml", 0.1)
+    wrong = wrong_calibration(tmp_path / "wrong.yaml", 0.11)
+    run = sim_run(tmp_path / "truth", {key: CONFIG[key] for key in CONFIG if key != "sizes"}, slow)
+    real = noisy_copy(run, tmp_path / "real", seed=1, spread=0.01)
+    content = validate(request(tmp_path, wrong, (None,), real=(real,), engine="fake"), Quiet())
+    verdicts = {point["tier"]: point["verdict"] for point in content["points"]}
+    assert verdicts == {"recompute": "pass", "gpu": "pass", "cpu": "pass", "disk_cold": "fail"}
+    right = request(tmp_path, slow, (None,), real=(real,), engine="fake", folder=tmp_path / "right")
+    assert validate(right, Quiet())["verdict"] == "pass"
+
+
+def test_points_that_the_calibration_was_fitted_on_are_refused_before_anything_runs(tmp_path: Path) -> None:
+    seen = request(tmp_path, "cpu-2core", (None,))
+    cells = [
+        msgspec.structs.replace(cell, experiment=changed(cell.experiment, workload={"prompt_tokens": 2049}))
+        for cell in seen.cells
+    ]
+    with pytest.raises(NotComparable, match=r"was fitted on it \(prompt_tokens 2049\)"):
+        validate(msgspec.structs.replace(seen, cells=cells), Quiet())
+    assert not (tmp_path / "out").exists()
+
+
+def test_the_simulator_gets_what_the_engine_resolved(tmp_path: Path) -> None:
+    """Not what the experiment hoped for: fewer blocks, and the scheduler's own limits."""
+    run = sim_run(tmp_path / "real", {key: CONFIG[key] for key in CONFIG if key != "sizes"})
+    entry = read_manifest(run)["cells"][0]
+    limits = {"max_batched_tokens": 1024, "max_sequences": 8}
+    entry["resolved"] |= {"gpu_bytes": 500 * 32 * 32768, "cpu_bytes": 2**31, "details": {"scheduler": limits}}
+    experiment = sim_cell(entry, "cpu-2core").experiment
+    assert experiment.cache.gpu == 500 * 32 * 32768 and experiment.cache.cpu == 2**31
+    assert experiment.engines.sim.max_batched_tokens == 1024 and experiment.engines.sim.max_sequences == 8
+    assert experiment.engines.sim.hardware == "cpu-2core" and experiment.measure.samples == 5
+
+
+def test_what_does_not_resolve_is_sampled_again_while_the_time_lasts(tmp_path: Path) -> None:
+    run = sim_run(tmp_path / "truth", {key: CONFIG[key] for key in CONFIG if key != "sizes"})
+    cells = request(tmp_path, "cpu-2core", (None,)).cells
+    real = read_side([noisy_copy(run, tmp_path / "real", seed=1, spread=0.15)])
+    comparison = compare(real, read_side([run]))
+    needed = {p.tier: max((f.needed or 0 for f in p.figures if f.gates), default=0) for p in comparison.points}
+    unclear = [tier for tier, samples in needed.items() if 10 < samples <= 10 + MOST_SAMPLES]
+    more = more_cells(comparison, real, cells, left_s=1e6)
+    rounds = [(cell.experiment.measure.tiers, cell.experiment.measure.samples or 0) for cell in more]
+    assert len(unclear) > 1 and list(rounds[0][0]) == unclear, "all tiers are interleaved at first"
+    assert [len(tiers) for tiers, _ in rounds] == list(range(len(rounds), 0, -1))
+    assert all(cell.key.startswith("base#") for cell in more)
+    for tier, samples in needed.items():
+        assert sum(n for tiers, n in rounds if tier in tiers) == (samples - 10 if tier in unclear else 0)
+    assert more_cells(comparison, real, cells, left_s=61.0) == []
+
+
+def test_samples_of_a_second_pass_count_with_those_of_the_first(tmp_path: Path) -> None:
+    run = sim_run(tmp_path / "truth", {key: CONFIG[key] for key in CONFIG if key != "sizes"})
+    again = noisy_copy(run, tmp_path / "again", seed=2, spread=0.1)
+    for name in ("rows.jsonl", "manifest.json", "samples.jsonl"):
+        (again / name).write_text((again / name).read_text().replace('"base"', '"base#1"'))
+    side = read_side([noisy_copy(run, tmp_path / "real", seed=1, spread=0.1), again])
+    assert len(side.points) == 4
+    assert {figure.samples for point in compare(side, read_side([run])).points for figure in point.figures} == {20}
+
+
+def test_the_command_and_its_mistakes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "experiment.yaml"
+    path.write_text(yaml.safe_dump(CONFIG))
+
+    def command(calibration: str | None, sizes: list[str], budget: str, out: Path) -> int:
+        return validate_command(path, calibration, [], "sim", [], sizes, budget, 0.05, out)
+
+    assert command("cpu-2core", ["pairs"], "0s", tmp_path / "out") == 0
+    assert json.loads((tmp_path / "out" / "validation.json").read_text())["calibration"]["name"] == "cpu-2core"
+    assert "disk_cold" in capsys.readouterr().out
+    assert command(None, [], "0s", tmp_path / "no") == 2
+    assert command("cpu-2core", ["none"], "0s", tmp_path / "no") == 2
+    assert command("cpu-2core", [], "soon", tmp_path / "no") == 2
+    assert command("cpu-2core", ["pairs"], "0s", tmp_path / "out") == 2
+    errors = capsys.readouterr().err.splitlines()
+    assert len(errors) == 4 and all(line.startswith("harness: ") for line in errors)
+    assert not (tmp_path / "no").exists()
