@@ -51,7 +51,7 @@ def _trace(
     return {
         "cells": list(about.cells),
         "device": cells[0].get("device") if cells else None,
-        "file_system": cells[0]["resolved"]["details"].get("disk_file_system") if cells else None,
+        "file_system": _file_system(cells[0]) if cells else None,
         "seconds": about.ended_s - about.started_s,
         "lost_events": about.lost_events,
         "block": {"read": block_figures(reads), "write": block_figures(writes)},
@@ -62,6 +62,11 @@ def _trace(
         "requests": [split(row, reads, calls) for row in _from_disk(sent)][:_MAX_REQUESTS],
         "checks": checks(reads, calls, mine, cells),
     }
+
+
+def _file_system(cell: dict[str, Any]) -> str | None:
+    told: str | None = cell["resolved"]["details"].get("disk_file_system")
+    return told or (cell.get("device") or {}).get("file_system")
 
 
 # ---- the block device

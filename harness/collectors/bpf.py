@@ -10,6 +10,7 @@ read it, as seconds since a moment `zero_ns` on bpftrace's clock.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import os
 import shutil
@@ -146,8 +147,29 @@ def lost_events(path: Path) -> int:
 
 
 def read_block(path: Path, zero_ns: int) -> tuple[list[BlockRequest], list[tuple[float, int]]]:
-    """Requests in order of completion; and (time, pages) that the page cache took in per 100 ms."""
+    """Requests in order of completion; and (time, pages) that the page cache took in per 100 ms. Raises TraceError."""
+    with _told(path):
+        return _block(path, zero_ns)
 
+
+def read_files(path: Path, zero_ns: int) -> list[FileCall]:
+    """Calls in the order in which they began. A file whose opening was not seen is not among them.
+
+    Raises TraceError.
+    """
+    with _told(path):
+        return _files(path, zero_ns)
+
+
+@contextlib.contextmanager
+def _told(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except (ValueError, IndexError) as error:
+        raise TraceError(f"{path}: is no trace of this version ({error}); measure again") from None
+
+
+def _block(path: Path, zero_ns: int) -> tuple[list[BlockRequest], list[tuple[float, int]]]:
     def seconds(text: str) -> float:
         return (int(text) - zero_ns) / 1e9
 
@@ -165,8 +187,7 @@ def read_block(path: Path, zero_ns: int) -> tuple[list[BlockRequest], list[tuple
     return requests, pages
 
 
-def read_files(path: Path, zero_ns: int) -> list[FileCall]:
-    """Calls in the order in which they began. A file whose opening was not seen is not among them."""
+def _files(path: Path, zero_ns: int) -> list[FileCall]:
     open_files: dict[tuple[str, str], str] = {}
     renamed: dict[str, str] = {}
     calls: list[FileCall] = []

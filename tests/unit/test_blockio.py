@@ -61,6 +61,13 @@ def test_a_long_path_comes_in_two_lines(tmp_path: Path) -> None:
     assert [call.path for call in read_files(path, ZERO_NS)] == [f"{long}-1.data", f"{other}-2.data", f"{long}-1.data"]
 
 
+def test_a_damaged_trace_is_told_on_one_line(tmp_path: Path) -> None:
+    with pytest.raises(TraceError, match="measure again"):
+        read_files(lines(tmp_path / "f", "O 5100000000 10 7"), ZERO_NS)
+    with pytest.raises(TraceError, match="measure again"):
+        read_block(lines(tmp_path / "b", "B 1 2 three 4 5 6 7"), ZERO_NS)
+
+
 def test_sequential_requests_depth_and_times() -> None:
     reads = [request(0, 4096, 0.0, 0.010), request(8, 4096, 0.005, 0.015), request(100, 512, 0.1, 0.11)]
     figures = block_figures(reads)
