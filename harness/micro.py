@@ -1,8 +1,9 @@
 """The micro-measurements of a calibration: which cells are measured, and the points that their rows give.
 
 Lengths are 2, 6, 12 and 24 units of (at least) 256 tokens and one token, so that every chunk size and the hit rates
-below divide them. Each constant shows in several points: prefill over tokens and context (partial hits), fixed costs (gpu hits),
-each tier over lengths and chunk sizes, what waits for what (2 and 4 requests at once), decoding over batch and context.
+below divide them. Each constant shows in several points: prefill over tokens and context (partial hits), fixed costs
+(gpu hits), each tier over lengths and chunk sizes, what waits for what (2 and 4 requests at once), decoding over batch
+and context.
 """
 
 from __future__ import annotations
@@ -27,6 +28,8 @@ LENGTHS = (2, 6, 12, 24)
 # (chunks of the prompt, of them hit)
 PARTIAL = ((6, 3), (12, 4), (24, 12), (24, 18))
 CONCURRENT = ((2, 2), (2, 4), (6, 2), (6, 4))
+# With the larger chunks, where bandwidth counts for more than operations.
+CONCURRENT_AGAIN = ((6, 4), (12, 4))
 DECODE = ((2, 1), (12, 1), (2, 4), (6, 2))
 DECODE_TOKENS = 33
 HALF_WIDTH = 0.01
@@ -61,7 +64,7 @@ def _specs(experiment: Experiment, chunk: int, unit: int, whole: bool) -> Iterat
     warm = tuple(tier for tier in tiers if tier != "recompute")
     for length in LENGTHS:
         yield chunk, {"prompt_tokens": length * unit + 1}, tiers if whole or length == LENGTHS[1] else warm
-    for length, at_once in CONCURRENT if whole else CONCURRENT[-1:]:
+    for length, at_once in CONCURRENT if whole else CONCURRENT_AGAIN:
         yield chunk, {"prompt_tokens": length * unit + 1, "concurrency": at_once}, tiers if length == 2 else warm
     if not whole:
         return
@@ -120,7 +123,7 @@ def _point(
         concurrency=workload["concurrency"],
         output_tokens=workload["output_tokens"],
         metric=metric,
-        device_bytes_per_s=device.get("bandwidth") if tier == "disk_cold" else None,
+        device_bytes_per_s=(device.get("read_bandwidth") or device.get("bandwidth")) if tier == "disk_cold" else None,
         file_system=(
             device.get("file_system") or (resolved.get("details") or {}).get("disk_file_system") if on_disk else None
         ),

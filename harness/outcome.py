@@ -20,6 +20,8 @@ from harness.stats import Equivalence
 
 SCHEMA = 1
 EXIT_CODES: dict[Equivalence, int] = {"pass": 0, "fail": 1, "not resolvable": 3}
+# What a validation of this project aims at, with ± 5 %: of points, and of their times that count.
+MOST_PASS, LARGEST_ERROR, LARGEST_MAPE, MOST_UNRESOLVED = 0.90, 0.10, 0.03, 0.10
 VERDICTS: tuple[Equivalence, ...] = ("pass", "fail", "not resolvable")
 
 
@@ -51,7 +53,7 @@ def overall(points: Sequence[PointResult]) -> dict[str, Any]:
     judged = [f for point in points for f in point.figures if f.gates and f.error is not None]
     counted = [f for point in points for f in point.counts]
     worst = max(judged, key=lambda f: abs(f.error or 0.0), default=None)
-    return {
+    whole: dict[str, Any] = {
         "points": len(points),
         "shares": _shares([point.verdict for point in points]),
         "figures": len(judged),
@@ -60,6 +62,20 @@ def overall(points: Sequence[PointResult]) -> dict[str, Any]:
         "largest_error": None if worst is None else worst.error,
         "counts": len(counted),
         "counts_equal": sum(f.verdict == "pass" for f in counted),
+        "left_out": sum(point.left_out for point in points),
+    }
+    return whole | {"targets": _targets(whole)}
+
+
+def _targets(whole: dict[str, Any]) -> dict[str, bool]:
+    """Which of the aims are met, by name."""
+    shares, largest, mape = whole["shares"], abs(whole["largest_error"] or 0.0), whole["mape"]
+    return {
+        f"{MOST_PASS:.0%} of the points pass": shares["pass"] >= MOST_PASS,
+        f"at most {MOST_UNRESOLVED:.0%} not resolvable": shares["not resolvable"] <= MOST_UNRESOLVED,
+        f"no error above {LARGEST_ERROR:.0%}": largest <= LARGEST_ERROR,
+        f"MAPE at most {LARGEST_MAPE:.0%}": mape is not None and mape <= LARGEST_MAPE,
+        "every count equal": whole["counts_equal"] == whole["counts"],
     }
 
 

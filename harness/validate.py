@@ -135,7 +135,7 @@ def compare_runs(reference: Path, candidate: Path, folder: Path, margin: float, 
 def _calibration_facts(calibration: Calibration, source: str) -> dict[str, Any]:
     path = Path(source)
     digest = hashlib.sha256(path.read_bytes()).hexdigest() if path.is_file() else None
-    facts = {name: getattr(calibration, name) for name in ("name", "date", "machine", "method")}
+    facts = {name: getattr(calibration, name) for name in ("name", "date", "machine", "method", "good", "verdict")}
     return {**facts, "sha256": digest, "fitted_points": len(calibration.fitted_on.points)}
 
 
@@ -183,10 +183,14 @@ def more_cells(comparison: Comparison, reference: Side, cells: Sequence[Cell], l
         if point.tier != FREE_LOAD and 0 < extra <= MOST_SAMPLES and point.cell in by_key:
             wanted.append((extra * _cost_s(reference.points[point.cell, point.tier]), extra, point))
     chosen: dict[str, dict[str, int]] = {}
-    left_s -= START_S
+    engines: set[str] = set()
     for cost_s, extra, point in sorted(wanted, key=lambda each: each[0]):
+        experiment = by_key[point.cell].experiment
+        engine = repr((experiment.cache, experiment.storage))
+        cost_s += 0.0 if engine in engines else START_S
         if cost_s <= left_s:
             left_s -= cost_s
+            engines.add(engine)
             chosen.setdefault(point.cell, {})[point.tier] = extra
     return [again for key, cell in by_key.items() for again in _sampled_again(cell, chosen.get(key, {}))]
 

@@ -46,7 +46,7 @@ class Point(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     concurrency: int = 1
     output_tokens: int = 1
     metric: Metric = "ttft_s"
-    device_bytes_per_s: int | None = None
+    device_bytes_per_s: float | None = None
     file_system: str | None = None
     samples: int | None = None
     measured_s: float

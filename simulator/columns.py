@@ -57,7 +57,8 @@ class RequestColumns:
 class CompletionColumns:
     """What came of requests, in the order of their completion: simulate.Completion's fields without token_s.
 
-    Times are float64, NaN where it did not happen; the counts are int64. errors: by position, for those that failed.
+    Times are float64, NaN where it did not happen; the counts are int64. instances: which one of a cluster served it.
+    errors: by position, for those that failed.
     """
 
     ids: list[str]
@@ -70,7 +71,29 @@ class CompletionColumns:
     cpu: memoryview
     disk: memoryview
     preemptions: memoryview
+    instances: memoryview
     errors: dict[int, str]
+
+    @classmethod
+    def of(cls, ids: list[str], times: Sequence[bytes], counts: Sequence[bytes], errors: dict[int, str]) -> Self:
+        """What the core's advance_many returns."""
+        first_token_s, last_token_s = (memoryview(column).cast("d") for column in times)
+        ints = (memoryview(column).cast("q") for column in counts)
+        prompt, output, computed, gpu, cpu, disk, preemptions, instances = ints
+        return cls(
+            ids=ids,
+            first_token_s=first_token_s,
+            last_token_s=last_token_s,
+            prompt_tokens=prompt,
+            output_tokens=output,
+            computed=computed,
+            gpu=gpu,
+            cpu=cpu,
+            disk=disk,
+            preemptions=preemptions,
+            instances=instances,
+            errors=errors,
+        )
 
 
 def reply_stream(request_id: str) -> int:

@@ -22,6 +22,8 @@ from simulator.probing import simulated_s
 
 SIGNIFICANT_DIGITS = 6
 _ROUNDS = 12
+# Of the way to what the derivative promises; the last is not to move at all.
+_SHARES = (1.0, 0.5, 0.25, 0.1, 0.0)
 # Small against what such a constant is, so that a derivative is one-sided and nothing waits for other things.
 _STEPS = {"bytes_per_s": 1e-13, "attention_s": 1e-12, "decode_context_s": 1e-10, "token_s": 1e-9}
 _STEP_S = 1e-6
@@ -47,13 +49,14 @@ def fit(fitted_on: FittedOn, assumed: Mapping[str, Assumption], *, synchronous_l
     problem = _Problem(fitted_on, assumed, synchronous_loads)
     # A bound that nothing has reached shows no derivative: it is sought from a start at which it binds as well.
     alone = _descend(problem, np.zeros(len(problem.free)))
-    best = min((alone, _descend(problem, problem.bound(alone))), key=problem.loss)
+    starts = [problem.bound(alone, share) for share in (0.1, 0.3, 0.5, 0.7)]
+    best = min((alone, *(_descend(problem, start) for start in starts)), key=problem.loss)
     offset, matrix = problem.linear(best)
     shown = {name for name, column in zip(problem.free, matrix.T, strict=True) if np.any(column)}
     return Fit(
         constants=problem.stated(best, shown),
         fitted_s=[float(s) for s in problem.relative(best) * problem.measured],
-        loo_error=[_left_out(offset, matrix, index) for index in range(len(offset))],
+        loo_error=[_left_out(problem, offset, matrix, best, index) for index in range(len(offset))],
         intervals=_intervals(problem.free, offset, matrix, best),
     )
 
@@ -64,7 +67,7 @@ def _descend(problem: _Problem, slopes: Array) -> Array:
     for _ in range(_ROUNDS):
         offset, matrix = problem.linear(slopes)
         target = _solve(matrix, 1 - offset)
-        tries = [slopes + share * (target - slopes) for share in (1.0, 0.5, 0.25, 0.1)]
+        tries = [slopes + share * (target - slopes) for share in _SHARES]
         found = next((found for found in tries if problem.loss(found) < loss * (1 - 1e-9)), None)
         if found is None:
             break
@@ -95,8 +98,8 @@ class _Problem:
     def relative(self, slopes: Array) -> Array:
         """What the slopes say of each point, over what was measured."""
         named = self.by_name(slopes)
-        says = np.array([self._says(index, named) for index in range(len(self.rows))], dtype=np.float64)
-        return says / self.measured
+        says = [self._says(index, named) for index in range(len(self.rows))]
+        return np.array([s / point.measured_s for s, point in zip(says, self.fitted_on.points, strict=True)])
 
     def _says(self, index: int, named: dict[str, float]) -> float:
         if self.lone[index]:
@@ -108,12 +111,13 @@ class _Problem:
     def loss(self, slopes: Array) -> float:
         return float(np.sum((self.relative(slopes) - 1) ** 2))
 
-    def bound(self, slopes: Array) -> Array:
-        """A start where shared bandwidths are those of one transfer, and half of a request's time is the front end's."""
+    def bound(self, slopes: Array, share: float) -> Array:
+        """A start: shared bandwidths are those of one transfer, the front end has a share of a request's time."""
         named = self.by_name(slopes)
-        request_s = (named["request_s"] + named["request_wait_s"]) / 2
+        request_s = named["request_s"] + named["request_wait_s"]
+        named |= {"request_s": share * request_s, "request_wait_s": (1 - share) * request_s}
         named |= {n: named[n.replace("shared_", "")] for n in self.free if n.endswith("shared_bytes_per_s")}
-        return np.array([request_s if n in ("request_s", "request_wait_s") else named[n] for n in self.free])
+        return np.array([named[n] for n in self.free])
 
     def linear(self, slopes: Array) -> tuple[Array, Array]:
         """Offset and matrix of `relative` around the slopes: relative = offset + matrix @ slopes."""
@@ -151,15 +155,16 @@ def _lone(point: Point) -> bool:
 def _solve(matrix: Array, target: Array) -> Array:
     scale = np.linalg.norm(matrix, axis=0)
     scale[scale == 0] = 1
-    solution: Array = nnls(matrix / scale, target)[0]
-    return solution / scale
+    solution, _ = nnls(matrix / scale, target)
+    return np.array([float(value) for value in solution / scale])
 
 
-def _left_out(offset: Array, matrix: Array, index: int) -> float:
-    """By how much a fit to all points but one misses that one. The design stays that of the whole fit."""
+def _left_out(problem: _Problem, offset: Array, matrix: Array, best: Array, index: int) -> float:
+    """By how much (relative) a fit to all points but one, which sets out from the whole fit, misses that one."""
     others = np.arange(len(offset)) != index
-    slopes = _solve(matrix[others], 1 - offset[others])
-    return float(offset[index] + matrix[index] @ slopes - 1)
+    target = _solve(matrix[others], 1 - offset[others])
+    says = [problem.relative(best + share * (target - best)) for share in _SHARES]
+    return float(min(says, key=lambda relative: float(np.sum((relative[others] - 1) ** 2)))[index] - 1)
 
 
 def _intervals(free: list[str], offset: Array, matrix: Array, slopes: Array) -> dict[str, tuple[float, float]]:

@@ -35,7 +35,8 @@ class Completion(msgspec.Struct, frozen=True, kw_only=True):
     """What came of a request. Times are the simulator's seconds; None: it did not happen.
 
     computed, gpu, cpu, disk: prompt tokens by where their KV came from, as decided when the request was first
-    admitted; they sum up to prompt_tokens (all 0 with an error). token_s is kept only on request.
+    admitted; they sum up to prompt_tokens (all 0 with an error). token_s is kept only on request. instance: which one
+    of a cluster served it; 0 elsewhere.
     """
 
     id: str
@@ -50,6 +51,7 @@ class Completion(msgspec.Struct, frozen=True, kw_only=True):
     disk: int
     preemptions: int
     error: str | None
+    instance: int = 0
 
 
 class Issued(NamedTuple):
@@ -87,8 +89,9 @@ class Simulator:
     disk_bytes None: there is no disk tier. odirect: disk reads bypass the page cache. disk_bytes_per_s: what the
     disk's device is limited to, if it is; disk_depth: reads in flight for a request (LMCache's fs: 1, fs_native: 4).
     macro_steps False takes every decode step singly: slower, and the result is the same. journal: keep notes for
-    take_journal. external_disk: somebody else makes the disk tier's transfers (take_issued, complete_io). Raises ValueError in one line for settings that could serve nothing, and CalibrationError for a
-    constant that these tiers need and the calibration lacks.
+    take_journal. external_disk: somebody else makes the disk tier's transfers (take_issued, complete_io). Raises
+    ValueError in one line for settings that could serve nothing, and CalibrationError for a constant that these tiers
+    need and the calibration lacks.
     """
 
     def __init__(
@@ -104,7 +107,7 @@ class Simulator:
         cpu_bytes: int | None = None,
         disk_bytes: int | None = None,
         odirect: bool = False,
-        disk_bytes_per_s: int | None = None,
+        disk_bytes_per_s: float | None = None,
         disk_depth: int = 1,
         max_num_batched_tokens: int,
         max_num_seqs: int,
@@ -122,7 +125,7 @@ class Simulator:
         self.cpu_bytes, self.disk_bytes, self.odirect = cpu_bytes, disk_bytes, odirect
         self.disk_bytes_per_s, self.disk_depth = disk_bytes_per_s, disk_depth
         self.external_disk = external_disk
-        config = SimpleNamespace(
+        self.config = SimpleNamespace(
             gpu_blocks=gpu_blocks,
             null_blocks=self.engine_policy.null_blocks,
             block_tokens=block_tokens,
@@ -136,7 +139,7 @@ class Simulator:
             cost=self._cost(),
             tiers=self._tiers(),
         )
-        self._core = _checked(lambda: _core.Engine(config))
+        self._core = checked(lambda: _core.Engine(self.config))
 
     @property
     def now_s(self) -> float:
@@ -159,7 +162,7 @@ class Simulator:
 
     def refusal(self, request: Request) -> str | None:
         """Why the request can never be served (`submit` would complete it with this error); None: it can."""
-        return _checked(lambda: self._core.refusal(request.prompt, request.output_tokens))
+        return checked(lambda: self._core.refusal(request.prompt, request.output_tokens))
 
     def take_tokens(self) -> tuple[list[tuple[str, int]], list[tuple[str, int]]]:
         """(request id, number) of tokens that unfinished requests got since the last call; with record_token_times.
@@ -175,14 +178,14 @@ class Simulator:
         ValueError: the moment has passed, or a request of that id is in flight.
         """
         reply = reply_stream(request.id)
-        _checked(lambda: self._core.submit(request.id, request.prompt, request.output_tokens, reply, at_s))
+        checked(lambda: self._core.submit(request.id, request.prompt, request.output_tokens, reply, at_s))
 
     def advance(self, until_s: float = math.inf) -> list[Completion]:
         """Runs until `until_s` or the first moment at which requests complete, and returns those.
 
         inf: until requests complete or nothing is left to do. RuntimeError: requests wait for blocks in vain.
         """
-        return [_completion(row) for row in self._core.advance(until_s)]
+        return [completion_of(row) for row in self._core.advance(until_s)]
 
     def take_issued(self) -> list[Issued]:
         """Disk transfers to make since the last call; with external_disk. Each is to be answered by complete_io."""
@@ -190,7 +193,7 @@ class Simulator:
 
     def complete_io(self, transfer: int, at_s: float) -> None:
         """A transfer has ended at that moment (or now, if that has passed)."""
-        _checked(lambda: self._core.complete_io(transfer, at_s))
+        checked(lambda: self._core.complete_io(transfer, at_s))
 
     def submit_many(self, requests: RequestColumns) -> None:
         """`submit` for each, in order. ValueError: the first that is refused; those before it have been sent."""
@@ -198,26 +201,11 @@ class Simulator:
             return
         r = requests
         segments = (r.hash_ids, r.segment_tokens, r.segment_ends)
-        _checked(lambda: self._core.submit_many(r.ids, segments, r.output_tokens, r.reply_ids, r.at_s))
+        checked(lambda: self._core.submit_many(r.ids, segments, r.output_tokens, r.reply_ids, r.at_s))
 
     def advance_many(self, until_s: float = math.inf) -> CompletionColumns:
         """Runs until `until_s`, completions or not, and returns them all. inf: until nothing is left to do."""
-        ids, times, counts, errors = self._core.advance_many(until_s)
-        first_token_s, last_token_s = (memoryview(column).cast("d") for column in times)
-        prompt, output, computed, gpu, cpu, disk, preemptions = (memoryview(column).cast("q") for column in counts)
-        return CompletionColumns(
-            ids=ids,
-            first_token_s=first_token_s,
-            last_token_s=last_token_s,
-            prompt_tokens=prompt,
-            output_tokens=output,
-            computed=computed,
-            gpu=gpu,
-            cpu=cpu,
-            disk=disk,
-            preemptions=preemptions,
-            errors=errors,
-        )
+        return CompletionColumns.of(*self._core.advance_many(until_s))
 
     def drain(self) -> None:
         """Runs until all stores have ended. ValueError: a request is in flight (take its completion first)."""
@@ -245,7 +233,11 @@ class Simulator:
         return self._core.take_journal()
 
     def counters(self) -> SimCounters:
-        (computed, gpu, external), (cpu, disk, loaded), (begun, ended, read_bytes) = self._core.counters()
+        return self.counters_of(self._core.counters())
+
+    def counters_of(self, totals: _core._Totals) -> SimCounters:
+        """The core's totals under their names; None for tiers that these settings leave out."""
+        (computed, gpu, external), (cpu, disk, loaded), (begun, ended, read_bytes) = totals
         has_cpu, has_disk = self.cpu_bytes is not None, self.disk_bytes is not None
         return SimCounters(
             computed_tokens=computed,
@@ -273,6 +265,7 @@ class Simulator:
         return SimpleNamespace(
             policy=self.tier_policy,
             chunk_bytes=chunk_bytes,
+            chunk_tokens=self.chunk_tokens,
             cpu_chunks=self.cpu_bytes // max(chunk_bytes, 1),
             disk_chunks=None if self.disk_bytes is None else self.disk_bytes // max(chunk_bytes, 1),
             odirect=self.odirect,
@@ -303,8 +296,9 @@ class Simulator:
         )
 
 
-def _completion(row: tuple[str, _core._Times, _core._Counts, str | None]) -> Completion:
-    request_id, (first_s, last_s, token_s), counts, error = row
+def completion_of(row: _core._Row) -> Completion:
+    """A completion as the core has it."""
+    request_id, (first_s, last_s, token_s), counts, error, instance = row
     prompt, output, computed, gpu, cpu, disk, preemptions = counts
     return Completion(
         id=request_id,
@@ -319,12 +313,18 @@ def _completion(row: tuple[str, _core._Times, _core._Counts, str | None]) -> Com
         disk=disk,
         preemptions=preemptions,
         error=error,
+        instance=instance,
     )
 
 
-def _checked(call: Callable[[], Result]) -> Result:
+def checked(call: Callable[[], Result]) -> Result:
     """Numbers that do not fit the core's integers (negative, absurdly large) are bad values as well."""
     try:
         return call()
     except (OverflowError, TypeError, BufferError) as error:
-        raise ValueError(f"not a usable value: {' '.join(str(error).split())}") from error
+        reasons: list[BaseException] = [error]
+        while (cause := reasons[-1].__cause__) is not None:
+            reasons.append(cause)
+        # The last two: which field, and why.
+        text = ": ".join(" ".join(str(reason).split()) for reason in reasons[-2:])
+        raise ValueError(f"not a usable value: {text}") from error

@@ -57,7 +57,7 @@ class RequestRecord(msgspec.Struct, frozen=True, kw_only=True):
     scheduled_s is the intended send time, sent_s the actual one. first_chunk_s is the first streamed chunk,
     first_token_s the first chunk that carried a token. token_s holds the arrival of every chunk with tokens.
     expected_tier is the warmed state ('recompute', 'gpu', 'cpu', 'disk', 'disk_cold'), None for free load.
-    cached_tokens is what the engine's own usage says for this request.
+    cached_tokens is what the engine's own usage says for this request. instance: which engine of a cluster served it.
     """
 
     id: str
@@ -81,6 +81,7 @@ class RequestRecord(msgspec.Struct, frozen=True, kw_only=True):
     tokens_by_tier: TokensByTier = TokensByTier()
     session: str | None = None
     turn: int = 0
+    instance: int | None = None
     error: str | None = None
 
     @property

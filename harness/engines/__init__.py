@@ -11,6 +11,7 @@ from harness.engines.base import Engine, SettingsError
 from simulator.models import ModelSpec
 
 if TYPE_CHECKING:
+    from simulator.cluster import Cluster
     from simulator.simulate import Simulator
 
 Clock = Callable[[], float]
@@ -86,7 +87,26 @@ def _sim(experiment: Experiment, model: ModelSpec, folder: Path, _clock: Clock) 
         return _storage(experiment, model, folder)
     from harness.engines.sim import SimEngine
 
-    return SimEngine(simulator_maker(experiment, model, token_times=experiment.engines.sim.token_times))
+    settings = experiment.engines.sim
+    fresh = simulator_maker(experiment, model, token_times=settings.token_times)
+    if settings.instances == 1:
+        return SimEngine(fresh)
+    return SimEngine(_cluster_maker(experiment, fresh), cluster=True)
+
+
+def _cluster_maker(experiment: Experiment, like: Callable[[], Simulator]) -> Callable[[], Cluster]:
+    from simulator.cluster import Cluster
+
+    settings = experiment.engines.sim
+
+    def fresh() -> Cluster:
+        return Cluster(like(), instances=settings.instances, routing=settings.routing, shared=settings.shared)
+
+    try:
+        fresh()
+    except ValueError as error:
+        raise SettingsError(f"engines.sim.{error}") from None
+    return fresh
 
 
 def _storage(experiment: Experiment, model: ModelSpec, folder: Path) -> Engine:

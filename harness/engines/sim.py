@@ -1,12 +1,17 @@
-"""The simulator as an engine: the same loads, records and counters as a real one, in virtual time."""
+"""The simulator as an engine: the same loads, records and counters as a real one, in virtual time.
+
+A cluster of simulated engines is one engine here; each record says which instance served it.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import math
 from collections.abc import Callable
+from typing import Any
 
 from harness.engines.base import Capabilities, Counters, Emit, EngineError, Resolved
+from simulator.cluster import Cluster, SharedTier
 from simulator.simulate import Completion, Simulator
 from traces.load import Blocked, Done, Load, Send, WaitUntil
 from traces.request import RequestRecord, TokensByTier
@@ -16,19 +21,23 @@ TURNS_BEFORE_YIELD = 64
 
 
 class SimEngine:
-    """An engine around a fresh simulator a start. Record times are the simulator's seconds since that start."""
+    """An engine around a fresh simulator a start. Record times are the simulator's seconds since that start.
+
+    cluster: `make` makes clusters. A prefix is then on one instance and the next request perhaps on another, so that
+    no tier's state can be proven for it.
+    """
 
     name = "sim"
-    capabilities = Capabilities(
-        resets=frozenset({"gpu", "cpu", "disk", "page_cache"}),
-        proves=frozenset({"recompute", "gpu", "cpu", "disk", "disk_cold"}),
-        deterministic=True,
-        virtual_time=True,
-    )
 
-    def __init__(self, make: Callable[[], Simulator]) -> None:
+    def __init__(self, make: Callable[[], Simulator | Cluster], *, cluster: bool = False) -> None:
         self._make = make
-        self._running: Simulator | None = None
+        self._running: Simulator | Cluster | None = None
+        self.capabilities = Capabilities(
+            resets=frozenset({"gpu", "cpu", "disk", "page_cache"}),
+            proves=frozenset() if cluster else frozenset({"recompute", "gpu", "cpu", "disk", "disk_cold"}),
+            deterministic=True,
+            virtual_time=True,
+        )
 
     async def start(self) -> None:
         try:
@@ -37,25 +46,34 @@ class SimEngine:
             raise EngineError(f"the simulator does not start: {error}") from error
 
     async def ready(self) -> Resolved:
-        simulator = self._simulator
-        bytes_per_token = simulator.model.kv_bytes_per_token
-        room = (simulator.gpu_blocks - 1) * simulator.block_tokens  # one block is the engine's own
+        running = self._simulator
+        one = running.like if isinstance(running, Cluster) else running
+        instances, shared = (running.instances, running.shared) if isinstance(running, Cluster) else (1, ())
+        bytes_per_token = one.model.kv_bytes_per_token
+        room = (one.gpu_blocks - 1) * one.block_tokens  # one block is the engine's own
+        details: dict[str, Any] = {"calibration_source": one.calibration.source}
+        if isinstance(running, Cluster):
+            details["cluster"] = {"instances": instances, "routing": running.routing, "shared": list(shared)}
+
+        def of_all(tier: SharedTier, size: int | None) -> int | None:
+            return None if size is None else size * (1 if tier in shared else instances)
+
         return Resolved(
-            gpu_bytes=simulator.gpu_blocks * simulator.block_tokens * bytes_per_token,
-            cpu_bytes=simulator.cpu_bytes,
-            disk_bytes=simulator.disk_bytes,
-            gpu_blocks=simulator.gpu_blocks,
-            block_tokens=simulator.block_tokens,
-            chunk_tokens=simulator.chunk_tokens,
+            gpu_bytes=one.gpu_blocks * one.block_tokens * bytes_per_token * instances,
+            cpu_bytes=of_all("cpu", one.cpu_bytes),
+            disk_bytes=of_all("disk", one.disk_bytes),
+            gpu_blocks=one.gpu_blocks,
+            block_tokens=one.block_tokens,
+            chunk_tokens=one.chunk_tokens,
             kv_bytes_per_token=bytes_per_token,
-            max_prompt_tokens=min(simulator.model.max_position, room) - 1,
-            vocab_size=simulator.model.vocab_size,
+            max_prompt_tokens=min(one.model.max_position, room) - 1,
+            vocab_size=one.model.vocab_size,
             versions={
-                "engine_policy": simulator.engine_policy.name,
-                "tier_policy": simulator.tier_policy.name,
-                "calibration": simulator.calibration.name,
+                "engine_policy": one.engine_policy.name,
+                "tier_policy": one.tier_policy.name,
+                "calibration": one.calibration.name,
             },
-            details={"calibration_source": simulator.calibration.source},
+            details=details,
         )
 
     async def reset(self, what: frozenset[str]) -> None:
@@ -77,7 +95,7 @@ class SimEngine:
         self._running = None
 
     @property
-    def _simulator(self) -> Simulator:
+    def _simulator(self) -> Simulator | Cluster:
         if self._running is None:
             raise EngineError("the simulator has not been started: call start first")
         return self._running
@@ -86,7 +104,7 @@ class SimEngine:
 class _Replay:
     """One load on a simulator. The load's time 0 is the simulator's time at the beginning."""
 
-    def __init__(self, simulator: Simulator, load: Load, emit: Emit) -> None:
+    def __init__(self, simulator: Simulator | Cluster, load: Load, emit: Emit) -> None:
         self._simulator, self._load, self._emit = simulator, load, emit
         self._start_s = simulator.now_s
         self._load_s = 0.0
@@ -122,11 +140,14 @@ class _Replay:
             self._load_s = max(self._load_s, action.at_s)
         for completion in completions:
             send, sent_s = self._sent.pop(completion.id)
-            self._emit(record_of(completion, send, sent_s, self._start_s))
+            instance = completion.instance if isinstance(self._simulator, Cluster) else None
+            self._emit(record_of(completion, send, sent_s, self._start_s, instance))
             self._load.completed(completion.id, self._load_s)
 
 
-def record_of(completion: Completion, send: Send, sent_s: float, start_s: float) -> RequestRecord:
+def record_of(
+    completion: Completion, send: Send, sent_s: float, start_s: float, instance: int | None = None
+) -> RequestRecord:
     failed = completion.error is not None
     by_tier = TokensByTier(computed=completion.computed, gpu=completion.gpu, cpu=completion.cpu, disk=completion.disk)
     return RequestRecord(
@@ -143,5 +164,6 @@ def record_of(completion: Completion, send: Send, sent_s: float, start_s: float)
         tokens_by_tier=TokensByTier() if failed else by_tier,
         session=send.request.session,
         turn=send.request.turn,
+        instance=instance,
         error=completion.error,
     )

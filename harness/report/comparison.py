@@ -135,9 +135,16 @@ def findings(content: Doc) -> list[str]:
     said = [
         f"{plural(whole['points'], 'point')}: {percent(shares['pass'])} pass, {percent(shares['fail'])} fail,"
         f" {percent(shares['not resolvable'])} not resolvable at ± {content['margin']:.0%}.",
-        f"MAPE of the times that count {percent(whole['mape'])}, largest error {percent(whole['largest_error'])};"
-        f" {whole['counts_equal']} of {whole['counts']} counts equal.",
+        f"MAPE of the times that count {percent(whole['mape'])}, largest error {percent(whole['largest_error'])}"
+        + (f"; {whole['counts_equal']} of {whole['counts']} counts equal." if whole["counts"] else "."),
     ]
+    missed = [name for name, met in whole["targets"].items() if not met]
+    said.append(f"Of the aims missed: {'; '.join(missed)}." if missed else "All aims are met.")
+    if whole["left_out"]:
+        said.append(f"{plural(whole['left_out'], 'row')} left out: failed, or without evidence for its tier.")
+    fit = content.get("calibration") or {}
+    if fit.get("good") is False:
+        said.append(f"The calibration itself calls its fit not good: {fit['verdict']}.")
     labels = point_labels(content["points"])
     failed = [
         (max((f for f in point["figures"] if f["gates"]), key=lambda f: abs(f["error"] or 0.0)), label)

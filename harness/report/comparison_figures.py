@@ -129,7 +129,7 @@ def distributions(pairs: Sequence[tuple[str, Doc, Point, Point]], names: tuple[s
     columns = min(3, len(shown)) or 1
     lines = -(-len(shown) // columns) or 1
     titles = [f"{safe(label)}<br>{_distance(doc)}" for label, doc, _, _ in shown]
-    figure = make_subplots(rows=lines, cols=columns, subplot_titles=titles, vertical_spacing=0.3 / lines)
+    figure = make_subplots(rows=lines, cols=columns, subplot_titles=titles, vertical_spacing=0.45 / lines)
     for number, (_, _, reference, candidate) in enumerate(shown):
         place = {"row": number // columns + 1, "col": number % columns + 1}
         both = [np.sort([row.ttft_s or 0.0 for row in point.rows]) for point in (reference, candidate)]
@@ -150,7 +150,7 @@ def distributions(pairs: Sequence[tuple[str, Doc, Point, Point]], names: tuple[s
     figure.update_yaxes(tickformat=".0%", range=[0, 1.02])
     figure.update_annotations(font_size=12)
     note = "" if len(shown) == len(pairs) else f"The first {len(shown)} of {len(pairs)} points are drawn."
-    return finish(figure, note, height=240 * lines + 120)
+    return finish(figure, note, height=300 * lines + 120)
 
 
 def _distance(point: Doc) -> str:

@@ -14,11 +14,12 @@ import time
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 
 from simulator.calibration import load_calibration
+from simulator.cluster import Cluster, Routing
 from simulator.columns import CompletionColumns, RequestColumns
 from simulator.models import load_model
 from simulator.simulate import Simulator
@@ -28,9 +29,10 @@ from traces.formats import open_trace
 GIB = 1 << 30
 GPU_TOKENS = 132_800  # what 14.19 GiB hold of llama-3.2-3b
 CHUNK_TOKENS = 256
-INSTANCES = 8
+INSTANCES, MANY_INSTANCES = 8, 1000
 BLOCK_TOKENS = (16, 512)
 TIER_PACKS = ("lmcache-0.5.6-mp", "lru")
+ROUTINGS = ("round-robin", "least-loaded", "prefix-aware")
 REQUESTS = 1_000_000
 TRACE_REQUESTS = 12_031
 SHORT_RUNS = 5
@@ -39,50 +41,86 @@ PAUSE_S = 900.0
 NAMESPACE = 1 << 32
 
 
-def simulator(block_tokens: int, tier_pack: str) -> Simulator:
-    chunk = max(CHUNK_TOKENS, block_tokens)
-    return Simulator(
+class Case(NamedTuple):
+    """What is measured; `shared` as in the experiment file, with commas."""
+
+    tier_pack: str = TIER_PACKS[0]
+    block_tokens: int = BLOCK_TOKENS[0]
+    instances: int = INSTANCES
+    routing: str = ROUTINGS[0]
+    shared: str = ""
+
+    def __str__(self) -> str:
+        shared = f", {self.shared} shared" if self.shared else ""
+        words = f"{self.tier_pack}, blocks of {self.block_tokens} tokens, {self.instances:,} instances"
+        return f"{words}, {self.routing}{shared}"
+
+
+CASES = (
+    *(Case(pack, block) for pack in TIER_PACKS for block in BLOCK_TOKENS),
+    *(Case(routing=routing) for routing in ROUTINGS[1:]),
+    Case(shared="disk"),
+    Case(shared="cpu,disk"),
+    Case(instances=MANY_INSTANCES),
+)
+
+
+def cluster(case: Case) -> Cluster:
+    one = Simulator(
         load_model("llama-3.2-3b"),
         load_calibration("rtx-a5000-nfs"),
         "vllm-0.32",
-        tier_pack,
-        gpu_blocks=GPU_TOKENS // block_tokens + 1,
-        block_tokens=block_tokens,
-        chunk_tokens=chunk,
+        case.tier_pack,
+        gpu_blocks=GPU_TOKENS // case.block_tokens + 1,
+        block_tokens=case.block_tokens,
+        chunk_tokens=max(CHUNK_TOKENS, case.block_tokens),
         cpu_bytes=64 * GIB,
         disk_bytes=2048 * GIB,
         odirect=True,
         max_num_batched_tokens=2048,
         max_num_seqs=256,
     )
+    shared = tuple(filter(None, case.shared.split(",")))
+    return Cluster(one, instances=case.instances, routing=cast(Routing, case.routing), shared=cast(Any, shared))
 
 
-def repetitions(count: int) -> Iterator[list[tuple[RequestColumns, float]]]:
-    """The trace again and again: for each instance its requests of one repetition, and when that one is over.
+def repetitions(count: int, at_once: int) -> Iterator[tuple[RequestColumns, float]]:
+    """The trace again and again, `at_once` repetitions of it side by side: its requests, and when they are over.
 
     Each repetition has hash ids of its own, so that it shares no prefix with another.
     """
     requests = open_trace(find_trace("mooncake_conversation")).requests
-    shares = [RequestColumns.of(requests[i::INSTANCES]) for i in range(INSTANCES)]
+    one = RequestColumns.of(requests)
     period_s = max(request.at_s or 0.0 for request in requests) + PAUSE_S
+    order = np.argsort(np.tile(np.asarray(one.at_s), at_once), kind="stable")
+    ends = np.asarray(one.segment_ends)
     del requests
-    for number in range(count):
-        start_s, namespace = number * period_s, number * NAMESPACE
-        yield [
-            (
-                RequestColumns(
-                    ids=[f"{number}-{name}" for name in share.ids],
-                    hash_ids=np.asarray(share.hash_ids) + namespace,
-                    segment_tokens=share.segment_tokens,
-                    segment_ends=share.segment_ends,
-                    output_tokens=share.output_tokens,
-                    reply_ids=np.asarray(share.reply_ids) ^ namespace,
-                    at_s=np.asarray(share.at_s) + start_s,
-                ),
-                (number + 1) * period_s,
-            )
-            for share in shares
-        ]
+    for first in range(0, count, at_once):
+        numbers = range(first, min(first + at_once, count))
+        start_s = first // at_once * period_s
+        yield _together(one, ends, numbers, start_s, order[order < len(numbers) * len(one.ids)]), start_s + period_s
+
+
+def _together(
+    one: RequestColumns, ends: np.ndarray[Any, Any], numbers: range, start_s: float, order: np.ndarray[Any, Any]
+) -> RequestColumns:
+    """Repetitions of these numbers from start_s on, in the order of sending."""
+    starts, width = np.concatenate([[0], ends[:-1]]), len(ends)
+    number, index = order // width, order % width
+    lengths = (ends - starts)[index]
+    new_ends = np.cumsum(lengths)
+    # Where each segment lies in the one repetition that there is.
+    at = np.arange(new_ends[-1]) + np.repeat(starts[index] - (new_ends - lengths), lengths)
+    namespaces = (np.asarray(numbers)[number]) * NAMESPACE
+    return RequestColumns(
+        ids=[f"{numbers[n]}-{one.ids[i]}" for n, i in zip(number.tolist(), index.tolist(), strict=True)],
+        hash_ids=np.asarray(one.hash_ids)[at] + np.repeat(namespaces, lengths),
+        segment_tokens=np.asarray(one.segment_tokens)[at],
+        segment_ends=new_ends,
+        output_tokens=np.asarray(one.output_tokens)[index],
+        reply_ids=np.asarray(one.reply_ids)[index] ^ namespaces,
+        at_s=np.asarray(one.at_s)[index] + start_s,
+    )
 
 
 def add(totals: Counter[str], done: CompletionColumns) -> None:
@@ -92,25 +130,21 @@ def add(totals: Counter[str], done: CompletionColumns) -> None:
         totals[name] += int(np.asarray(getattr(done, name)).sum())
 
 
-def case(block_tokens: int, tier_pack: str, count: int) -> dict[str, Any]:
-    """Replays so many repetitions in this process.
+def replay(case: Case, count: int) -> dict[str, Any]:
+    """Replays so many repetitions in this process, as many of them at once as there are eights of instances.
 
-    The time is of all that happens once the trace is read: making each repetition's columns is in it. The instances
-    are independent engines that one thread runs in turn, a repetition each; no clock and no tier is shared.
+    The time is of all that happens once the trace is read: making each repetition's columns is in it.
     """
-    instances = [simulator(block_tokens, tier_pack) for _ in range(INSTANCES)]
+    engines = cluster(case)
     totals: Counter[str] = Counter()
-    loads = repetitions(count)
-    load: list[tuple[RequestColumns, float]] | None = next(loads)
+    loads = repetitions(count, max(1, case.instances // INSTANCES))
+    load: tuple[RequestColumns, float] | None = next(loads)
     begin_s, begin_cpu_s = time.perf_counter(), time.process_time()
     while load is not None:
-        for instance, (requests, _) in zip(instances, load, strict=True):
-            instance.submit_many(requests)
-        for instance, (_, until_s) in zip(instances, load, strict=True):
-            add(totals, instance.advance_many(until_s))
+        engines.submit_many(load[0])
+        add(totals, engines.advance_many(load[1]))
         load = next(loads, None)
-    for instance in instances:
-        add(totals, instance.advance_many())
+    add(totals, engines.advance_many())
     return {
         "wall_s": time.perf_counter() - begin_s,
         "cpu_s": time.process_time() - begin_cpu_s,
@@ -119,33 +153,37 @@ def case(block_tokens: int, tier_pack: str, count: int) -> dict[str, Any]:
     }
 
 
-def measured(block_tokens: int, tier_pack: str, count: int) -> dict[str, Any]:
+def measured(case: Case, count: int) -> dict[str, Any]:
     """A case in a process of its own, so that its peak memory is its own."""
-    words = ["case", str(block_tokens), tier_pack, str(count)]
+    words = ["case", str(count), *map(str, case)]
     environment = {**os.environ, "PYTHONPATH": str(Path(__file__).resolve().parents[2])}
     done = subprocess.run([sys.executable, __file__, *words], env=environment, capture_output=True, text=True)
     if done.returncode:
-        sys.exit(f"{' '.join(words)} failed: {done.stderr.strip().splitlines()[-1]}")
+        sys.exit(f"{case} failed: {done.stderr.strip().splitlines()[-1]}")
     result: dict[str, Any] = json.loads(done.stdout)
     return result
 
 
-def report(block_tokens: int, tier_pack: str, requests: int) -> str:
+def report(case: Case, requests: int) -> str:
     count = -(-requests // TRACE_REQUESTS)
-    short = [measured(block_tokens, tier_pack, 1) for _ in range(SHORT_RUNS)]
-    long = measured(block_tokens, tier_pack, count)
+    long = measured(case, count)
     if failed := long["failed"]:
-        sys.exit(f"blocks of {block_tokens}, {tier_pack}: {failed} requests failed; the figures are worth nothing")
-    short_s = statistics.median(run["wall_s"] / run["requests"] for run in short)
+        sys.exit(f"{case}: {failed} requests failed; the figures are worth nothing")
     long_s = long["wall_s"] / long["requests"]
     hits = ", ".join(f"{tier} {long[tier] / long['prompt_tokens']:.1%}" for tier in ("gpu", "cpu", "disk"))
-    return (
-        f"{tier_pack}, blocks of {block_tokens} tokens: {1 / long_s:,.0f} requests/s\n"
-        f"    {long['requests']:,} requests in {long['wall_s']:.1f} s, peak {long['peak_bytes'] / GIB:.2f} GiB;"
-        f" prompt tokens from {hits}\n"
-        f"    a request takes {long_s / short_s:.2f} times as long as with {TRACE_REQUESTS:,} ({1 / short_s:,.0f}"
-        f" requests/s, median of {SHORT_RUNS})"
-    )
+    lines = [
+        f"{case}: {1 / long_s:,.0f} requests/s",
+        f"    {long['requests']:,} requests in {long['wall_s']:.1f} s ({long['cpu_s']:.1f} s of CPU), peak"
+        f" {long['peak_bytes'] / GIB:.2f} GiB; prompt tokens from {hits}",
+    ]
+    if case.instances == INSTANCES:
+        short = [measured(case, 1) for _ in range(SHORT_RUNS)]
+        short_s = statistics.median(run["wall_s"] / run["requests"] for run in short)
+        lines.append(
+            f"    a request takes {long_s / short_s:.2f} times as long as with {TRACE_REQUESTS:,} ({1 / short_s:,.0f}"
+            f" requests/s, median of {SHORT_RUNS})"
+        )
+    return "\n".join(lines)
 
 
 def cpu_name() -> str:
@@ -159,16 +197,18 @@ def main() -> None:
     requests = parser.parse_args().requests
     print(f"{cpu_name()}, one thread; load before the start (1 min): {os.getloadavg()[0]:.2f}")
     print(
-        f"Mooncake's conversation trace again and again, round-robin to {INSTANCES} independent instances; three tiers"
+        "Mooncake's conversation trace again and again on a cluster with one clock; three tiers. With more instances,"
+        " as many\nrepetitions at once as make the load of each the same."
     )
-    for tier_pack in TIER_PACKS:
-        for block_tokens in BLOCK_TOKENS:
-            print(report(block_tokens, tier_pack, requests), flush=True)
+    for case in CASES:
+        print(report(case, requests), flush=True)
     print(f"load after the end (1 min): {os.getloadavg()[0]:.2f}")
 
 
 if __name__ == "__main__":
     if sys.argv[1:2] == ["case"]:
-        print(json.dumps(case(int(sys.argv[2]), sys.argv[3], int(sys.argv[4]))))
+        count, tier_pack, block_tokens, instances, routing, shared = sys.argv[2:]
+        case = Case(tier_pack, int(block_tokens), int(instances), routing, shared)
+        print(json.dumps(replay(case, int(count))))
     else:
         main()

@@ -123,6 +123,18 @@ def test_another_eviction_rule_changes_counts_and_fails(tmp_path: Path, free_run
     assert hits and hits.verdict == "fail" and point.verdict == "fail"
 
 
+def test_a_few_pages_from_the_device_are_none(tmp_path: Path, free_run: Path) -> None:
+    """The cache server's process also reads its own files; bytes that matter are chunks."""
+    real = changed_rows(free_run, tmp_path / "real")
+    sample = json.loads((real / "samples.jsonl").read_text())
+    for read_bytes, verdict in ((40_000, "pass"), (400_000_000, "fail")):
+        sample["observed"]["storage_read_bytes"] = read_bytes
+        (real / "samples.jsonl").write_text(json.dumps(sample) + "\n")
+        [point] = judged(real, free_run).points
+        figure = point.figure("device_read_bytes")
+        assert figure and figure.verdict == verdict and (figure.reason is not None) == (verdict == "pass")
+
+
 # ---- refusals
 
 

@@ -1,6 +1,7 @@
 """`harness validate` end to end: the simulator stands in for the real engine, with true and with wrong constants."""
 
 import json
+import statistics
 from pathlib import Path
 from typing import Any
 
@@ -8,13 +9,15 @@ import msgspec
 import pytest
 import yaml
 
+from harness.calibrate import calibrate as calibrate_command
 from harness.comparable import NotComparable
 from harness.compare import compare
 from harness.experiments import load_experiment
 from harness.judge import planned_cells
 from harness.judge import validate as validate_command
+from harness.report.comparison import findings
 from harness.results import read_manifest, read_rows
-from harness.sides import read_side
+from harness.sides import axes, read_side
 from harness.validate import MOST_SAMPLES, Validation, changed, more_cells, sim_cell, validate
 from tests.support.noisy_runs import noisy_copy, sim_run, wrong_calibration
 from tests.unit.test_run_loop import Quiet
@@ -47,7 +50,7 @@ def test_the_true_constants_pass_every_point_and_every_count(tmp_path: Path) -> 
     content = validate(request(tmp_path, "cpu-2core"), Quiet())
     assert content["verdict"] == "pass" and content["overall"]["points"] == 9
     assert content["overall"]["counts_equal"] == content["overall"]["counts"] > 40
-    assert content["overall"]["mape"] == pytest.approx(0, abs=1e-9)
+    assert content["overall"]["mape"] == pytest.approx(0, abs=1e-9) and all(content["overall"]["targets"].values())
     load = content["points"][-1]
     assert load["tier"] == "load" and load["noise"] and load["cell"] == "load:base"
     assert {row.cell for row in read_rows(tmp_path / "out" / "real") if row.cell.startswith("load")} == {
@@ -66,6 +69,9 @@ def test_a_bandwidth_that_is_a_tenth_too_high_fails_where_it_matters(tmp_path: P
     content = validate(request(tmp_path, wrong, (None,), real=(real,), engine="fake"), Quiet())
     verdicts = {point["tier"]: point["verdict"] for point in content["points"]}
     assert verdicts == {"recompute": "pass", "gpu": "pass", "cpu": "pass", "disk_cold": "fail"}
+    assert not any("calls its fit not good" in line for line in findings(content))
+    content["calibration"] |= {"good": False, "verdict": "missed by 20 %"}
+    assert "The calibration itself calls its fit not good: missed by 20 %." in findings(content)
     right = request(tmp_path, slow, (None,), real=(real,), engine="fake", folder=tmp_path / "right")
     assert validate(right, Quiet())["verdict"] == "pass"
 
@@ -79,6 +85,28 @@ def test_points_that_the_calibration_was_fitted_on_are_refused_before_anything_r
     with pytest.raises(NotComparable, match=r"was fitted on it \(prompt_tokens 2049\)"):
         validate(msgspec.structs.replace(seen, cells=cells), Quiet())
     assert not (tmp_path / "out").exists()
+
+
+def test_a_calibration_of_another_machine_is_refused(tmp_path: Path) -> None:
+    run = sim_run(tmp_path / "truth", {key: CONFIG[key] for key in CONFIG if key != "sizes"})
+    real = noisy_copy(run, tmp_path / "real", seed=1, spread=0.0)
+    known = yaml.safe_load(Path("configs/hardware/cpu-2core.yaml").read_text())
+    known["fitted_on"]["host"] = {"cpu": "another", "cores": None}
+    (tmp_path / "other.yaml").write_text(yaml.safe_dump(known))
+    with pytest.raises(NotComparable, match=r"unlike hosts: cpu is .*, another in calibration cpu-2core"):
+        validate(request(tmp_path, tmp_path / "other.yaml", (None,), real=(real,), engine="fake"), Quiet())
+
+
+def test_the_simulators_disk_is_as_fast_as_the_reference_device(tmp_path: Path) -> None:
+    cold_s = []
+    for limit in (50, 100):
+        device = {"device": {"bandwidth": f"{limit}MiB/s", "size": "4GiB"}}
+        config = {key: CONFIG[key] for key in CONFIG if key != "sizes"} | {"storage": device}
+        side = read_side([sim_run(tmp_path / str(limit), config)])
+        point = side.points["base", "disk_cold"]
+        assert axes(point)["device_bytes_per_s"] == limit * 2**20 and axes(point)["file_system"] == "ext4"
+        cold_s.append(statistics.fmean(row.ttft_s or 0 for row in point.rows))
+    assert cold_s[0] - cold_s[1] == pytest.approx(3072 * 32 / 1024 * (1 / 50 - 1 / 100), rel=0.01)
 
 
 def test_the_simulator_gets_what_the_engine_resolved(tmp_path: Path) -> None:
@@ -137,3 +165,18 @@ def test_the_command_and_its_mistakes(tmp_path: Path, capsys: pytest.CaptureFixt
     errors = capsys.readouterr().err.splitlines()
     assert len(errors) == 4 and all(line.startswith("harness: ") for line in errors)
     assert not (tmp_path / "no").exists()
+
+
+def test_what_a_calibration_finds_foretells_points_that_it_never_saw(tmp_path: Path) -> None:
+    """The simulator calibrated on itself: other lengths, hit rates, concurrency, chunk sizes, and a faster device."""
+    config = yaml.safe_load(Path("configs/validation/cpu_vllm.yaml").read_text())
+    config["measure"] |= {"samples": 10, "until": None}
+    config["sizes"].pop("trace")
+    path, found = tmp_path / "experiment.yaml", tmp_path / "found.yaml"
+    path.write_text(yaml.safe_dump(config))
+    assert calibrate_command(path, "sim", [], "calibration", found, tmp_path / "run", "10min") == 0
+    sizes = ["lengths", "hits", "concurrency", "chunk64", "ext4_200"]
+    assert validate_command(path, str(found), [], "sim", [], sizes, "0s", 0.05, tmp_path / "out") == 0
+    content = json.loads((tmp_path / "out" / "validation.json").read_text())
+    assert content["overall"]["points"] == 25 and all(content["overall"]["targets"].values())
+    assert len({point["axes"]["device_bytes_per_s"] for point in content["points"]}) == 3

@@ -4,12 +4,14 @@ use crate::cluster::{Cluster, Routing, Sharing};
 use crate::engine::{Engine, EngineConfig};
 use crate::request::{Completion, Submission};
 use crate::tests::{ask, config, lmcache, lru, random_load, tiers, variants};
-use crate::tiers::TierPolicy;
+use crate::tier_config::TierPolicy;
 use crate::time::{FOREVER, from_s, to_s};
 
 const ROUTINGS: [Routing; 3] = [Routing::RoundRobin, Routing::LeastLoaded, Routing::PrefixAware];
 const SHARINGS: [Sharing; 3] = [Sharing::Nothing, Sharing::Disk, Sharing::CpuAndDisk];
 
+/// Id, prompt, output tokens, seconds.
+type Asked<'a> = (&'a str, &'a [(i64, u64)], u64, f64);
 type Served = Vec<(usize, Completion)>;
 
 fn cluster(config: EngineConfig, instances: usize, routing: Routing, sharing: Sharing) -> Cluster {
@@ -142,7 +144,7 @@ fn requests_tokens_and_chunks_are_conserved() {
 }
 
 /// Instances by request id, of requests that are sent at these moments.
-fn routed(routing: Routing, requests: &[(&str, &[(i64, u64)], u64, f64)]) -> Vec<(String, usize)> {
+fn routed(routing: Routing, requests: &[Asked]) -> Vec<(String, usize)> {
     let mut cluster = cluster(config(200, None), 2, routing, Sharing::Nothing);
     for (id, prompt, output, at_s) in requests {
         cluster.submit(ask(id, prompt, *output), from_s(*at_s)).expect("taken");
@@ -159,7 +161,7 @@ fn named(pairs: &[(&str, usize)]) -> Vec<(String, usize)> {
 
 #[test]
 fn round_robin_goes_by_the_order_of_sending() {
-    let load: [(&str, &[(i64, u64)], u64, f64); 4] = [
+    let load: [Asked; 4] = [
         ("a", &[(1, 8)], 4, 0.3),
         ("b", &[(2, 8)], 4, 0.1),
         ("c", &[(3, 8)], 4, 0.2),
@@ -172,7 +174,7 @@ fn round_robin_goes_by_the_order_of_sending() {
 #[test]
 fn the_least_loaded_has_the_fewest_unfinished_requests() {
     // `long` keeps instance 0 busy all the time; the others, 20 ms apart, take 1 + 2 + 1 ms each.
-    let mut load: Vec<(&str, &[(i64, u64)], u64, f64)> =
+    let mut load: Vec<Asked> =
         vec![("long", &[(1, 8)], 200, 0.0), ("b", &[(2, 8)], 1, 0.02), ("c", &[(3, 8)], 1, 0.04)];
     assert_eq!(routed(Routing::LeastLoaded, &load), named(&[("b", 1), ("c", 1), ("long", 0)]));
     assert_eq!(routed(Routing::RoundRobin, &load), named(&[("b", 1), ("c", 0), ("long", 0)]));

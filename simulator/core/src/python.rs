@@ -24,27 +24,29 @@ type Times<'py> = (Option<f64>, Option<f64>, Bound<'py, PyTuple>);
 type Counts = (u64, u64, u64, u64, u64, u64, u64);
 /// Tokens computed, hit on the GPU, external; chunks hit in CPU memory, hit on disk, loaded from disk; chunks whose
 /// store began, ended, and bytes read from storage.
-type Totals = ((u64, u64, u64), (u64, u64, u64), (u64, u64, u64));
+pub type Totals = ((u64, u64, u64), (u64, u64, u64), (u64, u64, u64));
 /// What was done, to which request, and the numbers that belong to it.
 type Noted = (&'static str, String, Vec<u64>);
 /// Id, owner, write, (key, slot) of every chunk.
 type Transfer = (u64, i64, bool, Vec<(u64, u64)>);
-type Columns<'py> =
+pub type Columns<'py> =
     (Vec<String>, Vec<Bound<'py, PyBytes>>, Vec<Bound<'py, PyBytes>>, BTreeMap<usize, String>);
-type Row<'py> = (String, Times<'py>, Counts, Option<String>);
+/// Hash ids and tokens of all prompts' segments, and where each request's segments end in those.
+pub type Segments = (PyBuffer<i64>, PyBuffer<i64>, PyBuffer<i64>);
+pub type Row<'py> = (String, Times<'py>, Counts, Option<String>, usize);
 
-fn moment(name: &str, seconds: f64) -> PyResult<Ticks> {
+pub fn moment(name: &str, seconds: f64) -> PyResult<Ticks> {
     if seconds >= 0.0 {
         return Ok(time::from_s(seconds));
     }
     Err(PyValueError::new_err(format!("{name} must be a time of 0 or more, not {seconds}")))
 }
 
-fn row<'py>(py: Python<'py>, done: Completion) -> PyResult<Row<'py>> {
+pub fn row<'py>(py: Python<'py>, instance: usize, done: Completion) -> PyResult<Row<'py>> {
     let token_s = PyTuple::new(py, done.tokens.iter().map(|&at| time::to_s(at)))?;
     let times = (done.first_token.map(time::to_s), done.last_token.map(time::to_s), token_s);
     let counts = done.counts().into();
-    Ok((done.id, times, counts, done.error))
+    Ok((done.id, times, counts, done.error, instance))
 }
 
 /// A column's numbers, which must be so many.
@@ -64,14 +66,79 @@ fn counts(name: &str, buffer: &PyBuffer<i64>, py: Python<'_>, length: usize) -> 
     column(name, buffer, py, length)?.into_iter().map(count).collect()
 }
 
-impl Engine {
-    fn submit_one(&mut self, submission: Submission, at_s: f64) -> PyResult<()> {
-        // now_s is a rounding of the engine's time; a request for that moment is one for now.
-        let now = self.engine.now();
-        let at = moment("at_s", at_s)?;
-        let at = if at_s >= time::to_s(now) { at.max(now) } else { at };
-        self.engine.submit(submission, at).map_err(PyValueError::new_err)
+/// The moment at which a request is sent. now_s is a rounding of the engine's time; a request for it is one for now.
+pub fn sent_at(now: Ticks, at_s: f64) -> PyResult<Ticks> {
+    let at = moment("at_s", at_s)?;
+    Ok(if at_s >= time::to_s(now) { at.max(now) } else { at })
+}
+
+/// Each request of columns of requests, and its moment.
+pub fn each_submission(
+    py: Python<'_>,
+    ids: Vec<String>,
+    segments: &Segments,
+    (output_tokens, reply_ids, at_s): (&PyBuffer<i64>, &PyBuffer<i64>, &PyBuffer<f64>),
+    mut submit: impl FnMut(Submission, f64) -> PyResult<()>,
+) -> PyResult<()> {
+    let hash_ids = segments.0.to_vec(py)?;
+    let tokens = counts("segment_tokens", &segments.1, py, hash_ids.len())?;
+    let ends = counts("segment_ends", &segments.2, py, ids.len())?;
+    let outputs = counts("output_tokens", output_tokens, py, ids.len())?;
+    let replies = column("reply_ids", reply_ids, py, ids.len())?;
+    let moments = column("at_s", at_s, py, ids.len())?;
+    let mut start = 0;
+    for (index, id) in ids.into_iter().enumerate() {
+        let range = start..ends[index] as usize;
+        start = range.end;
+        let (Some(hash_ids), Some(tokens)) = (hash_ids.get(range.clone()), tokens.get(range)) else {
+            let text =
+                format!("segment_ends of request {id:?} must lie from the one before to the last segment");
+            return Err(PyValueError::new_err(text));
+        };
+        let segment = |(&hash_id, &tokens)| Segment { hash_id, tokens };
+        let prompt = hash_ids.iter().zip(tokens).map(segment).collect();
+        let submission = Submission { id, prompt, output_tokens: outputs[index], reply_id: replies[index] };
+        submit(submission, moments[index])?;
     }
+    Ok(())
+}
+
+/// Completions as columns.
+#[derive(Default)]
+pub struct Completions {
+    ids: Vec<String>,
+    times: [Vec<u8>; 2],
+    counts: [Vec<u8>; 8],
+    errors: BTreeMap<usize, String>,
+}
+
+impl Completions {
+    pub fn add(&mut self, instance: usize, done: Completion) {
+        for (column, at) in self.times.iter_mut().zip([done.first_token, done.last_token]) {
+            column.extend(at.map_or(f64::NAN, time::to_s).to_ne_bytes());
+        }
+        for (column, count) in self.counts.iter_mut().zip(done.counts().into_iter().chain([instance as u64]))
+        {
+            column.extend(count.to_ne_bytes());
+        }
+        self.errors.extend(done.error.map(|error| (self.ids.len(), error)));
+        self.ids.push(done.id);
+    }
+
+    /// Ids, times (first and last token), counts (as in Counts, and the instance), and errors by position.
+    pub fn columns(self, py: Python<'_>) -> Columns<'_> {
+        let bytes = |columns: &[Vec<u8>]| columns.iter().map(|column| PyBytes::new(py, column)).collect();
+        (self.ids, bytes(&self.times), bytes(&self.counts), self.errors)
+    }
+}
+
+pub fn totals(all: engine::Counters) -> Totals {
+    let tiers = all.tiers;
+    (
+        (all.computed_tokens, all.gpu_hit_tokens, all.external_tokens),
+        (tiers.cpu_hit_chunks, tiers.disk_hit_chunks, tiers.disk_loaded_chunks),
+        (tiers.stores_begun, tiers.stores_ended, tiers.storage_read_bytes),
+    )
 }
 
 #[pymethods]
@@ -100,78 +167,46 @@ impl Engine {
         reply_id: i64,
         at_s: f64,
     ) -> PyResult<()> {
-        self.submit_one(Submission { id, prompt, output_tokens, reply_id }, at_s)
+        let at = sent_at(self.engine.now(), at_s)?;
+        let submission = Submission { id, prompt, output_tokens, reply_id };
+        self.engine.submit(submission, at).map_err(PyValueError::new_err)
     }
 
     fn refusal(&self, prompt: Vec<Segment>, output_tokens: u64) -> Option<String> {
         self.engine.refusal(&Submission { id: String::new(), prompt, output_tokens, reply_id: 0 })
     }
 
-    /// `segments`: hash ids and tokens of all prompts' segments, and where each request's segments end in those.
     fn submit_many(
         &mut self,
         py: Python<'_>,
         ids: Vec<String>,
-        segments: (PyBuffer<i64>, PyBuffer<i64>, PyBuffer<i64>),
+        segments: Segments,
         output_tokens: PyBuffer<i64>,
         reply_ids: PyBuffer<i64>,
         at_s: PyBuffer<f64>,
     ) -> PyResult<()> {
-        let hash_ids = segments.0.to_vec(py)?;
-        let tokens = counts("segment_tokens", &segments.1, py, hash_ids.len())?;
-        let ends = counts("segment_ends", &segments.2, py, ids.len())?;
-        let outputs = counts("output_tokens", &output_tokens, py, ids.len())?;
-        let replies = column("reply_ids", &reply_ids, py, ids.len())?;
-        let moments = column("at_s", &at_s, py, ids.len())?;
-        let mut start = 0;
-        for (index, id) in ids.into_iter().enumerate() {
-            let range = start..ends[index] as usize;
-            start = range.end;
-            let (Some(hash_ids), Some(tokens)) = (hash_ids.get(range.clone()), tokens.get(range)) else {
-                let text = format!(
-                    "segment_ends of request {id:?} must lie from the one before to the last segment"
-                );
-                return Err(PyValueError::new_err(text));
-            };
-            let segment = |(&hash_id, &tokens)| Segment { hash_id, tokens };
-            let prompt = hash_ids.iter().zip(tokens).map(segment).collect();
-            let submission =
-                Submission { id, prompt, output_tokens: outputs[index], reply_id: replies[index] };
-            self.submit_one(submission, moments[index])?;
-        }
-        Ok(())
+        each_submission(py, ids, &segments, (&output_tokens, &reply_ids, &at_s), |submission, at_s| {
+            let at = sent_at(self.engine.now(), at_s)?;
+            self.engine.submit(submission, at).map_err(PyValueError::new_err)
+        })
     }
 
-    /// Ids, times (first and last token), counts (as in Counts), and errors by position.
     fn advance_many<'py>(&mut self, py: Python<'py>, until_s: f64) -> PyResult<Columns<'py>> {
         let until = moment("until_s", until_s)?;
-        let (mut ids, mut errors) = (Vec::new(), BTreeMap::new());
-        let mut times: [Vec<u8>; 2] = Default::default();
-        let mut counts: [Vec<u8>; 7] = Default::default();
+        let mut completions = Completions::default();
         loop {
-            let completions = self.engine.advance(until).map_err(PyRuntimeError::new_err)?;
-            if completions.is_empty() {
-                break;
+            let some = self.engine.advance(until).map_err(PyRuntimeError::new_err)?;
+            if some.is_empty() {
+                return Ok(completions.columns(py));
             }
-            for done in completions {
-                for (column, at) in times.iter_mut().zip([done.first_token, done.last_token]) {
-                    column.extend(at.map_or(f64::NAN, time::to_s).to_ne_bytes());
-                }
-                for (column, count) in counts.iter_mut().zip(done.counts()) {
-                    column.extend(count.to_ne_bytes());
-                }
-                errors.extend(done.error.map(|error| (ids.len(), error)));
-                ids.push(done.id);
-            }
+            some.into_iter().for_each(|done| completions.add(0, done));
         }
-        let bytes = |columns: &[Vec<u8>]| columns.iter().map(|column| PyBytes::new(py, column)).collect();
-        Ok((ids, bytes(&times), bytes(&counts), errors))
     }
 
     fn advance<'py>(&mut self, py: Python<'py>, until_s: f64) -> PyResult<Vec<Row<'py>>> {
         let until = moment("until_s", until_s)?;
         let completions = self.engine.advance(until).map_err(PyRuntimeError::new_err)?;
-        completions.into_iter().map(|done| row(py, done)).collect()
+        completions.into_iter().map(|done| row(py, 0, done)).collect()
     }
 
     fn take_issued(&mut self) -> Vec<Transfer> {
@@ -210,18 +245,14 @@ impl Engine {
     }
 
     fn counters(&self) -> Totals {
-        let all = self.engine.counters();
-        let tiers = all.tiers;
-        (
-            (all.computed_tokens, all.gpu_hit_tokens, all.external_tokens),
-            (tiers.cpu_hit_chunks, tiers.disk_hit_chunks, tiers.disk_loaded_chunks),
-            (tiers.stores_begun, tiers.stores_ended, tiers.storage_read_bytes),
-        )
+        totals(self.engine.counters())
     }
 }
 
 #[pymodule]
 fn _core(module: &Bound<'_, PyModule>) -> PyResult<()> {
+    module.add_function(wrap_pyfunction!(crate::python_policies::cache_hits, module)?)?;
     module.add_class::<Engine>()?;
+    module.add_class::<crate::python_cluster::Cluster>()?;
     module.add_class::<crate::storage::python::Store>()
 }

@@ -1,0 +1,111 @@
+"""Several instances of one engine on one clock: what a router before them and tiers that they share would do.
+
+    cluster = Cluster(Simulator(...), instances=8, routing="prefix-aware", shared=("cpu", "disk"))
+    cluster.submit(request, at_s=0.0)
+    completions = cluster.advance()
+
+Routings, each decided at the moment at which a request is sent:
+  round-robin   the n-th request that is sent goes to instance n modulo their number.
+  least-loaded  the instance with the fewest unfinished requests; of those, the one of the lowest number.
+  prefix-aware  the instance that holds the longest prefix of the prompt at that moment: whole blocks in its GPU's cache
+                or whole chunks in the tiers that it can load from, whichever reaches further; of equal ones, the least
+                loaded. It looks at all instances, so a request costs time in proportion to their number.
+
+Of what happens at one moment, transfers end and requests arrive first, then what is sent is routed, then steps end,
+then steps begin; the instances in the order of their numbers. A cluster of one gives what its simulator gives, to the
+last bit, and so do the same calls at any time.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from typing import Literal, get_args
+
+from simulator import _core
+from simulator.columns import CompletionColumns, RequestColumns, reply_stream
+from simulator.simulate import TIERS, Completion, SimCounters, Simulator, checked, completion_of
+from traces.request import Request
+
+Routing = Literal["round-robin", "least-loaded", "prefix-aware"]
+SharedTier = Literal["cpu", "disk"]
+
+
+class Cluster:
+    """`instances` engines with the settings of `like`, which itself stays as it is.
+
+    shared: 'cpu' and 'disk', one cache server for all instances (as several vLLMs on one LMCache server); 'disk' alone,
+    one store behind CPU tiers of their own (instances on one host and its NVMe or, with odirect, a store that all
+    reach). A shared tier is one tier of the stated size on one device, for whose bandwidth they queue; a tier that is
+    not shared is there once for each instance. ValueError, one line: no instances, or a tier that is not there.
+    """
+
+    def __init__(
+        self, like: Simulator, *, instances: int, routing: Routing = "round-robin", shared: Iterable[SharedTier] = ()
+    ) -> None:
+        self.like, self.instances, self.routing, self.shared = like, instances, routing, tuple(shared)
+        if routing not in get_args(Routing):
+            raise ValueError(f"no routing {routing!r}: use one of {', '.join(get_args(Routing))}")
+        for tier in self.shared:
+            if tier not in get_args(SharedTier):
+                raise ValueError(f"shared: {tier!r} is not one of {', '.join(get_args(SharedTier))}")
+            if (like.cpu_bytes if tier == "cpu" else like.disk_bytes) is None:
+                raise ValueError(f"shared: there is no {tier} tier to share; give it a size, or leave it out")
+        if self.shared == ("cpu",) and like.disk_bytes is not None:
+            raise ValueError("shared: a disk behind a shared CPU tier is shared too; name both, or disk alone")
+        cpu, disk = "cpu" in self.shared, "disk" in self.shared
+        self._core = checked(lambda: _core.Cluster(like.config, instances, routing, cpu, disk))
+
+    @property
+    def now_s(self) -> float:
+        return self._core.now_s
+
+    @property
+    def idle(self) -> bool:
+        """True if nothing is asked, computed or stored."""
+        return self._core.idle
+
+    @property
+    def queues(self) -> list[tuple[int, int]]:
+        """By instance: requests that run, and that wait to run or for a transfer."""
+        return self._core.queues
+
+    def submit(self, request: Request, at_s: float) -> None:
+        """As Simulator.submit; ids are unique among all instances."""
+        reply = reply_stream(request.id)
+        checked(lambda: self._core.submit(request.id, request.prompt, request.output_tokens, reply, at_s))
+
+    def advance(self, until_s: float = math.inf) -> list[Completion]:
+        """As Simulator.advance: all requests that complete at the first such moment, by instance."""
+        return [completion_of(row) for row in self._core.advance(until_s)]
+
+    def submit_many(self, requests: RequestColumns) -> None:
+        """As Simulator.submit_many."""
+        if not requests.ids:
+            return
+        r = requests
+        segments = (r.hash_ids, r.segment_tokens, r.segment_ends)
+        checked(lambda: self._core.submit_many(r.ids, segments, r.output_tokens, r.reply_ids, r.at_s))
+
+    def advance_many(self, until_s: float = math.inf) -> CompletionColumns:
+        """As Simulator.advance_many."""
+        return CompletionColumns.of(*self._core.advance_many(until_s))
+
+    def drain(self) -> None:
+        """Runs until all stores have ended. ValueError: a request is in flight (take its completion first)."""
+        if self._core.advance(self.now_s):
+            raise ValueError("drain: requests completed that nobody took; advance until they have")
+        while not self.idle:
+            if completions := self._core.advance(math.inf):
+                raise ValueError(f"drain: request {completions[0][0]!r} was in flight; advance until it completes")
+
+    def reset(self, what: Iterable[str]) -> None:
+        """As Simulator.reset, of all instances."""
+        names = frozenset(what)
+        if unknown := names - frozenset(TIERS):
+            raise ValueError(f"reset: {', '.join(sorted(unknown))} is not one of {', '.join(TIERS)}")
+        self._core.reset(*(tier in names for tier in TIERS))
+
+    def counters(self) -> SimCounters:
+        """Totals over all instances."""
+        return self.like.counters_of(self._core.counters())
