@@ -15,6 +15,8 @@ _Columns = tuple[list[str], list[bytes], list[bytes], dict[int, str]]
 _Totals = tuple[tuple[int, int, int], tuple[int, int, int], tuple[int, int, int]]
 _Note = tuple[str, str, list[int]]
 
+def cache_hits(eviction: str, capacity: int, keys: Buffer) -> bytes: ...
+
 class Engine:
     now_s: float
     idle: bool

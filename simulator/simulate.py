@@ -265,6 +265,7 @@ class Simulator:
         return SimpleNamespace(
             policy=self.tier_policy,
             chunk_bytes=chunk_bytes,
+            chunk_tokens=self.chunk_tokens,
             cpu_chunks=self.cpu_bytes // max(chunk_bytes, 1),
             disk_chunks=None if self.disk_bytes is None else self.disk_bytes // max(chunk_bytes, 1),
             odirect=self.odirect,
@@ -284,6 +285,9 @@ class Simulator:
             self.calibration.constant(f"{name}.{of}") for of in TRANSFER
         )
         if name == "disk.read" and self.disk_bytes_per_s is not None:
+            # An operation moves its data no faster than the device; what it costs besides is not hidden by the limit,
+            # as LMCache's fs opens, reads and closes one file after another (fs_l2_adapter.py, _execute_load).
+            bytes_per_s = min(bytes_per_s, self.disk_bytes_per_s)
             shared_bytes_per_s = min(shared_bytes_per_s, self.disk_bytes_per_s)
         depth = self.disk_depth if name in ("disk.read", "page_cache.read") else 1
         return SimpleNamespace(
@@ -321,4 +325,9 @@ def checked(call: Callable[[], Result]) -> Result:
     try:
         return call()
     except (OverflowError, TypeError, BufferError) as error:
-        raise ValueError(f"not a usable value: {' '.join(str(error).split())}") from error
+        reasons: list[BaseException] = [error]
+        while (cause := reasons[-1].__cause__) is not None:
+            reasons.append(cause)
+        # The last two: which field, and why.
+        text = ": ".join(" ".join(str(reason).split()) for reason in reasons[-2:])
+        raise ValueError(f"not a usable value: {text}") from error

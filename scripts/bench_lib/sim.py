@@ -35,6 +35,7 @@ TIER_PACKS = ("lmcache-0.5.6-mp", "lru")
 ROUTINGS = ("round-robin", "least-loaded", "prefix-aware")
 REQUESTS = 1_000_000
 TRACE_REQUESTS = 12_031
+ROW_REQUESTS = 25_000
 SHORT_RUNS = 5
 # A quarter of an hour's time between the last request of one repetition and the first of the next.
 PAUSE_S = 900.0
@@ -85,20 +86,25 @@ def cluster(case: Case) -> Cluster:
 
 
 def repetitions(count: int, at_once: int) -> Iterator[tuple[RequestColumns, float]]:
-    """The trace again and again, `at_once` repetitions of it side by side: its requests, and when they are over.
+    """The trace again and again, `at_once` repetitions of it side by side, in rows of limited length.
 
-    Each repetition has hash ids of its own, so that it shares no prefix with another.
+    Each row comes with the moment up to which it is all. Each repetition has hash ids of its own, so that it shares no
+    prefix with another.
     """
     requests = open_trace(find_trace("mooncake_conversation")).requests
     one = RequestColumns.of(requests)
     period_s = max(request.at_s or 0.0 for request in requests) + PAUSE_S
-    order = np.argsort(np.tile(np.asarray(one.at_s), at_once), kind="stable")
+    at_s = np.tile(np.asarray(one.at_s), at_once)
+    order = np.argsort(at_s, kind="stable")
     ends = np.asarray(one.segment_ends)
     del requests
     for first in range(0, count, at_once):
         numbers = range(first, min(first + at_once, count))
         start_s = first // at_once * period_s
-        yield _together(one, ends, numbers, start_s, order[order < len(numbers) * len(one.ids)]), start_s + period_s
+        sent = order[order < len(numbers) * len(one.ids)]
+        for begin in range(0, len(sent), ROW_REQUESTS):
+            row, rest = sent[begin : begin + ROW_REQUESTS], sent[begin + ROW_REQUESTS :]
+            yield _together(one, ends, numbers, start_s, row), start_s + (at_s[rest[0]] if len(rest) else period_s)
 
 
 def _together(

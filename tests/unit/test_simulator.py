@@ -168,7 +168,7 @@ def test_what_can_never_be_served_is_an_error_completion() -> None:
         ({"gpu_blocks": -1}, "not a usable value"),
         ({"block_tokens": 0}, "block_tokens must be at least 1"),
         ({"cpu_bytes": None}, "disk_bytes without cpu_bytes"),
-        ({"tier_policy": "fifo"}, "no tier policy 'fifo'"),
+        ({"tier_policy": "clock"}, "no tier policy 'clock'"),
         ({"calibration": "rtx-a5000-nfs"}, "page_cache.read.latency_s is unknown"),
     ],
 )

@@ -4,15 +4,15 @@ use crate::cluster::{Cluster, Routing, Sharing};
 use crate::engine::{Engine, EngineConfig};
 use crate::request::{Completion, Submission};
 use crate::tests::{ask, config, lmcache, lru, random_load, tiers, variants};
-use crate::tiers::TierPolicy;
+use crate::tier_config::TierPolicy;
 use crate::time::{FOREVER, from_s, to_s};
 
 const ROUTINGS: [Routing; 3] = [Routing::RoundRobin, Routing::LeastLoaded, Routing::PrefixAware];
 const SHARINGS: [Sharing; 3] = [Sharing::Nothing, Sharing::Disk, Sharing::CpuAndDisk];
 
+/// Id, prompt, output tokens, seconds.
+type Asked<'a> = (&'a str, &'a [(i64, u64)], u64, f64);
 type Served = Vec<(usize, Completion)>;
-/// Id, prompt, output tokens, and when it is sent.
-type Asked = (&'static str, &'static [(i64, u64)], u64, f64);
 
 fn cluster(config: EngineConfig, instances: usize, routing: Routing, sharing: Sharing) -> Cluster {
     Cluster::new(config, instances, routing, sharing).expect("a good configuration")
@@ -96,11 +96,22 @@ fn macro_steps_and_stops_change_nothing_in_a_cluster() {
             let singles = EngineConfig { macro_steps: false, ..config.clone() };
             let mut whole = cluster(config.clone(), 3, routing, sharing);
             let mut single = cluster(singles, 3, routing, sharing);
+            let stopped_config = config.clone();
             let mut stopped = cluster(config, 3, routing, sharing);
             for cluster in [&mut whole, &mut single, &mut stopped] {
                 submit_all(cluster, &load);
             }
             let served = finish(&mut whole);
+            let mut parted = cluster(stopped_config.clone(), 3, routing, sharing);
+            submit_all(&mut parted, &load);
+            let mut parts = parted.advance(from_s(0.3)).expect("no dead end");
+            for until in [from_s(0.5), from_s(0.9), FOREVER] {
+                parts.extend(parted.advance_all(until).expect("no dead end"));
+                assert!(until == FOREVER || parted.now() == until);
+            }
+            assert_eq!(parts, served, "seed {seed} {routing:?} {sharing:?}");
+            assert_eq!(parted.now(), whole.now());
+            assert_eq!(parted.counters(), whole.counters());
             assert_eq!(finish(&mut single), served, "seed {seed} {routing:?} {sharing:?}");
             let mut pieces = Vec::new();
             while !stopped.idle() {

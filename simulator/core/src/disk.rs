@@ -1,43 +1,58 @@
 //! What the disk tier holds, and what of it the page cache holds too.
 
+use crate::cache::Cache;
+use crate::eviction::EvictionKind;
 use crate::keys::{Key, KeyMap};
-use crate::lru::Lru;
+use crate::time::Ticks;
+
+#[derive(Clone, Copy, Debug)]
+pub struct DiskRules {
+    pub chunks: u64,
+    /// A full disk drops chunks; otherwise it takes no more.
+    pub evicts: bool,
+    /// A write beyond the first count of chunks empties the disk down to the second one, if it evicts.
+    pub watermark: u64,
+    pub target: u64,
+    /// Reads bypass the page cache.
+    pub odirect: bool,
+    pub eviction: EvictionKind,
+    pub lease: Ticks,
+}
 
 #[derive(Debug)]
 pub struct Disk {
-    chunks: u64,
-    /// A full disk drops its least recently used chunks; otherwise it takes no more.
-    evicts: bool,
-    /// Reads bypass the page cache.
-    odirect: bool,
-    held: Lru,
-    writing: KeyMap<()>,
+    rules: DiskRules,
+    held: Cache,
     in_page_cache: KeyMap<()>,
 }
 
 impl Disk {
-    pub fn new(chunks: u64, evicts: bool, odirect: bool) -> Self {
-        let (writing, in_page_cache) = (KeyMap::default(), KeyMap::default());
-        Self { chunks, evicts, odirect, held: Lru::default(), writing, in_page_cache }
+    pub fn new(rules: DiskRules) -> Self {
+        let held = Cache::new(rules.chunks, rules.eviction, rules.lease);
+        Self { rules, held, in_page_cache: KeyMap::default() }
+    }
+
+    pub fn clock(&mut self, now: Ticks) {
+        self.held.clock(now);
     }
 
     pub fn contains(&self, key: Key) -> bool {
         self.held.contains(key)
     }
 
-    /// Held, or being written.
+    /// Held or being written.
     pub fn has(&self, key: Key) -> bool {
-        self.held.contains(key) || self.writing.contains_key(&key)
+        self.held.has(key)
     }
 
     /// Chunks held and being written.
+    #[cfg(test)]
     pub fn used(&self) -> u64 {
-        self.held.len() + self.writing.len() as u64
+        self.held.used()
     }
 
     pub fn reset(&mut self) {
-        self.held = Lru::default();
-        self.reset_page_cache();
+        *self = Self::new(self.rules);
     }
 
     pub fn reset_page_cache(&mut self) {
@@ -46,47 +61,54 @@ impl Disk {
 
     /// Those of the keys that the disk lacks and has room for, marked as being written.
     pub fn begin_write(&mut self, keys: &[Key]) -> Vec<Key> {
-        let mut writes = Vec::new();
-        for &key in keys {
-            if self.held.contains(key) || self.writing.contains_key(&key) {
-                continue;
-            }
-            if self.used() >= self.chunks && self.evicts {
-                for gone in self.held.drop_oldest(1) {
-                    self.in_page_cache.remove(&gone);
-                }
-            }
-            if self.used() >= self.chunks {
-                break;
-            }
-            self.writing.insert(key, ());
-            writes.push(key);
+        let evicts = self.rules.evicts;
+        let mut writes: Vec<Key> = keys.iter().filter(|key| !self.held.has(**key)).copied().collect();
+        let mut gone = Vec::new();
+        if evicts && self.held.used() + writes.len() as u64 > self.rules.watermark {
+            gone = self.held.shrink(self.rules.target.saturating_sub(writes.len() as u64));
+        }
+        writes.truncate(self.held.room(evicts).min(writes.len() as u64) as usize);
+        gone.extend(self.held.reserve(&writes, true, evicts).unwrap_or_default());
+        for key in gone {
+            self.in_page_cache.remove(&key);
         }
         writes
     }
 
     pub fn end_write(&mut self, keys: &[Key]) {
-        for &key in keys.iter().rev() {
-            self.writing.remove(&key);
-            self.held.use_key(key);
-            if !self.odirect {
-                self.in_page_cache.insert(key, ());
-            }
+        self.held.admit_stored(keys);
+        if !self.rules.odirect {
+            self.in_page_cache.extend(keys.iter().map(|&key| (key, ())));
         }
     }
 
-    /// Locks chunks to read them. Returns how many of them the page cache held; it holds all of them now.
+    /// Uses chunks that are locked. Returns how many of them the page cache held; it holds all of them now.
     pub fn begin_read(&mut self, keys: &[Key]) -> u64 {
         let mut warm = 0;
-        for &key in keys.iter().rev() {
-            self.held.use_key(key);
-            self.held.lock(key);
-            warm += u64::from(!self.odirect && self.in_page_cache.insert(key, ()).is_some());
+        self.held.touch(keys);
+        for &key in keys {
+            warm += u64::from(!self.rules.odirect && self.in_page_cache.insert(key, ()).is_some());
         }
         warm
     }
 
-    pub fn end_read(&mut self, keys: &[Key]) {
-        keys.iter().for_each(|&key| self.held.unlock(key));
+    pub fn lock(&mut self, key: Key) {
+        self.held.lock(key);
+    }
+
+    pub fn unlock(&mut self, key: Key) {
+        self.held.unlock(key);
+    }
+}
+
+#[cfg(test)]
+impl Disk {
+    pub fn check(&self) {
+        self.held.check();
+        assert!(self.in_page_cache.keys().all(|&key| self.held.contains(key)));
+    }
+
+    pub fn check_idle(&self) {
+        self.held.check_idle();
     }
 }

@@ -14,7 +14,8 @@ use crate::keys::Key;
 use crate::request::{Completion, Lookup, Request, Status, Submission};
 use crate::schedule::Batch;
 use crate::server::Server;
-use crate::tiers::{Ended, Slot, TierConfig, TierCounters, Tiers};
+use crate::tier_config::TierConfig;
+use crate::tiers::{Ended, Slot, TierCounters, Tiers};
 use crate::time::{FOREVER, Ticks};
 
 #[derive(Clone, Debug)]
@@ -121,6 +122,10 @@ impl Engine {
                 "gpu_blocks must be more than {}, not {}",
                 config.null_blocks, config.gpu_blocks
             ));
+        }
+        let tiers = config.tiers.as_ref();
+        if let Some(error) = tiers.and_then(|tiers| tiers.refusal(config.block_tokens)) {
+            return Err(error);
         }
         let mut pool = BlockPool::new(config.gpu_blocks - config.null_blocks);
         pool.journal = Journal::new(config.journal);

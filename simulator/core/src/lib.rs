@@ -1,9 +1,12 @@
 //! The core of the simulator: an engine and its cache tiers in virtual time, and real devices for its chunks.
 
+mod arc;
 mod arrivals;
 mod blocks;
 #[cfg(test)]
 mod blocks_oracle;
+mod cache;
+mod chunks;
 mod cluster;
 #[cfg(test)]
 mod cluster_tests;
@@ -12,25 +15,31 @@ mod decode;
 mod device;
 mod disk;
 mod engine;
+mod eviction;
 mod external;
 mod journal;
 mod keys;
-mod l1;
-mod lru;
+mod lease;
 mod moments;
+mod placement;
+mod prefetch;
 mod request;
+mod s3fifo;
 mod schedule;
 mod server;
 pub mod storage;
 mod stream;
+mod tier_config;
 mod tiers;
 mod time;
 
 #[cfg(test)]
 mod tests;
 
+pub use cache::replay;
 pub use cluster::{Cluster, Routing, Sharing};
 pub use engine::{Counters, Engine, EngineConfig};
+pub use eviction::EvictionKind;
 pub use journal::Note;
 pub use keys::Segment;
 pub use request::{Completion, Sources, Submission};
@@ -40,3 +49,5 @@ pub use time::{FOREVER, Ticks, from_s, to_s};
 mod python;
 #[cfg(feature = "python")]
 mod python_cluster;
+#[cfg(feature = "python")]
+mod python_policies;

@@ -31,6 +31,10 @@ impl Moments {
         }
     }
 
+    pub fn at(&self, instance: usize) -> Ticks {
+        self.at[instance]
+    }
+
     /// It acts at `at` too.
     pub fn hasten(&mut self, instance: usize, at: Ticks) {
         if at < self.at[instance] {

@@ -251,6 +251,7 @@ impl Engine {
 
 #[pymodule]
 fn _core(module: &Bound<'_, PyModule>) -> PyResult<()> {
+    module.add_function(wrap_pyfunction!(crate::python_policies::cache_hits, module)?)?;
     module.add_class::<Engine>()?;
     module.add_class::<crate::python_cluster::Cluster>()?;
     module.add_class::<crate::storage::python::Store>()

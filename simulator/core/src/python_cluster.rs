@@ -87,14 +87,10 @@ impl Cluster {
 
     fn advance_many<'py>(&mut self, py: Python<'py>, until_s: f64) -> PyResult<Columns<'py>> {
         let until = moment("until_s", until_s)?;
+        let all = self.cluster.advance_all(until).map_err(PyRuntimeError::new_err)?;
         let mut completions = Completions::default();
-        loop {
-            let some = self.cluster.advance(until).map_err(PyRuntimeError::new_err)?;
-            if some.is_empty() {
-                return Ok(completions.columns(py));
-            }
-            some.into_iter().for_each(|(instance, done)| completions.add(instance, done));
-        }
+        all.into_iter().for_each(|(instance, done)| completions.add(instance, done));
+        Ok(completions.columns(py))
     }
 
     fn advance<'py>(&mut self, py: Python<'py>, until_s: f64) -> PyResult<Vec<Row<'py>>> {

@@ -3,19 +3,37 @@
 use crate::cost::CostConfig;
 use crate::device::DeviceConfig;
 use crate::engine::{Engine, EngineConfig};
+use crate::eviction::EvictionKind;
 use crate::keys::Segment;
 use crate::request::{Completion, Submission};
-use crate::tiers::{TierConfig, TierPolicy};
+use crate::tier_config::{Placement, TickShare, TierConfig, TierPolicy};
 use crate::time::{FOREVER, from_s, to_s};
+
+mod fuzz;
+mod placement;
 
 const CHUNK_BYTES: u64 = 1000;
 
 pub(crate) fn lmcache() -> TierPolicy {
     TierPolicy {
+        eviction: EvictionKind::Lru,
+        disk_eviction: EvictionKind::Lru,
+        end_uses: true,
+        lease_s: 0.0,
+        placement: Placement::Copy,
+        partial_stores: false,
         evict_on_demand: false,
         tick_s: 1.0,
         watermark: 0.8,
         evict_ratio: 0.2,
+        tick_share: TickShare::Ratio,
+        read_in_place: false,
+        min_prefetch_tokens: 0,
+        prefetch_share: None,
+        prefetch_timeout_s: None,
+        prefetch_token_s: 0.0,
+        disk_watermark: 1.0,
+        disk_target: 1.0,
         keep_prefetched: false,
         max_prefetches: 8,
         disk_evicts: false,
@@ -23,7 +41,13 @@ pub(crate) fn lmcache() -> TierPolicy {
 }
 
 pub(crate) fn lru() -> TierPolicy {
-    TierPolicy { evict_on_demand: true, keep_prefetched: true, disk_evicts: true, ..lmcache() }
+    TierPolicy {
+        evict_on_demand: true,
+        end_uses: false,
+        keep_prefetched: true,
+        disk_evicts: true,
+        ..lmcache()
+    }
 }
 
 pub(crate) fn tiers(policy: TierPolicy, cpu_chunks: u64, disk_chunks: Option<u64>) -> TierConfig {
@@ -37,6 +61,7 @@ pub(crate) fn tiers(policy: TierPolicy, cpu_chunks: u64, disk_chunks: Option<u64
     TierConfig {
         policy,
         chunk_bytes: CHUNK_BYTES,
+        chunk_tokens: 8,
         cpu_chunks,
         disk_chunks,
         odirect: false,

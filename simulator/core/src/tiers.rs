@@ -1,55 +1,22 @@
-//! Chunk tiers below the GPU: CPU memory and disk, with LMCache's rules as data.
+//! Chunk tiers below the GPU: CPU memory and disk, with the rules of cache servers as data.
 //!
 //! Sans I/O: the tiers say which transfer ends when, and act when told that it ended (`io_done`). Chunk counts stand
 //! for bytes throughout.
 
 use std::collections::{BTreeMap, VecDeque};
 
-use crate::device::{Device, DeviceConfig, SharedDevice};
+use crate::cache::Cache;
+use crate::device::{Device, SharedDevice};
 use crate::disk::Disk;
 use crate::external::Outbox;
 use crate::journal::Journal;
-use crate::keys::Key;
-use crate::l1::L1;
-use crate::time::{self, FOREVER, Ticks};
+use crate::keys::{Key, KeyMap};
+use crate::tier_config::TierConfig;
+use crate::time::{self, Ticks};
 
 pub type IoId = u64;
 /// The engine's name for a request, handed back in `Ended`.
 pub type Slot = usize;
-
-#[derive(Clone, Debug)]
-#[cfg_attr(feature = "python", derive(pyo3::FromPyObject))]
-pub struct TierPolicy {
-    /// Evict when a write needs room. Otherwise only at ticks, and a write without room is given up.
-    pub evict_on_demand: bool,
-    pub tick_s: f64,
-    pub watermark: f64,
-    pub evict_ratio: f64,
-    /// Chunks read from disk stay in the CPU tier.
-    pub keep_prefetched: bool,
-    pub max_prefetches: u64,
-    /// A full disk drops its least recently used chunks. Otherwise it takes no more.
-    pub disk_evicts: bool,
-}
-
-#[derive(Clone, Debug)]
-#[cfg_attr(feature = "python", derive(pyo3::FromPyObject))]
-pub struct TierConfig {
-    pub policy: TierPolicy,
-    pub chunk_bytes: u64,
-    pub cpu_chunks: u64,
-    /// None: there is no disk tier.
-    pub disk_chunks: Option<u64>,
-    /// Reads bypass the page cache.
-    pub odirect: bool,
-    /// Someone else makes the disk's transfers, on a real device.
-    pub external_disk: bool,
-    pub cpu_read: DeviceConfig,
-    pub cpu_write: DeviceConfig,
-    pub disk_read: DeviceConfig,
-    pub disk_write: DeviceConfig,
-    pub page_cache_read: DeviceConfig,
-}
 
 /// A prefix of a request's chunks that the tiers hold, locked until `release`. The first `in_cpu.len()` chunks.
 #[derive(Clone, Debug, Default)]
@@ -64,13 +31,24 @@ impl Hit {
         self.in_cpu.len() as u64
     }
 
-    fn disk_chunks(&self) -> u64 {
+    /// Takes the chunks from `at` on out of it.
+    pub(crate) fn split_off(&mut self, at: usize) -> Self {
+        Self { keys: self.keys.split_off(at), in_cpu: self.in_cpu.split_off(at) }
+    }
+
+    /// Where in the prompt the disk's chunk of that number lies; behind all chunks, if there are not so many.
+    pub(crate) fn position_of_disk_chunk(&self, number: u64) -> usize {
+        let mut on_disk = (0..self.in_cpu.len()).filter(|&index| !self.in_cpu[index]);
+        on_disk.nth(number as usize).unwrap_or(self.in_cpu.len())
+    }
+
+    pub(crate) fn disk_chunks(&self) -> u64 {
         self.in_cpu.iter().filter(|in_cpu| !**in_cpu).count() as u64
     }
 
-    fn keys_where(&self, in_cpu: bool) -> Vec<Key> {
-        let of = self.keys.iter().zip(&self.in_cpu).filter(|(_, held)| **held == in_cpu);
-        of.map(|(key, _)| *key).collect()
+    pub(crate) fn keys_where(&self, in_cpu: bool) -> impl Iterator<Item = Key> {
+        let of = self.keys.iter().zip(&self.in_cpu).filter(move |(_, held)| **held == in_cpu);
+        of.map(|(key, _)| *key)
     }
 }
 
@@ -93,22 +71,31 @@ pub struct Begun {
 
 /// A transfer of one of the devices that read for the disk tier.
 #[derive(Clone, Copy, Debug)]
-enum Read {
+pub(crate) enum Read {
     Disk(u64),
     PageCache(u64),
     /// Somebody else's.
     External,
 }
 
+/// A hit that is being read from disk: `chunks` by the transfer under way since `began`, `warm` after it from the page
+/// cache. At the deadline it is answered with what is there.
 #[derive(Debug)]
-enum Op {
-    /// Disk to CPU: `warm` chunks are left to read from the page cache; `read` is the transfer under way.
-    Prefetch {
-        slot: Slot,
-        hit: Hit,
-        warm: u64,
-        read: Read,
-    },
+pub(crate) struct Prefetch {
+    pub slot: Slot,
+    pub hit: Hit,
+    pub began: Ticks,
+    pub chunks: u64,
+    pub warm: u64,
+    pub deadline: Ticks,
+}
+
+#[derive(Debug)]
+pub(crate) enum Op {
+    /// Disk to CPU.
+    Prefetch(Prefetch, Read),
+    /// What is left of a read that was not waited for.
+    Rest(Read),
     Load {
         slot: Slot,
         keys: Vec<Key>,
@@ -118,14 +105,23 @@ enum Op {
         slot: Slot,
         hit: Hit,
     },
+    /// GPU to CPU; `spilled` chunks go to disk after that.
     Store {
         slot: Slot,
         keys: Vec<Key>,
+        spilled: Vec<Key>,
     },
-    /// CPU to disk: `keys` are read, those in `writes` are new to the disk.
+    /// GPU to disk.
+    Spill {
+        slot: Slot,
+        keys: Vec<Key>,
+    },
+    /// CPU to disk: `keys` are read, those in `writes` are new to the disk. With them a store ends, or else chunks that
+    /// the CPU tier has dropped move down.
     DiskWrite {
         keys: Vec<Key>,
         writes: Vec<Key>,
+        stores: bool,
     },
 }
 
@@ -141,20 +137,27 @@ pub struct TierCounters {
 
 #[derive(Debug)]
 pub struct Tiers {
-    config: TierConfig,
-    cpu: L1,
-    disk: Option<Disk>,
-    cpu_read: Device,
-    cpu_write: Device,
-    disk_read: SharedDevice,
-    disk_write: Device,
-    page_cache_read: SharedDevice,
+    pub(crate) config: TierConfig,
+    pub(crate) cpu: Cache,
+    pub(crate) disk: Option<Disk>,
+    pub(crate) cpu_read: Device,
+    pub(crate) cpu_write: Device,
+    pub(crate) disk_read: SharedDevice,
+    pub(crate) disk_write: Device,
+    pub(crate) page_cache_read: SharedDevice,
     ops: BTreeMap<IoId, Op>,
-    next_io: IoId,
-    prefetching: u64,
-    waiting_lookups: VecDeque<(Slot, Vec<Key>)>,
-    ticked_until: Ticks,
-    counters: TierCounters,
+    pub(crate) next_io: IoId,
+    /// Look-ups that read from disk, and how many chunks.
+    pub(crate) prefetching: u64,
+    pub(crate) prefetching_chunks: u64,
+    pub(crate) waiting_lookups: VecDeque<(Slot, Vec<Key>)>,
+    /// Chunks of hits that were read from disk past the CPU tier, and how often `release` will name them.
+    pub(crate) passing: KeyMap<u32>,
+    /// The number of the next tick.
+    next_tick: u128,
+    /// A store found no room since the last eviction.
+    pub(crate) short_of_room: bool,
+    pub(crate) counters: TierCounters,
     /// Transfers begun since the engine last looked.
     begun: Vec<Begun>,
     pub outbox: Option<Outbox>,
@@ -165,13 +168,10 @@ pub struct Tiers {
 
 impl Tiers {
     pub fn new(config: TierConfig, journal: bool) -> Self {
-        let (evicts, odirect) = (config.policy.disk_evicts, config.odirect);
-        let disk = config.disk_chunks.map(|chunks| Disk::new(chunks, evicts, odirect));
-        let outbox = config.disk_chunks.filter(|_| config.external_disk).map(Outbox::new);
         Self {
-            outbox,
-            cpu: L1::new(config.cpu_chunks),
-            disk,
+            outbox: config.disk_chunks.filter(|_| config.external_disk).map(Outbox::new),
+            cpu: config.cpu_tier(),
+            disk: config.disk_tier(),
             cpu_read: Device::new(&config.cpu_read),
             cpu_write: Device::new(&config.cpu_write),
             disk_read: SharedDevice::new(&config.disk_read),
@@ -180,8 +180,11 @@ impl Tiers {
             ops: BTreeMap::new(),
             next_io: 0,
             prefetching: 0,
+            prefetching_chunks: 0,
             waiting_lookups: VecDeque::new(),
-            ticked_until: 0,
+            passing: KeyMap::default(),
+            next_tick: 1,
+            short_of_room: false,
             counters: TierCounters::default(),
             begun: Vec::new(),
             journal: Journal::new(journal),
@@ -205,26 +208,40 @@ impl Tiers {
     /// later one.
     pub fn tick(&mut self, now: Ticks) {
         let every = time::from_s(self.config.policy.tick_s);
-        if self.config.policy.evict_on_demand || every == 0 {
-            return;
+        if !self.config.policy.evicts() && every > 0 && self.next_tick * every <= now {
+            let (first, last) = (self.next_tick, now / every);
+            let dropped = self.run_ticks(first, last, every);
+            self.next_tick = last + 1;
+            self.journal.note("tick", || with((last - first + 1) as u64, &dropped));
         }
-        let ticks = now / every - self.ticked_until / every;
-        self.ticked_until = now;
-        let mut dropped = Vec::new();
-        for _ in 0..ticks {
-            if self.cpu.usage() < self.config.policy.watermark {
+        self.clock(now);
+    }
+
+    fn run_ticks(&mut self, first: u128, last: u128, every: Ticks) -> Vec<Key> {
+        let (mut dropped, mut tick) = (Vec::new(), first);
+        while tick <= last {
+            self.clock(tick * every);
+            let share = self.tick_share();
+            if share == 0 {
                 break;
             }
-            let share = (self.config.policy.evict_ratio * self.cpu.tracked() as f64) as u64;
-            let gone = self.cpu.evict(share.max(1));
-            // What nothing can be dropped from now stays so until the next event.
+            let gone = self.cpu.drop_some(share);
+            self.short_of_room &= gone.is_empty();
+            tick += 1;
             if gone.is_empty() {
-                break;
+                // What nothing can be dropped from now stays so until the next event, or until a lease runs out.
+                let Some(change) = self.cpu.next_change() else { break };
+                tick = tick.max(change.div_ceil(every));
             }
             dropped.extend(gone);
         }
-        if ticks > 0 {
-            self.journal.note("tick", || with(ticks as u64, &dropped));
+        dropped
+    }
+
+    fn clock(&mut self, now: Ticks) {
+        self.cpu.clock(now);
+        if let Some(disk) = &mut self.disk {
+            disk.clock(now);
         }
     }
 
@@ -233,6 +250,8 @@ impl Tiers {
         if keys.is_empty() {
             return Some(Hit::default());
         }
+        // Decode steps that were taken at once have passed ticks.
+        self.tick(now);
         self.journal.note("lookup", || with(slot as u64, keys));
         if self.disk.is_some() && self.prefetching >= self.config.policy.max_prefetches {
             self.waiting_lookups.push_back((slot, keys.to_vec()));
@@ -271,33 +290,16 @@ impl Tiers {
     pub fn release(&mut self, keys: &[Key]) {
         if !keys.is_empty() {
             self.journal.note("release", || keys.to_vec());
-            self.cpu.unlock(keys);
+            keys.iter().for_each(|&key| self.unlock(key));
         }
     }
 
     /// A request has ended: its prompt's chunks were used, wherever they came from.
     pub fn end(&mut self, keys: &[Key]) {
-        if !keys.is_empty() {
+        if !keys.is_empty() && self.config.policy.end_uses {
             self.journal.note("touch", || keys.to_vec());
             self.cpu.touch(keys);
         }
-    }
-
-    /// Begins to copy chunks from the GPU to the CPU tier, all or none of those that it lacks. False: nothing begun.
-    pub fn store(&mut self, now: Ticks, slot: Slot, keys: &[Key]) -> bool {
-        let new = self.cpu.storable(keys);
-        let count = new.len() as u64;
-        self.make_room(count);
-        let begins = count > 0 && self.cpu.reserve(&new, true);
-        self.journal.note("store", || with(self.next_io, keys));
-        self.journal.note("storing", || if begins { new.clone() } else { Vec::new() });
-        if !begins {
-            return false;
-        }
-        self.counters.stores_begun += count;
-        let end = self.cpu_write.submit(now, count, count * self.config.chunk_bytes);
-        self.begin(end, Op::Store { slot, keys: new });
-        true
     }
 
     /// Acts on the end of a transfer. An unknown id changes nothing.
@@ -308,18 +310,25 @@ impl Tiers {
                 Ended::Load(slot)
             }
             Some(Op::Answer { slot, hit }) => Ended::Lookup(slot, hit),
-            Some(Op::Prefetch { slot, hit, warm, read }) => self.read_on(now, slot, hit, warm, read),
-            Some(Op::Store { slot, keys }) => {
+            Some(Op::Prefetch(prefetch, read)) => self.read_on(now, prefetch, read),
+            Some(Op::Rest(read)) => {
+                if let Err(end) = self.read_ended(now, read) {
+                    self.begin(end, Op::Rest(read));
+                }
+                Ended::Nothing
+            }
+            Some(Op::Store { slot, keys, spilled }) => {
                 self.stored(now, id, slot, &keys);
+                self.spill(now, slot, spilled).unwrap_or(Ended::Store(slot))
+            }
+            Some(Op::Spill { slot, keys }) => {
+                self.written(&keys, true);
                 Ended::Store(slot)
             }
-            Some(Op::DiskWrite { keys, writes }) => {
+            Some(Op::DiskWrite { keys, writes, stores }) => {
                 self.journal.note("written", || vec![id]);
-                self.cpu.unlock(&keys);
-                self.counters.stores_ended += writes.len() as u64;
-                if let Some(disk) = &mut self.disk {
-                    disk.end_write(&writes);
-                }
+                keys.iter().for_each(|&key| self.cpu.unlock(key));
+                self.written(&writes, stores);
                 Ended::Nothing
             }
             None => Ended::Nothing,
@@ -327,7 +336,7 @@ impl Tiers {
     }
 
     pub fn reset_cpu(&mut self) {
-        self.cpu = L1::new(self.config.cpu_chunks);
+        self.cpu = self.config.cpu_tier();
     }
 
     pub fn reset_disk(&mut self) {
@@ -344,149 +353,28 @@ impl Tiers {
 
     /// No request waits for this transfer.
     pub fn is_quiet(&self, id: IoId) -> bool {
-        matches!(self.ops.get(&id), Some(Op::Store { .. } | Op::DiskWrite { .. }))
+        let op = self.ops.get(&id);
+        matches!(op, Some(Op::Store { .. } | Op::Spill { .. } | Op::DiskWrite { .. } | Op::Rest(_)))
     }
 
-    fn begin(&mut self, end: Ticks, op: Op) {
+    pub(crate) fn begin(&mut self, end: Ticks, op: Op) {
         self.ops.insert(self.next_io, op);
         let quiet = self.is_quiet(self.next_io);
         self.begun.push(Begun { end, id: self.next_io, quiet });
         self.next_io += 1;
     }
 
-    /// Drops what is in the way of `count` more chunks, if this policy does so.
-    fn make_room(&mut self, count: u64) {
-        let excess = self.cpu.excess(count);
-        if excess > 0 && self.config.policy.evict_on_demand && count <= self.config.cpu_chunks {
-            self.cpu.evict(excess);
-        }
-    }
-
-    /// Looks and locks; reads from disk what only the disk holds.
-    fn start(&mut self, now: Ticks, slot: Slot, keys: &[Key]) -> Option<Hit> {
-        let mut hit = Hit::default();
-        for &key in keys {
-            let in_cpu = self.cpu.contains(key);
-            if !in_cpu && !self.disk.as_ref().is_some_and(|disk| disk.contains(key)) {
-                break;
-            }
-            hit.keys.push(key);
-            hit.in_cpu.push(in_cpu);
-        }
-        self.cpu.lock(&hit.keys_where(true));
-        if hit.disk_chunks() > 0 {
-            self.make_room(hit.disk_chunks());
-            if self.cpu.reserve(&hit.keys_where(false), false) {
-                self.prefetch(now, slot, hit);
-                return None;
-            }
-            // Without room for all of them the hit ends before the first chunk that only the disk holds.
-            let keep = hit.in_cpu.iter().position(|in_cpu| !in_cpu).unwrap_or(hit.in_cpu.len());
-            let beyond = Hit { keys: hit.keys.split_off(keep), in_cpu: hit.in_cpu.split_off(keep) };
-            self.cpu.unlock(&beyond.keys_where(true));
-        }
-        self.answered(slot, &hit);
-        Some(hit)
-    }
-
-    fn answered(&mut self, slot: Slot, hit: &Hit) {
-        self.journal.note("answer", || {
-            with(slot as u64, &hit.in_cpu.iter().map(|&held| u64::from(held)).collect::<Vec<_>>())
-        });
-        self.cpu.touch(&hit.keys);
-        self.count_hit(hit);
-    }
-
-    fn count_hit(&mut self, hit: &Hit) {
-        self.counters.cpu_hit_chunks += hit.chunks() - hit.disk_chunks();
-        self.counters.disk_hit_chunks += hit.disk_chunks();
-    }
-
-    /// Reads a hit's chunks from disk, one after another.
-    fn prefetch(&mut self, now: Ticks, slot: Slot, hit: Hit) {
-        let count = hit.disk_chunks();
-        self.prefetching += 1;
-        let warm = self.disk.as_mut().map_or(0, |disk| disk.begin_read(&hit.keys_where(false)));
-        let (cold, bytes) = (count - warm, self.config.chunk_bytes);
-        self.counters.storage_read_bytes += cold * bytes;
-        if let Some(outbox) = &mut self.outbox {
-            outbox.read(self.next_io, slot, &hit.keys_where(false));
-            return self.begin(FOREVER, Op::Prefetch { slot, hit, warm: 0, read: Read::External });
-        }
-        if cold == 0 {
-            return self.read_page_cache(now, slot, hit, warm);
-        }
-        let (id, end) = self.disk_read.submit(now, cold, cold * bytes);
-        self.begin(end, Op::Prefetch { slot, hit, warm, read: Read::Disk(id) });
-    }
-
-    fn read_page_cache(&mut self, now: Ticks, slot: Slot, hit: Hit, chunks: u64) {
-        let (id, end) = self.page_cache_read.submit(now, chunks, chunks * self.config.chunk_bytes);
-        self.begin(end, Op::Prefetch { slot, hit, warm: 0, read: Read::PageCache(id) });
-    }
-
-    /// A read was to end now; others that joined it meanwhile may have made it longer.
-    fn read_on(&mut self, now: Ticks, slot: Slot, hit: Hit, warm: u64, read: Read) -> Ended {
-        let later = match read {
-            Read::Disk(id) => self.disk_read.ended(now, id),
-            Read::PageCache(id) => self.page_cache_read.ended(now, id),
-            Read::External => Ok(()),
-        };
-        if let Err(end) = later {
-            self.begin(end, Op::Prefetch { slot, hit, warm, read });
-            return Ended::Nothing;
-        }
-        if warm > 0 {
-            self.read_page_cache(now, slot, hit, warm);
-            return Ended::Nothing;
-        }
-        self.prefetched(now, slot, hit)
-    }
-
-    fn prefetched(&mut self, now: Ticks, slot: Slot, hit: Hit) -> Ended {
-        self.journal.note("prefetched", || vec![slot as u64]);
-        self.prefetching -= 1;
-        self.counters.disk_loaded_chunks += hit.disk_chunks();
-        let loaded = hit.keys_where(false);
-        if let Some(disk) = &mut self.disk {
-            disk.end_read(&loaded);
-        }
-        self.cpu.admit_loaded(&loaded, !self.config.policy.keep_prefetched);
-        self.answered(slot, &hit);
-        while self.prefetching < self.config.policy.max_prefetches
-            && let Some((slot, keys)) = self.waiting_lookups.pop_front()
-        {
-            if let Some(hit) = self.start(now, slot, &keys) {
-                self.begin(now, Op::Answer { slot, hit });
-            }
-        }
-        Ended::Lookup(slot, hit)
-    }
-
-    /// Chunks have arrived in the CPU tier: they can be found from now on, and are written to disk.
-    fn stored(&mut self, now: Ticks, id: IoId, slot: Slot, keys: &[Key]) {
-        let admitted = self.cpu.admit_stored(keys);
-        let writes = self.disk.as_mut().map_or_else(Vec::new, |disk| disk.begin_write(&admitted));
-        let count = writes.len() as u64;
-        self.counters.stores_ended += keys.len() as u64 - count;
-        self.journal.note("stored", || vec![id, self.next_io]);
-        self.journal.note("writes", || writes.clone());
-        if count > 0 {
-            self.cpu.lock(&admitted);
-            let end = match (&mut self.outbox, &self.disk) {
-                (Some(outbox), Some(disk)) => {
-                    outbox.write(self.next_io, slot, &writes, |key| disk.has(key));
-                    FOREVER
-                }
-                _ => self.disk_write.submit(now, count, count * self.config.chunk_bytes),
-            };
-            self.begin(end, Op::DiskWrite { keys: admitted, writes });
+    fn unlock(&mut self, key: Key) {
+        match self.passing.get_mut(&key) {
+            Some(1) => drop(self.passing.remove(&key)),
+            Some(times) => *times -= 1,
+            None => self.cpu.unlock(key),
         }
     }
 }
 
 /// The numbers of a note: an id, and what belongs to it.
-fn with(id: u64, rest: &[u64]) -> Vec<u64> {
+pub(crate) fn with(id: u64, rest: &[u64]) -> Vec<u64> {
     [&[id], rest].concat()
 }
 
@@ -495,5 +383,33 @@ impl Tiers {
     /// Chunks held and being written: in the CPU tier, on disk.
     pub fn used(&self) -> (u64, u64) {
         (self.cpu.used(), self.disk.as_ref().map_or(0, Disk::used))
+    }
+
+    /// What must hold at any moment, for `hits` that were answered and neither loaded nor released.
+    pub fn check(&self, hits: &[&Hit]) {
+        self.cpu.check();
+        self.disk.iter().for_each(Disk::check);
+        let mut pins: KeyMap<u32> = KeyMap::default();
+        let mut pin = |keys: &[Key]| keys.iter().for_each(|&key| *pins.entry(key).or_default() += 1);
+        hits.iter().for_each(|hit| pin(&hit.keys));
+        for op in self.ops.values() {
+            match op {
+                Op::Load { keys, .. } | Op::DiskWrite { keys, .. } => pin(keys),
+                Op::Answer { hit, .. } => pin(&hit.keys),
+                Op::Prefetch(prefetch, _) => pin(&prefetch.hit.keys_where(true).collect::<Vec<_>>()),
+                Op::Store { .. } | Op::Spill { .. } | Op::Rest(_) => {}
+            }
+        }
+        let held = |key: &Key| self.cpu.readers(*key) + self.passing.get(key).copied().unwrap_or(0);
+        pins.iter().for_each(|(key, &times)| assert_eq!(held(key), times, "pins of {key:x}"));
+    }
+
+    pub fn check_idle(&self) {
+        self.check(&[]);
+        self.cpu.check_idle();
+        self.disk.iter().for_each(Disk::check_idle);
+        assert_eq!((self.prefetching, self.prefetching_chunks, self.passing.len()), (0, 0, 0));
+        assert!(self.waiting_lookups.is_empty());
+        assert_eq!(self.counters.stores_begun, self.counters.stores_ended);
     }
 }

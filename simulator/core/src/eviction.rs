@@ -1,0 +1,187 @@
+//! Which chunk goes next. The loop that evicts is `Cache`'s; a policy supplies what differs.
+//!
+//! LRU, FIFO, LFU, S3-FIFO and ARC decide as the reference implementations of libCacheSim 0.3.5 do, for chunks of one
+//! size. A chunk that is locked is passed over; where the queue that should give one has only such, the other one does.
+
+use std::collections::BTreeMap;
+use std::fmt::Debug;
+
+use crate::arc::Arc;
+use crate::chunks::{At, Chunks, Queue};
+use crate::keys::{Key, KeyMap};
+use crate::lease::Lease;
+use crate::s3fifo::S3Fifo;
+use crate::time::Ticks;
+
+pub trait Eviction: Debug + Send + Sync {
+    /// The time from now on, for policies that know one.
+    fn clock(&mut self, _now: Ticks) {}
+
+    /// When a chunk that may not go now may, by time alone; None: never.
+    fn next_change(&self) -> Option<Ticks> {
+        None
+    }
+
+    /// How many chunks the policy lets go now, of those that nobody reads or writes; None: all of them.
+    fn ready(&self, _chunks: &Chunks) -> Option<u64> {
+        None
+    }
+
+    /// A chunk that is not there is about to come, before room is made for it.
+    fn miss(&mut self, _key: Key) {}
+
+    /// Room for a chunk was taken.
+    fn insert(&mut self, chunks: &mut Chunks, at: At);
+
+    /// A chunk was written, or its room taken once more: part of the use that brought it.
+    fn written(&mut self, _chunks: &mut Chunks, _at: At) {}
+
+    /// A chunk was used again.
+    fn used(&mut self, chunks: &mut Chunks, at: At);
+
+    /// The chunk to go next, of those that are free; None: no chunk is. May set others back.
+    fn victim(&mut self, chunks: &mut Chunks) -> Option<At>;
+
+    /// A chunk goes: evicted, or else given up by whoever brought it.
+    fn remove(&mut self, chunks: &mut Chunks, at: At, evicted: bool);
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum EvictionKind {
+    Lru,
+    Fifo,
+    Lfu,
+    S3Fifo,
+    Arc,
+    Lease,
+}
+
+impl EvictionKind {
+    pub const ALL: [(&str, Self); 6] = [
+        ("lru", Self::Lru),
+        ("fifo", Self::Fifo),
+        ("lfu", Self::Lfu),
+        ("s3-fifo", Self::S3Fifo),
+        ("arc", Self::Arc),
+        ("lease", Self::Lease),
+    ];
+
+    pub fn make(self, capacity: u64, lease: Ticks) -> Box<dyn Eviction> {
+        match self {
+            Self::Lru => Box::new(Lru(Queue::new(0))),
+            Self::Fifo => Box::new(Fifo(Queue::new(0))),
+            Self::Lfu => Box::new(Lfu::default()),
+            Self::S3Fifo => Box::new(S3Fifo::new(capacity)),
+            Self::Arc => Box::new(Arc::new(capacity)),
+            Self::Lease => Box::new(Lease::new(lease)),
+        }
+    }
+}
+
+/// The least recently used chunk goes.
+#[derive(Debug)]
+struct Lru(Queue);
+
+impl Eviction for Lru {
+    fn insert(&mut self, chunks: &mut Chunks, at: At) {
+        self.0.push(chunks, at);
+    }
+    fn written(&mut self, chunks: &mut Chunks, at: At) {
+        self.0.renew(chunks, at);
+    }
+    fn used(&mut self, chunks: &mut Chunks, at: At) {
+        self.0.renew(chunks, at);
+    }
+    fn victim(&mut self, chunks: &mut Chunks) -> Option<At> {
+        self.0.first_free(chunks)
+    }
+    fn remove(&mut self, chunks: &mut Chunks, at: At, _evicted: bool) {
+        self.0.take(chunks, at);
+    }
+}
+
+/// The chunk that came first goes.
+#[derive(Debug)]
+struct Fifo(Queue);
+
+impl Eviction for Fifo {
+    fn insert(&mut self, chunks: &mut Chunks, at: At) {
+        self.0.push(chunks, at);
+    }
+    fn used(&mut self, _chunks: &mut Chunks, _at: At) {}
+    fn victim(&mut self, chunks: &mut Chunks) -> Option<At> {
+        self.0.first_free(chunks)
+    }
+    fn remove(&mut self, chunks: &mut Chunks, at: At, _evicted: bool) {
+        self.0.take(chunks, at);
+    }
+}
+
+/// The least often used chunk goes; of several, the one that has been used so often for the longest time. A chunk that
+/// went is forgotten.
+#[derive(Debug, Default)]
+struct Lfu {
+    by_uses: BTreeMap<u32, Queue>,
+}
+
+impl Lfu {
+    fn push(&mut self, chunks: &mut Chunks, at: At, uses: u32) {
+        chunks[at].uses = uses;
+        self.by_uses.entry(uses).or_insert_with(|| Queue::new(0)).push(chunks, at);
+    }
+}
+
+impl Eviction for Lfu {
+    fn insert(&mut self, chunks: &mut Chunks, at: At) {
+        self.push(chunks, at, 1);
+    }
+    fn used(&mut self, chunks: &mut Chunks, at: At) {
+        let uses = chunks[at].uses;
+        self.remove(chunks, at, false);
+        self.push(chunks, at, uses.saturating_add(1));
+    }
+    fn victim(&mut self, chunks: &mut Chunks) -> Option<At> {
+        self.by_uses.values().find_map(|queue| queue.first_free(chunks))
+    }
+    fn remove(&mut self, chunks: &mut Chunks, at: At, _evicted: bool) {
+        let uses = chunks[at].uses;
+        if let Some(queue) = self.by_uses.get_mut(&uses) {
+            queue.take(chunks, at);
+            if queue.len() == 0 {
+                self.by_uses.remove(&uses);
+            }
+        }
+    }
+}
+
+/// Keys of chunks that went, the oldest first.
+#[derive(Debug, Default)]
+pub struct Ghosts {
+    order: BTreeMap<u64, Key>,
+    numbers: KeyMap<u64>,
+    next: u64,
+}
+
+impl Ghosts {
+    pub fn len(&self) -> u64 {
+        self.numbers.len() as u64
+    }
+
+    pub fn push(&mut self, key: Key) {
+        self.remove(key);
+        self.order.insert(self.next, key);
+        self.numbers.insert(key, self.next);
+        self.next += 1;
+    }
+
+    pub fn remove(&mut self, key: Key) -> bool {
+        let number = self.numbers.remove(&key);
+        number.is_some_and(|number| self.order.remove(&number).is_some())
+    }
+
+    pub fn forget_oldest(&mut self) {
+        if let Some((_, key)) = self.order.pop_first() {
+            self.numbers.remove(&key);
+        }
+    }
+}
