@@ -28,7 +28,7 @@ LOO_MEAN, LOO_WORST = 0.05, 0.10
 _START_S = 60.0
 _STORES = "stores were not timed by themselves: in a step without a GPU they are part of token_s; taken to be as reads"
 _COPIES = "loads from CPU RAM are copied one after another: a copy has all the bandwidth there is"
-_HIDDEN = "the device's limit hides what the software does meanwhile; taken to be as for a read from the page cache"
+_HIDDEN = "the device's limit hides how fast it would be; without it, reads are taken to be as from the page cache"
 
 
 def calibrated(folder: Path, name: str, synchronous_loads: bool) -> Calibration:
@@ -86,14 +86,14 @@ def _fitted_on(manifest: dict[str, Any], points: tuple[Point, ...]) -> FittedOn:
 def _assumed(points: Sequence[Point]) -> dict[str, Assumption]:
     tiers = {point.tier for point in points}
     assumed = {"cpu.read.shared_bytes_per_s": Assumption(same_as="cpu.read.bytes_per_s", why=_COPIES)}
-    read = "disk.read"
     if "disk" in tiers and any(point.device_bytes_per_s for point in points):
-        read = "page_cache.read"
-        assumed |= {f"disk.read.{of}": Assumption(same_as=f"{read}.{of}", why=_HIDDEN) for of in TRANSFER}
-    for device, like in (("cpu", "cpu.read"), ("disk", read)):
+        hidden = ("bytes_per_s", "shared_bytes_per_s")
+        assumed |= {f"disk.read.{of}": Assumption(same_as=f"page_cache.read.{of}", why=_HIDDEN) for of in hidden}
+    for device in ("cpu", "disk"):
         for of in TRANSFER:
             # What is taken to equal another must not be taken from a third.
-            source = "cpu.read.bytes_per_s" if (device, of) == ("cpu", "shared_bytes_per_s") else f"{like}.{of}"
+            like = assumed.get(f"{device}.read.{of}")
+            source = like.same_as if like is not None else f"{device}.read.{of}"
             assumed[f"{device}.write.{of}"] = Assumption(same_as=source, why=_STORES)
     return assumed
 

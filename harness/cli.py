@@ -37,6 +37,8 @@ traces = App(name="traces", help="Public traces: what there is, and fetching it.
 app.command(traces)
 device = App(name="device", help="Reference devices: storage that repeats to a percent. Root.", help_format="plaintext")
 app.command(device)
+io = App(name="io", help="What the cache does to the disk.", help_format="plaintext")
+app.command(io)
 
 EngineChoice = Literal["sim", "vllm", "openai", "fake"]
 Experiment = Annotated[Path | None, Parameter(help="The experiment file. Not needed with --resume.")]
@@ -278,6 +280,52 @@ def destroy_devices(
     from harness.session import destroy_devices
 
     return destroy_devices(name, everything)
+
+
+@io.command
+def characterize(*folders: Annotated[Path, Parameter(help="Folders of runs that had storage.trace.")]) -> int:
+    """Compares what runs did to their block devices and files; makes io.json and report.html again.
+
+    Example: harness io characterize results/*
+    """
+    from harness.session import characterize
+
+    return characterize(list(folders))
+
+
+@io.command
+def baseline(
+    folder: Annotated[Path, Parameter(help="A folder on the storage in question.")],
+    /,
+    *,
+    run: Annotated[Path | None, Parameter(help="A traced run: its sizes and depth too, and its efficiency.")] = None,
+    seconds: Annotated[int, Parameter(help="How long each job runs.")] = 5,
+) -> int:
+    """What fio reaches there: psync by 32 jobs, io_uring by 4 jobs of depth 64, and as a run did it.
+
+    Example: harness io baseline /mnt/nvme --run results/quickstart-vllm-…
+    """
+    from harness.session import baseline
+
+    return baseline(folder, run, seconds)
+
+
+@io.command
+def replay(
+    run: Annotated[Path, Parameter(help="A traced run.")],
+    folder: Annotated[Path, Parameter(help="Where to replay; files are made there, and removed.")],
+    /,
+    *,
+    fio: Annotated[Path | None, Parameter(help="Write a fio job (and its iolog) into this folder instead.")] = None,
+    timed: Annotated[bool, Parameter(help="Keep the times between calls; else as fast as it goes.")] = False,
+) -> int:
+    """Does a run's file calls again, in order, on another device.
+
+    Example: harness io replay results/quickstart-vllm-… /mnt/other
+    """
+    from harness.session import replay
+
+    return replay(run, folder, fio, timed)
 
 
 def main() -> None:

@@ -121,6 +121,9 @@ def _degraded(ours: Point, theirs: Point) -> Iterator[str]:
         return
     for this, other in ((ours, theirs), (theirs, ours)):
         stored = [one.external_tokens for one in this.observed()]
+        if not stored:
+            yield "its load was not finished, so that there are no counters; go on with harness run --resume"
+            continue
         elsewhere = [one.external_tokens or 0 for one in other.observed()]
         prompt = sum(row.prompt_tokens for row in other.rows)
         cache = ((this.cell.get("config") or {}).get("cache") or {}).get("cpu")

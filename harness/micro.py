@@ -12,7 +12,7 @@ import math
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from statistics import fmean, median
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
@@ -35,20 +35,35 @@ DECODE_TOKENS = 33
 HALF_WIDTH = 0.01
 _RESAMPLED = 1000
 _UNIT_TOKENS = 256
+PASSES = 2
+# Emptying the tiers and computing the prefixes again, before a cell's own time begins.
+_PLACING_S = 3.0
 
 
 def micro_cells(experiment: Experiment, chunk_sizes: Sequence[int], budget_s: float) -> list[Cell]:
-    """Cells for `budget_s` seconds of measuring, all of one chunk size together. Raises ConfigError."""
+    """Cells for `budget_s` seconds of measuring, all of one chunk size together. Raises ConfigError.
+
+    Each point is measured in passes that lie apart, so that a machine that gets slower or busier shows in all points
+    alike, and not as a term of the model.
+    """
     if not isinstance(experiment.workload, PrefixWorkload):
         raise ConfigError("harness calibrate needs workload.kind prefix; its model, cache and engines count")
     # Prompts long enough to tell a tier's time from all others, whatever the chunks are.
     unit = math.lcm(_UNIT_TOKENS, *chunk_sizes)
-    made = [spec for number, chunk in enumerate(chunk_sizes) for spec in _specs(experiment, chunk, unit, number == 0)]
-    each_s = budget_s / len(made)
-    return [_cell(experiment, chunk, workload, tiers, each_s) for chunk, workload, tiers in made]
+    made = [
+        (again, spec)
+        for number, chunk in enumerate(chunk_sizes)
+        for again in range(1, PASSES + 1)
+        for spec in _specs(experiment, chunk, unit, number == 0)
+    ]
+    each_s = max(0.0, budget_s / len(made) - _PLACING_S)
+    return [_cell(experiment, spec, again, each_s) for again, spec in made]
 
 
-Spec = tuple[int, dict[str, Any], tuple[str, ...]]
+class Spec(NamedTuple):
+    chunk_tokens: int
+    workload: dict[str, Any]
+    tiers: tuple[str, ...]
 
 
 def _specs(experiment: Experiment, chunk: int, unit: int, whole: bool) -> Iterator[Spec]:
@@ -63,45 +78,46 @@ def _specs(experiment: Experiment, chunk: int, unit: int, whole: bool) -> Iterat
     )
     warm = tuple(tier for tier in tiers if tier != "recompute")
     for length in LENGTHS:
-        yield chunk, {"prompt_tokens": length * unit + 1}, tiers if whole or length == LENGTHS[1] else warm
+        yield Spec(chunk, {"prompt_tokens": length * unit + 1}, tiers if whole or length == LENGTHS[1] else warm)
     for length, at_once in CONCURRENT if whole else CONCURRENT_AGAIN:
-        yield chunk, {"prompt_tokens": length * unit + 1, "concurrency": at_once}, tiers if length == 2 else warm
+        workload = {"prompt_tokens": length * unit + 1, "concurrency": at_once}
+        yield Spec(chunk, workload, tiers if length == 2 else warm)
     if not whole:
         return
     for length, hit in PARTIAL:
-        yield chunk, {"prompt_tokens": length * unit + 1, "hit_rate": hit / length}, tiers[1:3]
+        yield Spec(chunk, {"prompt_tokens": length * unit + 1, "hit_rate": hit / length}, tiers[1:3])
     for length, at_once in DECODE:
         workload = {"prompt_tokens": length * unit + 1, "concurrency": at_once, "output_tokens": DECODE_TOKENS}
-        yield chunk, workload, ("gpu",)
+        yield Spec(chunk, workload, ("gpu",))
 
 
-def _cell(experiment: Experiment, chunk: int, workload: dict[str, Any], tiers: Sequence[str], budget_s: float) -> Cell:
+def _cell(experiment: Experiment, spec: Spec, again: int, budget_s: float) -> Cell:
     config = experiment.model_dump(mode="json")
-    config["workload"] = {"kind": "prefix", **workload}
-    config["cache"]["chunk_tokens"] = chunk
+    config["workload"] = {"kind": "prefix", **spec.workload}
+    config["cache"]["chunk_tokens"] = spec.chunk_tokens
     until = {"metric": "ttft_s", "half_width": HALF_WIDTH, "min_samples": 5, "max_samples": 60}
     timeout = config["measure"]["request_timeout"]
-    config["measure"] = {"tiers": tiers, "until": until, "budget": budget_s, "request_timeout": timeout}
-    overrides = {f"workload.{key}": value for key, value in workload.items()} | {"cache.chunk_tokens": chunk}
-    key = ",".join(f"{name}={value:.6g}" for name, value in overrides.items())
+    config["measure"] = {"tiers": spec.tiers, "until": until, "budget": budget_s, "request_timeout": timeout}
+    overrides = {f"workload.{key}": value for key, value in spec.workload.items()}
+    overrides |= {"cache.chunk_tokens": spec.chunk_tokens}
+    key = ",".join(f"{name}={value:.6g}" for name, value in overrides.items()) + f"#{again}"
     checked = Experiment.model_validate_json(msgspec.json.encode(config), context={"resolved": True})
     return Cell(key, overrides, checked)
 
 
 def points_of(folder: Path, seed: int = 0) -> tuple[Point, ...]:
     """A run's points, from the rows that count. A cell that decodes gives its time per output token."""
-    manifest, rows = read_manifest(folder), list(read_rows(folder))
-    points = []
-    for cell in manifest["cells"]:
-        config, resolved = cell["config"], cell["resolved"] or {}
-        for tier in config["measure"]["tiers"]:
-            samples: dict[tuple[int, int], list[RequestRecord]] = {}
-            for row in rows:
-                if row.cell == cell["key"] and row.phase == "measure" and row.expected_tier == tier and counted(row):
-                    samples.setdefault((row.attempt, row.sample), []).append(row)
-            if samples:
-                points.append(_point(tier, config, resolved, list(samples.values()), seed))
-    return tuple(points)
+    manifest = read_manifest(folder)
+    cells = {cell["key"]: cell for cell in manifest["cells"]}
+    samples: dict[tuple[str, str], dict[tuple[Any, ...], list[RequestRecord]]] = {}
+    for row in read_rows(folder):
+        if row.phase == "measure" and row.expected_tier is not None and counted(row):
+            point = samples.setdefault((row.cell.rpartition("#")[0], row.expected_tier), {})
+            point.setdefault((row.cell, row.attempt, row.sample), []).append(row)
+    return tuple(
+        _point(tier, cells[f"{cell}#1"]["config"], cells[f"{cell}#1"]["resolved"], list(measured.values()), seed)
+        for (cell, tier), measured in samples.items()
+    )
 
 
 def _point(

@@ -7,6 +7,8 @@ results/<run id>/
   summary.json       made from the rows, can be made again
   requests.parquet   the rows as a table
   report.html        for people
+  io/N/              one trace of block requests and file calls: trace.json, and bpftrace's lines
+  io.json            made from the traces, can be made again
   logs/              what the engines said
 """
 
@@ -164,6 +166,45 @@ def read_rows(path: Path) -> Iterator[RequestRecord]:
 
 def read_samples(path: Path) -> Iterator[Sample]:
     return _read_lines(path / "samples.jsonl", Sample)
+
+
+class IoTrace(msgspec.Struct, frozen=True, kw_only=True):
+    """What one trace in io/N is about: whose, of which device, and when its clock (nanoseconds) was the run's 0."""
+
+    cells: tuple[str, ...]
+    attempt: int
+    path: str
+    device_number: int
+    pids: tuple[int, ...]
+    zero_ns: int
+    started_s: float
+    ended_s: float
+    lost_events: int
+
+
+def new_trace_folder(path: Path) -> Path:
+    """Where the next trace of a run goes."""
+    return path / "io" / str(sum(1 for _ in (path / "io").glob("*")))
+
+
+def write_trace(folder: Path, trace: IoTrace) -> None:
+    write_atomically(folder / "trace.json", msgspec.json.encode(trace))
+
+
+def read_traces(path: Path) -> list[tuple[Path, IoTrace]]:
+    """The folders of all traces that were ended, with what they are about."""
+    found = sorted((path / "io").glob("*/trace.json"), key=lambda file: int(file.parent.name))
+    return [(file.parent, msgspec.json.decode(file.read_bytes(), type=IoTrace)) for file in found]
+
+
+def write_io(path: Path, io: dict[str, Any]) -> None:
+    write_atomically(path / "io.json", _pretty(io))
+
+
+def read_io(path: Path) -> dict[str, Any] | None:
+    """What `harness io characterize` found; None where nothing was traced."""
+    file = path / "io.json"
+    return msgspec.json.decode(file.read_bytes(), type=dict[str, Any]) if file.exists() else None
 
 
 def write_summary(path: Path, summary: dict[str, Any]) -> None:

@@ -20,7 +20,7 @@ from typing import Any
 import msgspec
 
 from harness import provenance
-from harness.blockio.session import check_run_device, run_device
+from harness.blockio.session import check_run_storage, run_device, run_trace
 from harness.config import EngineName, PrefixWorkload, results_root
 from harness.engines import make_engine
 from harness.engines.base import Capabilities, Engine, KeepsRecord
@@ -86,7 +86,7 @@ def _preflight(request: RunRequest) -> dict[str, FreeLoad]:
         experiment, key = cell.experiment, _engine_key(cell)
         model = load_model(experiment.model)
         check_cache(experiment, model)
-        check_run_device(cell, request.engine)
+        check_run_storage(cell, request.engine)
         if key not in abilities:
             abilities[key] = make_engine(request.engine, experiment, model, results, time.perf_counter).capabilities
         check_experiment(experiment, model, abilities[key], request.engine, results)
@@ -226,7 +226,7 @@ async def _run_group(
         progress.state("starting the engine")
         await engine.start()
         resolved = await engine.ready()
-        with _pinned(cores if engine.name == "vllm" else None):
+        async with run_trace(cells, engine, resolved, folder), _pinned(cores if engine.name == "vllm" else None):
             for cell in cells:
                 folder.update_cell(cell.key, status="started", resolved=msgspec.to_builtins(resolved))
                 if isinstance(cell.experiment.workload, PrefixWorkload):
@@ -240,8 +240,8 @@ async def _run_group(
         await asyncio.shield(engine.stop())
 
 
-@contextlib.contextmanager
-def _pinned(cores: tuple[int, ...] | None) -> Any:
+@contextlib.asynccontextmanager
+async def _pinned(cores: tuple[int, ...] | None) -> Any:
     before = os.sched_getaffinity(0)
     if cores:
         os.sched_setaffinity(0, set(cores))

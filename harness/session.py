@@ -197,6 +197,41 @@ def destroy_devices(name: str | None, everything: bool) -> int:
     return session.destroy_devices(name, everything)
 
 
+@told
+def characterize(folders: Sequence[Path]) -> int:
+    """Prints what traced runs did to the disk; returns the exit code."""
+    from harness.report.io import render
+    from harness.results import read_io
+    from harness.seal import seal
+
+    if not folders:
+        raise ConfigError("no folder given; name a traced run's, e.g. harness io characterize results/*")
+    found = []
+    for folder in folders:
+        seal(folder)
+        if (io := read_io(folder)) is None:
+            raise ConfigError(f"{folder}: holds no trace; run it again with --set storage.trace=true (root, bpftrace)")
+        found.append(io)
+    print(render(found))
+    return 0
+
+
+@told
+def baseline(folder: Path, run: Path | None, seconds: int) -> int:
+    """Prints what fio reaches in a folder; returns the exit code."""
+    from harness.blockio.fio import compare
+
+    return compare(folder, run, seconds)
+
+
+@told
+def replay(run: Path, folder: Path, fio: Path | None, timed: bool) -> int:
+    """Replays or exports a run's file calls; returns the exit code."""
+    from harness.blockio.replay import replay_run
+
+    return replay_run(run, folder, fio, timed)
+
+
 def list_traces() -> int:
     """Prints the catalogue; returns the exit code."""
     from traces.catalogue import catalogue

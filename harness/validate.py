@@ -18,7 +18,7 @@ from typing import Any
 
 import msgspec
 
-from harness.comparable import check_held_out, check_host, check_sides
+from harness.comparable import NotComparable, check_held_out, check_host, check_sides
 from harness.compare import MARGIN, Comparison, PointResult, compare
 from harness.config import EngineName, Experiment, PrefixWorkload
 from harness.experiments import Cell
@@ -222,8 +222,11 @@ def _cost_s(point: Point) -> float:
 
 
 def _run_sim(request: Validation, real: Sequence[Path], progress: Progress) -> Path:
-    side = read_side(real)
-    cells = [sim_cell(cell, request.calibration) for cell in side.manifest["cells"]]
+    side, asked = read_side(real), {cell.key for cell in request.cells}
+    entries = [cell for cell in side.manifest["cells"] if point_name(cell["key"]) in asked]
+    if not entries:
+        raise NotComparable(f"{real[0]}: measured none of the points that the experiment asks for; name its own sizes")
+    cells = [sim_cell(cell, request.calibration) for cell in entries]
     unique = {cell.key: cell for cell in cells}
     return run(_run_request(request, list(unique.values()), "sim", request.folder / "sim"), progress)
 

@@ -7,6 +7,7 @@ other points the simulator is asked, and its derivative is their design: found a
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping
 from typing import NamedTuple
 
@@ -47,10 +48,10 @@ def fit(fitted_on: FittedOn, assumed: Mapping[str, Assumption], *, synchronous_l
     fit finds no time per byte) is null, a shared bandwidth that nothing showed .inf.
     """
     problem = _Problem(fitted_on, assumed, synchronous_loads)
-    # A bound that nothing has reached shows no derivative: it is sought from a start at which it binds as well.
-    alone = _descend(problem, np.zeros(len(problem.free)))
-    starts = [problem.bound(alone, share) for share in (0.1, 0.3, 0.5, 0.7)]
-    best = min((alone, *(_descend(problem, start) for start in starts)), key=problem.loss)
+    # A bound that nothing has reached shows no derivative: it is sought from starts at which it binds as well.
+    best = _descend(problem, np.zeros(len(problem.free)))
+    for share, bound in itertools.product((0.2, 0.35, 0.5, 0.65), problem.bounds()):
+        best = min(best, _descend(problem, problem.start(best, bound, share)), key=problem.loss)
     offset, matrix = problem.linear(best)
     shown = {name for name, column in zip(problem.free, matrix.T, strict=True) if np.any(column)}
     return Fit(
@@ -111,13 +112,19 @@ class _Problem:
     def loss(self, slopes: Array) -> float:
         return float(np.sum((self.relative(slopes) - 1) ** 2))
 
-    def bound(self, slopes: Array, share: float) -> Array:
-        """A start: shared bandwidths are those of one transfer, the front end has a share of a request's time."""
+    def bounds(self) -> list[tuple[str, ...]]:
+        """Which shared bandwidths may bind: none, each alone, all."""
+        shared = tuple(name for name in self.free if name.endswith("shared_bytes_per_s"))
+        return list(dict.fromkeys([(), *((name,) for name in shared), shared]))
+
+    def start(self, slopes: Array, bound: tuple[str, ...], share: float) -> Array:
+        """Slopes changed so that what is bound moves no more than one transfer does alone, and that the front end has a
+        share of the time before the scheduler."""
         named = self.by_name(slopes)
         request_s = named["request_s"] + named["request_wait_s"]
         named |= {"request_s": share * request_s, "request_wait_s": (1 - share) * request_s}
-        named |= {n: named[n.replace("shared_", "")] for n in self.free if n.endswith("shared_bytes_per_s")}
-        return np.array([named[n] for n in self.free])
+        named |= {name: named[name.replace("shared_", "")] for name in bound}
+        return np.array([named[name] for name in self.free])
 
     def linear(self, slopes: Array) -> tuple[Array, Array]:
         """Offset and matrix of `relative` around the slopes: relative = offset + matrix @ slopes."""

@@ -285,6 +285,9 @@ class Simulator:
             self.calibration.constant(f"{name}.{of}") for of in TRANSFER
         )
         if name == "disk.read" and self.disk_bytes_per_s is not None:
+            # An operation moves its data no faster than the device; what it costs besides is not hidden by the limit,
+            # as LMCache's fs opens, reads and closes one file after another (fs_l2_adapter.py, _execute_load).
+            bytes_per_s = min(bytes_per_s, self.disk_bytes_per_s)
             shared_bytes_per_s = min(shared_bytes_per_s, self.disk_bytes_per_s)
         depth = self.disk_depth if name in ("disk.read", "page_cache.read") else 1
         return SimpleNamespace(

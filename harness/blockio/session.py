@@ -15,9 +15,12 @@ import msgspec
 from pydantic import ValidationError
 
 from harness.blockio.refdevice import HOLDING, DeviceError, check, create, destroy, devices, left
+from harness.collectors.bpf import BpfTrace, TraceError
+from harness.collectors.bpf import check as check_trace
+from harness.engines.base import Engine, Resolved
 from harness.engines.process import Child, child_environment
 from harness.experiments import Cell
-from harness.results import RunFolder
+from harness.results import IoTrace, RunFolder, new_trace_folder, write_trace
 from harness.strict import Device as DeviceSpec
 from harness.units import format_bytes
 
@@ -65,17 +68,74 @@ def _on(cell: Cell, mount: Path) -> Cell:
     return msgspec.structs.replace(cell, experiment=experiment.model_copy(update={"cache": cache}))
 
 
-def check_run_device(cell: Cell, engine: str) -> None:
-    """Before anything starts. Raises DeviceError."""
+@contextlib.asynccontextmanager
+async def run_trace(
+    cells: Sequence[Cell], engine: Engine, resolved: Resolved, folder: RunFolder
+) -> AsyncIterator[None]:
+    """Traces the disk tier's I/O meanwhile, where the experiment asks for it. Raises TraceError."""
+    experiment = cells[0].experiment
+    if not _traced(cells[0], engine.name):
+        yield
+        return
+    assert experiment.cache.disk is not None
+    path = Path(experiment.cache.disk.path) if experiment.cache.disk.path else folder.path
+    # The simulator's mode storage does its I/O in this process.
+    pids = resolved.io_pids or ((os.getpid(),) if engine.name == "sim" else ())
+    device, file_system = device_numbers(path)
+    target = new_trace_folder(folder.path)
+    trace = BpfTrace(target, device_number=device, file_system_number=file_system, pids=pids)
+    await trace.start()
+    started_s = engine.now_s()
+    zero_ns = trace.zero_ns(started_s)
+    try:
+        yield
+    finally:
+        ended_s = engine.now_s()
+        lost = await asyncio.shield(trace.stop())
+        about = IoTrace(
+            cells=tuple(cell.key for cell in cells), attempt=len(folder.manifest["attempts"]) - 1, path=str(path),
+            device_number=device, pids=pids, zero_ns=zero_ns, started_s=started_s, ended_s=ended_s, lost_events=lost,
+        )  # fmt: skip
+        write_trace(target, about)
+
+
+def device_numbers(path: Path) -> tuple[int, int]:
+    """The block device below a path and its file system, as the kernel's events name them. Raises TraceError."""
+    mounts = [line.split() for line in Path("/proc/self/mountinfo").read_text().splitlines()]
+    inside = [words for words in mounts if path.resolve().is_relative_to(words[4])]
+    source = Path(max(inside, key=lambda words: len(words[4]))[-2])
+    if not source.is_block_device():
+        raise TraceError(f"storage.trace: {path} is on {source}, no block device; name a cache.disk.path on one")
+    number = source.stat().st_rdev
+    block = Path(f"/sys/dev/block/{os.major(number)}:{os.minor(number)}").resolve()
+    whole = (block.parent if (block / "partition").exists() else block) / "dev"
+    major, minor = map(int, whole.read_text().split(":"))
+    system = path.stat().st_dev
+    return major << 20 | minor, os.major(system) << 20 | os.minor(system)
+
+
+def check_run_storage(cell: Cell, engine: str) -> None:
+    """Before anything starts. Raises DeviceError and TraceError."""
     if (spec := _wanted(cell, engine)) is not None:
         check(spec)
+    if _traced(cell, engine):
+        check_trace()
+
+
+def _traced(cell: Cell, engine: str) -> bool:
+    storage = cell.experiment.storage
+    return storage is not None and storage.trace and _moves_bytes(cell, engine)
 
 
 def _wanted(cell: Cell, engine: str) -> DeviceSpec | None:
     """The device that a run of this cell would have made: engines that move real bytes have real devices."""
+    storage = cell.experiment.storage
+    return storage.device if storage and _moves_bytes(cell, engine) else None
+
+
+def _moves_bytes(cell: Cell, engine: str) -> bool:
     simulated = cell.experiment.engines.sim
-    real = engine == "vllm" or (engine == "sim" and simulated.mode == "storage" and simulated.storage.device == "file")
-    return cell.experiment.storage.device if real and cell.experiment.storage else None
+    return engine == "vllm" or (engine == "sim" and simulated.mode == "storage" and simulated.storage.device == "file")
 
 
 def create_device(name: str, settings: dict[str, Any]) -> int:

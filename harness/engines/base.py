@@ -68,7 +68,8 @@ class Counters(msgspec.Struct, frozen=True, kw_only=True):
 class Resolved(msgspec.Struct, frozen=True, kw_only=True):
     """What the engine says of itself once it runs: never what the configuration hoped for.
 
-    Capacities in bytes, None where unknown. `versions` and `details` go into the manifest as they are.
+    Capacities in bytes, None where unknown. io_pids: processes whose file I/O is the disk tier's.
+    `versions` and `details` go into the manifest as they are.
     """
 
     gpu_bytes: int | None = None
@@ -80,6 +81,7 @@ class Resolved(msgspec.Struct, frozen=True, kw_only=True):
     kv_bytes_per_token: int | None = None
     max_prompt_tokens: int | None = None
     vocab_size: int | None = None
+    io_pids: tuple[int, ...] = ()
     versions: dict[str, str] = {}
     details: dict[str, Any] = {}
 

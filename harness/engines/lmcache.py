@@ -105,6 +105,11 @@ class LMCacheServer:
     def pid(self) -> int | None:
         return self._child.pid if self._child else self._pid
 
+    @property
+    def pids(self) -> tuple[int, ...]:
+        """The server's process and those below it."""
+        return self._child.pids if self._child else (self._pid,) if self._pid else ()
+
     async def metrics(self) -> Metrics:
         try:
             return await scrape(self._http, f"{self.url}/metrics")

@@ -78,6 +78,11 @@ class Child:
         children = Path(f"/proc/{self._warden.pid}/task/{self._warden.pid}/children").read_text().split()
         return int(children[0]) if children else None
 
+    @property
+    def pids(self) -> tuple[int, ...]:
+        """The command's process and its descendants."""
+        return () if (pid := self.pid) is None else (pid, *_descendants(pid))
+
     def storage_read_bytes(self) -> int | None:
         """Bytes that the command and its descendants have fetched from storage devices; None when it does not run."""
         pid = self.pid

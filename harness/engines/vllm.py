@@ -199,6 +199,7 @@ class VllmEngine:
             kv_bytes_per_token=per_token,
             max_prompt_tokens=await self._max_prompt_tokens(),
             vocab_size=self._model.vocab_size,
+            io_pids=self.cache_server.pids if self.cache_server else (),
             versions=await self._versions(),
             details={
                 "cache_config": info,

@@ -15,12 +15,12 @@ import yaml
 from markupsafe import Markup
 from plotly.offline import get_plotlyjs
 
-from harness.report import figures, tables
+from harness.report import figures, io, tables
 from harness.report.axes import cell_labels, value_text, varied_axes
 from harness.report.storage_words import storage_lines
 from harness.report.timeline import timeline
 from harness.report.words import NOT_REPORTED, UNKNOWN, evidence, findings, percent, plural, tier_order
-from harness.results import ResultsError, Sample, read_manifest, read_rows, read_samples, write_atomically
+from harness.results import ResultsError, Sample, read_io, read_manifest, read_rows, read_samples, write_atomically
 from harness.summary import FREE_LOAD, summarize
 from traces.request import RequestRecord
 
@@ -108,7 +108,7 @@ def _context(
         "evidence": evidence(summary),
         "doubts": _doubts(samples, summary),
         "load_counters": _load_counters(samples, summary)[:_MAX_TABLE_ROWS],
-        "pictures": _pictures(summary, rows, samples),
+        "pictures": [*_pictures(summary, rows, samples), *_io_pictures(read_io(folder))],
         "tables": _tables(summary),
         "table_rows": len(figure_rows),
         "shown_rows": min(len(figure_rows), _MAX_TABLE_ROWS),
@@ -191,6 +191,22 @@ def _pictures(summary: Mapping[str, Any], rows: Sequence[RequestRecord], samples
         noise = "CPU time that the hypervisor took, and that other processes used, while each sample ran."
         found.append(picture("noise", "Host noise", noise, figures.host_noise(watched)))
     return found
+
+
+def _io_pictures(found: dict[str, Any] | None) -> list[Picture]:
+    """What was traced at the block device and in the cache server's files."""
+    if found is None:
+        return []
+    lost = sum(trace["lost_events"] for trace in found["traces"])
+    tell = f" {lost} events were lost: counts are too low." if lost else ""
+    parts = "Engine, look-up (cache server), host (file system, page cache, copies) and device, by the traces."
+    both = "Bytes at the block device, and the requests that waited for them, on one clock."
+    return [
+        picture("io-timeline", "I/O and requests", both + tell, io.both_timelines(found)),
+        picture("io-split", "Whose time a request's first token takes", parts + tell, io.whose_time(found)),
+        picture("io-sizes", "Block request sizes", "Powers of two, as they reach the device." + tell, io.sizes(found)),
+        picture("io-order", "Sequential I/O", "Requests that begin where the one before ended.", io.order(found)),
+    ]
 
 
 def picture(name: str, title: str, caption: str, figure: go.Figure, log_toggle: bool = False) -> Picture:

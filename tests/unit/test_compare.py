@@ -161,6 +161,12 @@ def test_a_free_load_whose_cache_server_served_nothing_is_refused(tmp_path: Path
     assert "silently recomputed" in refusal(degraded, free_run)
 
 
+def test_a_free_load_that_was_cut_off_is_refused(tmp_path: Path, free_run: Path) -> None:
+    cut = changed_rows(free_run, tmp_path / "cut")
+    (cut / "samples.jsonl").unlink()
+    assert "its load was not finished" in refusal(cut, free_run)
+
+
 @pytest.mark.parametrize(
     ("change", "words"),
     [

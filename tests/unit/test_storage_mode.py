@@ -121,6 +121,23 @@ def test_what_ends_after_the_deadline_counts_for_nothing(tmp_path: Path) -> None
     assert found["moved_over_s"] <= 0.31
 
 
+def test_transfers_under_way_at_the_deadline_are_not_counted(tmp_path: Path) -> None:
+    """More users than a disk serves in that time, each with megabytes in flight, on a real file."""
+    workload = {**ALONE["workload"], "users": 40, "personas": [ALONE["workload"]["personas"][1]]}
+    cache = {**ALONE["cache"], "disk": {"capacity": "4GiB"}}
+    folder = run(
+        request(tmp_path, {**ALONE, "workload": workload, "cache": cache, "measure": {"budget": "200ms"}}), Quiet()
+    )
+    rows, found = measured(folder), figures(folder)
+    cut = [row for row in rows if row.error is not None]
+    assert cut and found["requests_cut_off"] == len(cut) and len(rows) - len(cut) == found["requests_finished"]
+    assert {row.error for row in cut} == {"not finished when the time (measure.budget) was over"}
+    assert found["elapsed_s"] == pytest.approx(0.2) and found["moved_over_s"] <= 0.2 and not found["complete"]
+    moved = found["read"]["operations"] + found["write"]["operations"]
+    assert found["kv_tokens"] == 64 * moved
+    assert found["output_tokens"] == sum(row.output_tokens or 0 for row in rows if row.error is None)
+
+
 def command(folder: Path, config: dict[str, Any], *prefix: str) -> subprocess.CompletedProcess[str]:
     """`harness run` in a process of its own."""
     request(folder, config)

@@ -8,10 +8,11 @@ use crate::time::{FOREVER, Ticks};
 impl Tiers {
     /// Begins to copy chunks from the GPU to the tiers that lack them. False: nothing begun.
     pub fn store(&mut self, now: Ticks, slot: Slot, keys: &[Key]) -> bool {
-        if !self.config.policy.end_uses {
-            self.cpu.touch(keys);
-        }
         let (cpu, disk) = self.placed(keys);
+        if !self.config.policy.end_uses && cpu.len() + disk.len() < keys.len() {
+            let there: Vec<Key> = keys.iter().filter(|key| self.cpu.has(**key)).copied().collect();
+            self.cpu.touch(&there);
+        }
         let count = cpu.len() as u64;
         let begins = count > 0 && self.reserve(now, slot, &cpu, true);
         self.journal.note("store", || with(self.next_io, keys));

@@ -1,0 +1,243 @@
+"""What the cache did to the disk: block requests and file calls of a run's traces, put beside its samples and rows.
+
+    io = characterize(folder)         # what io.json holds; None where the run was not traced
+
+Sequential: a request that begins where the one before it (same direction, same device) ended; a call that begins where
+the one before it on that file ended. Queue depth is Little's: time at the device, summed, over the time with work.
+Of a request's time to first token, the device has what some read of its was at the device, the host what else a file
+call took (file system, page cache, copies), the look-up what lies between its first and its last file call besides
+these (the cache server), the engine the rest.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+from harness.collectors.bpf import BlockRequest, FileCall, read_block, read_files
+from harness.results import IoTrace, Sample, read_manifest, read_rows, read_samples, read_traces
+from harness.stats import percentile
+from traces.request import RequestRecord
+
+BIN_S = 0.1
+_PAGE_BYTES = 4096
+_MAX_REQUESTS, _MAX_FILES = 200, 100
+Interval = tuple[float, float]
+
+
+def characterize(folder: Path) -> dict[str, Any] | None:
+    """Everything about every trace of a run. Raises ResultsError."""
+    traces = read_traces(folder)
+    if not traces:
+        return None
+    manifest = read_manifest(folder)
+    samples, rows = list(read_samples(folder)), list(read_rows(folder))
+    found = [_trace(place, about, manifest, samples, rows) for place, about in traces]
+    return {"run": manifest["run_id"], "engine": manifest["engine"], "traces": found}
+
+
+def _trace(
+    place: Path, about: IoTrace, manifest: dict[str, Any], samples: Sequence[Sample], rows: Sequence[RequestRecord]
+) -> dict[str, Any]:
+    requests, pages = read_block(place / "block.jsonl", about.zero_ns)
+    calls = [call for call in read_files(place / "files.jsonl", about.zero_ns) if call.path.startswith(about.path)]
+    cells = [cell for cell in manifest["cells"] if cell["key"] in about.cells]
+    mine = [s for s in samples if s.cell in about.cells and s.attempt == about.attempt]
+    sent = [r for r in rows if r.cell in about.cells and r.attempt == about.attempt and r.phase == "measure"]
+    reads = [request for request in requests if not request.write]
+    writes = [request for request in requests if request.write]
+    return {
+        "cells": list(about.cells),
+        "device": cells[0].get("device") if cells else None,
+        "file_system": _file_system(cells[0]) if cells else None,
+        "seconds": about.ended_s - about.started_s,
+        "lost_events": about.lost_events,
+        "block": {"read": block_figures(reads), "write": block_figures(writes)},
+        "page_cache_added_bytes": sum(count for _, count in pages) * _PAGE_BYTES,
+        "syncs": sum(call.kind == "sync" for call in calls),
+        "files": file_figures(calls),
+        "timeline": timeline(requests, about),
+        "requests": [split(row, reads, calls) for row in _from_disk(sent)][:_MAX_REQUESTS],
+        "checks": checks(reads, calls, mine, cells),
+    }
+
+
+def _file_system(cell: dict[str, Any]) -> str | None:
+    told: str | None = cell["resolved"]["details"].get("disk_file_system")
+    return told or (cell.get("device") or {}).get("file_system")
+
+
+# ---- the block device
+
+
+def block_figures(requests: Sequence[BlockRequest]) -> dict[str, Any]:
+    """Sizes, order and times of the requests of one direction."""
+    by_issue = sorted(requests, key=lambda request: request.issued_s)
+    follows = sum(b.sector == a.sector + a.bytes // 512 for a, b in pairwise(by_issue))
+    busy_s = covered_s((r.issued_s, r.completed_s) for r in requests)
+    at_device_s = sum(r.completed_s - r.issued_s for r in requests)
+    total = sum(r.bytes for r in requests)
+    return {
+        "requests": len(requests),
+        "bytes": total,
+        "sizes": _sizes(r.bytes for r in requests),
+        "sequential": follows,
+        "random": max(0, len(requests) - 1 - follows),
+        "d2c_s": _spread([r.completed_s - r.issued_s for r in requests]),
+        "q2d_s": _spread([r.issued_s - r.queued_s for r in requests if r.queued_s is not None]),
+        "busy_s": busy_s,
+        "depth": at_device_s / busy_s if busy_s else None,
+        "bytes_per_s": total / busy_s if busy_s else None,
+    }
+
+
+def _sizes(sizes: Iterable[int]) -> dict[str, int]:
+    """How many of each size: lower end of the power of two in bytes, as text, → count."""
+    counts: dict[int, int] = {}
+    for size in sizes:
+        low = 1 << max(0, size.bit_length() - 1)
+        counts[low] = counts.get(low, 0) + 1
+    return {str(low): counts[low] for low in sorted(counts)}
+
+
+def _spread(values: Sequence[float]) -> dict[str, float | None]:
+    mean = sum(values) / len(values) if values else None
+    return {"mean": mean, **{f"p{share}": percentile(values, share / 100) for share in (50, 90, 99)}}
+
+
+def covered_s(intervals: Iterable[Interval]) -> float:
+    """Length of the union."""
+    total, end = 0.0, float("-inf")
+    for begin, finish in sorted(intervals):
+        total += max(0.0, finish - max(begin, end))
+        end = max(end, finish)
+    return total
+
+
+def timeline(requests: Sequence[BlockRequest], about: IoTrace) -> dict[str, list[float]]:
+    """Bytes and requests completed in each 100 ms that had any; start_s is on the run's clock."""
+    bins: dict[int, list[int]] = {}
+    for request in requests:
+        held = bins.setdefault(int((request.completed_s - about.started_s) // BIN_S), [0, 0, 0])
+        held[request.write] += request.bytes
+        held[2] += 1
+    order = sorted(bins)
+    return {
+        "start_s": [about.started_s + index * BIN_S for index in order],
+        "read_bytes": [bins[index][0] for index in order],
+        "write_bytes": [bins[index][1] for index in order],
+        "requests": [bins[index][2] for index in order],
+    }
+
+
+# ---- files
+
+
+def file_figures(calls: Sequence[FileCall]) -> dict[str, Any]:
+    """What happened to each file, under its last name; totals, and the first files by name."""
+    files: dict[str, dict[str, Any]] = {}
+    position: dict[tuple[str, int], int] = {}
+    sequential = moved = 0
+    order: list[str] = []
+    for call in sorted(calls, key=lambda call: call.at_s):
+        if call.kind == "rename":
+            if call.old_path in files:
+                files[call.path] = _merged(files.pop(call.old_path), files.get(call.path))
+            continue
+        held = files.setdefault(call.path, _nothing())
+        if call.kind == "open":
+            held["opens"] += 1
+            position[call.path, call.pid] = 0
+        elif call.kind in ("read", "write") and call.bytes:
+            at = call.offset if call.offset >= 0 else position.get((call.path, call.pid), 0)
+            sequential += at == position.get((call.path, call.pid), 0)
+            moved += 1
+            position[call.path, call.pid] = at + call.bytes
+            held[f"{call.kind}s"] += 1
+            held[f"{call.kind}_bytes"] += call.bytes
+            if call.kind == "read" and (not order or order[-1] != call.path):
+                order.append(call.path)
+    names = sorted(files)
+    total = {key: sum(files[name][key] for name in names) for key in _nothing()}
+    shown = [{"name": Path(name).name, **files[name]} for name in names[:_MAX_FILES]]
+    return {"files": len(names), **total, "sequential": sequential, "random": moved - sequential, "each": shown}
+
+
+def _nothing() -> dict[str, int]:
+    return {"opens": 0, "reads": 0, "writes": 0, "read_bytes": 0, "write_bytes": 0}
+
+
+def _merged(one: dict[str, Any], other: dict[str, Any] | None) -> dict[str, Any]:
+    return one if other is None else {key: one[key] + other[key] for key in one}
+
+
+# ---- requests
+
+
+def _from_disk(rows: Sequence[RequestRecord]) -> list[RequestRecord]:
+    return [row for row in rows if row.expected_tier in (None, "disk", "disk_cold") and row.first_token_s is not None]
+
+
+def split(row: RequestRecord, reads: Sequence[BlockRequest], calls: Sequence[FileCall]) -> dict[str, Any]:
+    """Whose a request's time to first token was. With others in flight, their I/O is in it too."""
+    assert row.first_token_s is not None
+    begin, end = row.sent_s, row.first_token_s
+    device = _within([(r.issued_s, r.completed_s) for r in reads], begin, end)
+    in_calls = _within([(c.at_s, c.at_s + c.took_s) for c in calls if c.kind != "write"], begin, end)
+    device_s, busy_s = covered_s(device), covered_s([*device, *in_calls])
+    both = [*device, *in_calls]
+    span_s = max(b for _, b in both) - min(a for a, _ in both) if both else 0.0
+    return {
+        "id": row.id,
+        "tier": row.expected_tier,
+        "sample": row.sample,
+        "cell": row.cell,
+        "sent_s": row.sent_s,
+        "ttft_s": end - begin,
+        "engine_s": end - begin - span_s,
+        "lookup_s": span_s - busy_s,
+        "host_s": busy_s - device_s,
+        "device_s": device_s,
+    }
+
+
+def _within(intervals: Sequence[Interval], begin: float, end: float) -> list[Interval]:
+    return [(max(a, begin), min(b, end)) for a, b in intervals if a < end and b > begin]
+
+
+# ---- is it all there?
+
+
+def checks(
+    reads: Sequence[BlockRequest], calls: Sequence[FileCall], samples: Sequence[Sample], cells: Sequence[dict[str, Any]]
+) -> list[dict[str, Any]]:
+    """Bytes read in the samples from cold disk, by four accounts: the trace's two, the kernel's, the cache server's."""
+    cold = [sample for sample in samples if sample.tier == "disk_cold"]
+    if not cold:
+        return []
+    resolved = cells[0]["resolved"]
+    chunk_bytes = (resolved["chunk_tokens"] or 0) * (resolved["kv_bytes_per_token"] or 0)
+    windows = [(s.started_s, s.ended_s) for s in cold]
+
+    def inside(moment_s: float) -> bool:
+        return any(begin <= moment_s <= end for begin, end in windows)
+
+    accounts: dict[str, int | None] = {
+        "block requests traced": sum(r.bytes for r in reads if inside(r.completed_s)),
+        "file reads traced": sum(c.bytes for c in calls if c.kind == "read" and inside(c.at_s)),
+        "block layer's statistics": _sum(s.host.device_read_bytes for s in cold),
+        "cache server's process": _sum(s.observed.storage_read_bytes for s in cold),
+        "cache server's chunks": (_sum(s.observed.l2_loaded_chunks for s in cold) or 0) * chunk_bytes,
+    }
+    reference = accounts["block requests traced"]
+    return [
+        {"account": name, "bytes": value, "deviation": value / reference - 1 if value and reference else None}
+        for name, value in accounts.items()
+    ]
+
+
+def _sum(values: Iterable[int | None]) -> int | None:
+    known = [value for value in values if value is not None]
+    return sum(known) if known else None

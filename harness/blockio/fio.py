@@ -1,0 +1,114 @@
+"""What fio reaches in a folder, and how near a run came: the yardstick that is not our own.
+
+The two fixed jobs are those of the paper's appendices (psync 128k by 32 jobs; io_uring 128k, depth 64, by 4 jobs);
+`as the run` has the block sizes and the depth that a traced run showed at its device.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import tempfile
+from pathlib import Path
+
+import msgspec
+
+from harness.results import read_io
+from harness.units import format_bytes
+
+
+class FioError(ValueError):
+    """fio cannot tell. One line, with the cure."""
+
+
+class Job(msgspec.Struct, frozen=True):
+    """One fio job: an I/O engine, a block size, how many at once."""
+
+    name: str
+    engine: str
+    block_bytes: int
+    jobs: int
+    depth: int = 1
+
+
+class Baseline(msgspec.Struct, frozen=True):
+    """What a job reached, reading and writing."""
+
+    job: Job
+    read_bytes_per_s: float
+    write_bytes_per_s: float
+    read_p50_s: float
+    write_p50_s: float
+
+
+FIXED = (Job("psync 128k x 32", "psync", 2**17, 32), Job("io_uring 128k QD64 x 4", "io_uring", 2**17, 4, 64))
+_FILE_BYTES = 256 * 2**20
+
+
+def measure(folder: Path, job: Job, seconds: int, file_bytes: int = _FILE_BYTES) -> Baseline:
+    """Writes, then reads, with O_DIRECT, in a folder of its own below the given one. Raises FioError."""
+    if not shutil.which("fio"):
+        raise FioError("fio is not installed; run: sudo apt-get install -y fio")
+    if not folder.is_dir():
+        raise FioError(f"{folder}: no such folder; name one on the storage in question")
+    if shutil.disk_usage(folder).free < 1.1 * file_bytes:
+        raise FioError(f"{folder}: needs {format_bytes(1.1 * file_bytes)} free for fio's files; make room")
+    with tempfile.TemporaryDirectory(prefix="kv-harness-fio-", dir=folder) as own:
+        written = _run(Path(own), job, "write", seconds, file_bytes)
+        read = _run(Path(own), job, "read", seconds, file_bytes)
+    return Baseline(job, read[0], written[0], read[1], written[1])
+
+
+def _run(folder: Path, job: Job, direction: str, seconds: int, file_bytes: int) -> tuple[float, float]:
+    each = max(job.block_bytes, file_bytes // job.jobs // job.block_bytes * job.block_bytes)
+    command = [
+        "fio",
+        "--name=baseline",
+        f"--directory={folder}",
+        f"--rw={direction}",
+        "--direct=1",
+        "--group_reporting",
+    ]
+    command += [f"--bs={job.block_bytes}", f"--numjobs={job.jobs}", f"--iodepth={job.depth}", f"--size={each}"]
+    # Files are laid out whole first, so that reads find every byte.
+    command += [f"--ioengine={job.engine}", "--direct=1", "--group_reporting", "--output-format=json"]
+    command += [] if direction == "write" else ["--time_based", f"--runtime={seconds}"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        words = " ".join(done.stderr.split())[-300:]
+        raise FioError(f"fio failed in {folder}: {words}; does its file system take O_DIRECT?")
+    side = json.loads(done.stdout[done.stdout.index("{") :])["jobs"][0][direction]
+    return side["bw_bytes"], side["clat_ns"]["percentile"]["50.000000"] / 1e9
+
+
+def as_the_run(io: dict[str, object]) -> Job:
+    """Most of the bytes' request size, and the depth, of a traced run's reads."""
+    trace = io["traces"][0]  # type: ignore[index]
+    read = trace["block"]["read"]
+    if not read["requests"]:
+        raise FioError("the run's trace holds no reads; measure disk_cold")
+    size = max(read["sizes"], key=lambda low: int(low) * read["sizes"][low])
+    return Job("as the run", "io_uring", int(size), 1, max(1, round(read["depth"])))
+
+
+def compare(folder: Path, run: Path | None, seconds: int) -> int:
+    """Measures, prints a line a job, and how near the run's device came; returns the exit code."""
+    io = None if run is None else read_io(run)
+    if run is not None and io is None:
+        raise FioError(f"{run}: holds no io.json; run it with storage.trace, then harness io characterize {run}")
+    jobs = [*FIXED, *([as_the_run(io)] if io else [])]
+    best = 0.0
+    for job in jobs:
+        found = measure(folder, job, seconds)
+        best = max(best, found.read_bytes_per_s)
+        print(
+            f"{job.name:24} {format_bytes(job.block_bytes):>7}  read {format_bytes(found.read_bytes_per_s):>9}/s"
+            f" p50 {found.read_p50_s * 1000:8.2f} ms   write {format_bytes(found.write_bytes_per_s):>9}/s"
+            f" p50 {found.write_p50_s * 1000:8.2f} ms",
+            flush=True,
+        )
+    for trace in io["traces"] if io else []:
+        reached = trace["block"]["read"]["bytes_per_s"] or 0.0
+        print(f"{run}: {format_bytes(reached)}/s while reading, {reached / best:.1%} of fio's best")
+    return 0

@@ -1,0 +1,154 @@
+"""A run's file calls, done again in order on another device, or given to fio as a job with an iolog.
+
+What is replayed is what files.jsonl holds below the disk tier's folder: opens, reads, writes (of zeros) and syncs, at
+their offsets. Files that were there before are made first, as long as the run read them. Calls that overlapped in the
+run follow each other here.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import os
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import msgspec
+
+from harness.collectors.bpf import FileCall, read_files
+from harness.results import read_traces
+from harness.units import format_bytes
+
+
+class ReplayError(ValueError):
+    """A run cannot be replayed. One line, with the cure."""
+
+
+class Operation(msgspec.Struct, frozen=True):
+    """One call: kind open, read, write or sync; file: a number; offset and bytes as in the run."""
+
+    at_s: float
+    kind: str
+    file: int
+    offset: int = 0
+    bytes: int = 0
+
+
+def operations(calls: Sequence[FileCall], below: str) -> list[Operation]:
+    """The calls on files below a folder, in order, with offsets followed where the file's own position was used."""
+    files: dict[str, int] = {}
+    numbers = itertools.count()
+    position: dict[str, int] = {}
+    found: list[Operation] = []
+    for call in sorted(calls, key=lambda call: call.at_s):
+        if not call.path.startswith(below):
+            continue
+        if call.kind == "rename":
+            if call.old_path in files:
+                files[call.path] = files.pop(call.old_path)
+            continue
+        if call.path not in files:
+            files[call.path] = next(numbers)
+        number = files[call.path]
+        if call.kind == "open":
+            position[call.path] = 0
+            found.append(Operation(call.at_s, "open", number))
+        elif call.kind == "sync":
+            found.append(Operation(call.at_s, "sync", number))
+        elif call.bytes:
+            at = call.offset if call.offset >= 0 else position.get(call.path, 0)
+            position[call.path] = at + call.bytes
+            found.append(Operation(call.at_s, call.kind, number, at, call.bytes))
+    return found
+
+
+def run_operations(run: Path) -> list[Operation]:
+    """All of a traced run's. Raises ReplayError."""
+    found = [
+        operation
+        for place, about in read_traces(run)
+        for operation in operations(read_files(place / "files.jsonl", about.zero_ns), about.path)
+    ]
+    if not found:
+        raise ReplayError(f"{run}: holds no traced file calls; run it with storage.trace (root, bpftrace)")
+    return found
+
+
+def lengths(steps: Sequence[Operation]) -> dict[int, int]:
+    """How long each file gets."""
+    ends: dict[int, int] = {}
+    for step in steps:
+        ends[step.file] = max(ends.get(step.file, 0), step.offset + step.bytes)
+    return ends
+
+
+def replay(steps: Sequence[Operation], folder: Path, *, timed: bool = False) -> tuple[float, int, int]:
+    """Seconds in calls, bytes read, bytes written. Reads come from the device: pages are dropped before each open."""
+    with tempfile.TemporaryDirectory(prefix="kv-harness-replay-", dir=folder) as own, _files(Path(own), steps) as files:
+        begin_s, first_s, in_calls_s = time.perf_counter(), steps[0].at_s, 0.0
+        moved = {"read": 0, "write": 0}
+        for step in steps:
+            file = files[step.file]
+            if timed:
+                time.sleep(max(0.0, step.at_s - first_s - (time.perf_counter() - begin_s)))
+            if step.kind == "open":
+                os.fdatasync(file)
+                os.posix_fadvise(file, 0, 0, os.POSIX_FADV_DONTNEED)
+            began_s = time.perf_counter()
+            if step.kind == "read":
+                moved["read"] += len(os.pread(file, step.bytes, step.offset))
+            elif step.kind == "write":
+                moved["write"] += os.pwrite(file, bytes(step.bytes), step.offset)
+            elif step.kind == "sync":
+                os.fsync(file)
+            in_calls_s += time.perf_counter() - began_s
+    return in_calls_s, moved["read"], moved["write"]
+
+
+@contextlib.contextmanager
+def _files(folder: Path, steps: Sequence[Operation]) -> Iterator[dict[int, int]]:
+    """Open files as long as the run's, so that its reads find bytes."""
+    opened: dict[int, int] = {}
+    try:
+        for number, length in lengths(steps).items():
+            opened[number] = os.open(folder / str(number), os.O_RDWR | os.O_CREAT)
+            for at in range(0, length, 2**20):
+                os.pwrite(opened[number], bytes(min(2**20, length - at)), at)
+            os.fsync(opened[number])
+        yield opened
+    finally:
+        for file in opened.values():
+            os.close(file)
+
+
+def iolog(steps: Sequence[Operation], folder: Path) -> str:
+    """fio's iolog, version 2: the same operations in order. fio 3.33 crashes on names that are not absolute."""
+    lines = ["fio version 2 iolog"]
+    names = {number: f"{folder.absolute()}/chunk-{number}" for number in lengths(steps)}
+    lines += [f"{name} add" for name in names.values()] + [f"{name} open" for name in names.values()]
+    for step in steps:
+        if step.kind in ("read", "write"):
+            lines.append(f"{names[step.file]} {step.kind} {step.offset} {step.bytes}")
+        elif step.kind == "sync":
+            lines.append(f"{names[step.file]} sync 0 0")
+    return "\n".join([*lines, *(f"{name} close" for name in names.values())]) + "\n"
+
+
+def replay_run(run: Path, folder: Path, fio: Path | None, timed: bool) -> int:
+    """Replays, or writes fio's files; prints what it did; returns the exit code."""
+    steps = run_operations(run)
+    if not folder.is_dir():
+        raise ReplayError(f"{folder}: no such folder; name one on the device to replay on")
+    if fio is not None:
+        fio.mkdir(parents=True, exist_ok=True)
+        (fio / "run.iolog").write_text(iolog(steps, folder))
+        largest = max(step.bytes for step in steps)
+        job = f"[run]\nread_iolog=run.iolog\nioengine=psync\nbs={largest}\n"
+        (fio / "run.fio").write_text(job)
+        print(f"cd {fio} && fio run.fio")
+        return 0
+    took_s, read, written = replay(steps, folder, timed=timed)
+    print(f"{len(steps)} calls: {format_bytes(read)} read, {format_bytes(written)} written, {took_s:.3f} s in calls")
+    return 0

@@ -1,0 +1,247 @@
+"""Follows block requests and file calls with bpftrace while something is measured (the scripts in bpf/).
+
+    trace = BpfTrace(folder, device_number=…, file_system_number=…, pids=[…])
+    await trace.start(); …; lost = await trace.stop()
+
+Raw output, one JSON object a line, goes to folder/block.jsonl and folder/files.jsonl; `read_block` and `read_files`
+read it, as seconds since a moment `zero_ns` on bpftrace's clock.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import shutil
+import signal
+import subprocess
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+SCRIPTS = Path(__file__).parent / "bpf"
+TRACEFS = (Path("/sys/kernel/tracing/events"), Path("/sys/kernel/debug/tracing/events"))
+_CALLS = {"R": "read", "W": "write", "F": "sync"}
+# Where a line's path begins, and how much of a path is in one line: BPFTRACE_STRLEN 200, less the end.
+_NAME_AFTER = {"O": 7, "M": 4, "N": 4}
+_NAME_BYTES = 199
+_MAX_PIDS = 8
+_START_TIMEOUT_S, _STOP_TIMEOUT_S = 30.0, 15.0
+_FALLBACKS = (
+    "without it samples.jsonl still has bytes from /proc/PID/io (storage_read_bytes) and from diskstats (host.device_…)"
+)
+
+
+class TraceError(ValueError):
+    """I/O cannot be traced here. One line, with the cure and with what there is without root."""
+
+
+class BlockRequest(msgspec.Struct, frozen=True):
+    """One request at the block device. queued_s None: the kernel split it off another one."""
+
+    queued_s: float | None
+    issued_s: float
+    completed_s: float
+    sector: int
+    bytes: int
+    write: bool
+
+
+class FileCall(msgspec.Struct, frozen=True):
+    """One call on a file. kind: open, read, write, sync or rename (path: the new name; old_path: the one before)."""
+
+    kind: str
+    at_s: float
+    took_s: float
+    pid: int
+    path: str
+    offset: int = -1
+    bytes: int = 0
+    flags: int = 0
+    old_path: str = ""
+
+
+def check() -> None:
+    """Whether bpftrace can trace here. Raises TraceError."""
+    if os.geteuid() != 0:
+        raise TraceError(f"storage.trace: bpftrace needs root; use sudo, or leave trace out ({_FALLBACKS})")
+    if not shutil.which("bpftrace"):
+        raise TraceError(f"storage.trace: bpftrace is not there; run: sudo apt-get install -y bpftrace ({_FALLBACKS})")
+    if not any(place.is_dir() for place in TRACEFS):
+        cure = "sudo mount -t tracefs tracefs /sys/kernel/tracing"
+        raise TraceError(f"storage.trace: tracefs is not mounted; run: {cure} ({_FALLBACKS})")
+
+
+class BpfTrace:
+    """Both scripts, running. They end with us, however we end."""
+
+    def __init__(self, folder: Path, *, device_number: int, file_system_number: int, pids: Sequence[int]) -> None:
+        self._folder = folder
+        block = ["block.bt", str(device_number), "1", str(file_system_number)]
+        files = ["files.bt", *map(str, pids[:_MAX_PIDS])]
+        self._commands = {"block": block, **({"files": files} if pids else {})}
+        self._running: dict[str, subprocess.Popen[bytes]] = {}
+
+    async def start(self) -> None:
+        """Returns once both see events. Raises TraceError with bpftrace's own words."""
+        check()
+        self._folder.mkdir(parents=True, exist_ok=True)
+        env = {
+            **os.environ,
+            "BPFTRACE_STRLEN": "200",
+            "BPFTRACE_MAP_KEYS_MAX": "65536",
+            "BPFTRACE_PERF_RB_PAGES": "512",
+        }
+        for name, (script, *arguments) in self._commands.items():
+            output = ["-f", "json", "-B", "line", "-o", str(self._folder / f"{name}.jsonl")]
+            with (self._folder / f"{name}.log").open("wb") as log:
+                self._running[name] = subprocess.Popen(
+                    ["setpriv", "--pdeathsig", "INT", "bpftrace", *output, str(SCRIPTS / script), *arguments],
+                    stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True, env=env,
+                )  # fmt: skip
+        deadline = time.monotonic() + _START_TIMEOUT_S
+        while not all(map(self._is_ready, self._running)):
+            dead = [name for name, process in self._running.items() if process.poll() is not None]
+            if dead or time.monotonic() > deadline:
+                await self.stop()
+                words = " ".join((self._folder / f"{(dead or ['block'])[0]}.log").read_text(errors="replace").split())
+                raise TraceError(f"bpftrace did not start: {words[-300:]}; try it by hand ({_FALLBACKS})")
+            await asyncio.sleep(0.05)
+
+    def _is_ready(self, name: str) -> bool:
+        path = self._folder / f"{name}.jsonl"
+        return path.exists() and b'"ready ' in path.read_bytes()[:4096]
+
+    def zero_ns(self, now_s: float) -> int:
+        """The moment at which a clock that says now_s, and that ticks as CLOCK_MONOTONIC does, was 0.
+
+        bpftrace's nsecs count the time that the machine slept or not, by version: its own first line tells.
+        """
+        ready_ns = next(
+            int(line.split()[1]) for line in _lines(self._folder / "block.jsonl") if line.startswith("ready")
+        )
+        monotonic_ns, boot_ns = time.monotonic_ns(), time.clock_gettime_ns(time.CLOCK_BOOTTIME)
+        asleep_ns = boot_ns - monotonic_ns if ready_ns > monotonic_ns else 0
+        return monotonic_ns + asleep_ns - round(now_s * 1e9)
+
+    async def stop(self) -> int:
+        """Ends both; returns how many events were lost."""
+        for process in self._running.values():
+            if process.poll() is None:
+                process.send_signal(signal.SIGINT)
+        deadline = time.monotonic() + _STOP_TIMEOUT_S
+        for process in self._running.values():
+            while process.poll() is None:
+                if time.monotonic() > deadline:
+                    process.kill()
+                await asyncio.sleep(0.02)
+        return sum(lost_events(self._folder / f"{name}.jsonl") for name in self._running)
+
+
+def lost_events(path: Path) -> int:
+    return sum(int(item["data"]["events"]) for item in _items(path) if item["type"] == "lost_events")
+
+
+def read_block(path: Path, zero_ns: int) -> tuple[list[BlockRequest], list[tuple[float, int]]]:
+    """Requests in order of completion; and (time, pages) that the page cache took in per 100 ms. Raises TraceError."""
+    with _told(path):
+        return _block(path, zero_ns)
+
+
+def read_files(path: Path, zero_ns: int) -> list[FileCall]:
+    """Calls in the order in which they began. A file whose opening was not seen is not among them.
+
+    Raises TraceError.
+    """
+    with _told(path):
+        return _files(path, zero_ns)
+
+
+@contextlib.contextmanager
+def _told(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except (ValueError, IndexError) as error:
+        raise TraceError(f"{path}: is no trace of this version ({error}); measure again") from None
+
+
+def _block(path: Path, zero_ns: int) -> tuple[list[BlockRequest], list[tuple[float, int]]]:
+    def seconds(text: str) -> float:
+        return (int(text) - zero_ns) / 1e9
+
+    requests, pages = [], []
+    for line in _lines(path):
+        kind, *words = line.split()
+        if kind == "B":
+            queued, issued, completed, sector, size, write, _ = words
+            queued_s = seconds(queued) if queued != "0" else None
+            requests.append(
+                BlockRequest(queued_s, seconds(issued), seconds(completed), int(sector), int(size), write == "1")
+            )
+        elif kind == "P":
+            pages.append((seconds(words[0]), int(words[1])))
+    return requests, pages
+
+
+def _files(path: Path, zero_ns: int) -> list[FileCall]:
+    open_files: dict[tuple[str, str], str] = {}
+    renamed: dict[str, str] = {}
+    calls: list[FileCall] = []
+    for _, kind, words, name in _file_events(path):
+        at_s = (int(words[0]) - zero_ns) / 1e9
+        if kind == "O":
+            took, pid, fd, _, flags = words[1:]
+            open_files[pid, fd] = name
+            calls.append(FileCall("open", at_s, int(took) / 1e9, int(pid), name, flags=int(flags)))
+        elif kind == "M":
+            renamed[words[2]] = name
+        elif kind == "N":
+            calls.append(FileCall("rename", at_s, 0.0, int(words[1]), name, old_path=renamed.pop(words[2], "")))
+        elif (words[2], words[3]) in open_files:
+            took, pid, fd, *numbers = words[1:]
+            offset, size = map(int, numbers) if numbers else (-1, 0)
+            name = open_files[pid, fd]
+            calls.append(FileCall(_CALLS[kind], at_s, int(took) / 1e9, int(pid), name, offset, max(0, size)))
+    return calls
+
+
+def _file_events(path: Path) -> list[tuple[int, str, list[str], str]]:
+    """(when, kind, words, path) by time: each core's events come in order, but not all cores' together."""
+    found: list[tuple[int, str, list[str], str]] = []
+    long: dict[str, int] = {}
+    for line in _lines(path):
+        kind, *words = line.split(" ")
+        if kind == "T" and words and words[0] in long:
+            when, kind, words, name = found[at := long.pop(words[0])]
+            found[at] = (when, kind, words, name + line.split(" ", 2)[2])
+        elif kind in _NAME_AFTER:
+            *words, name = line.split(" ", _NAME_AFTER[kind])[1:]
+            if len(name.encode()) >= _NAME_BYTES:
+                long[words[4 if kind == "O" else 2]] = len(found)
+            # A file is open from the end of the call on.
+            found.append((int(words[0]) + (int(words[1]) if kind == "O" else 0), kind, words, name))
+        elif kind in _CALLS:
+            found.append((int(words[0]), kind, words, ""))
+    return sorted(found, key=lambda event: event[0])
+
+
+def _lines(path: Path) -> Iterator[str]:
+    for item in _items(path):
+        if item["type"] == "printf" and isinstance(item["data"], str):
+            yield item["data"].removesuffix("\n")
+
+
+def _items(path: Path) -> Iterator[dict[str, Any]]:
+    """A last line that was cut off is left out."""
+    if not path.exists():
+        return
+    with path.open(encoding="utf-8", errors="replace") as lines:
+        for line in lines:
+            try:
+                yield json.loads(line)
+            except ValueError:
+                continue
