@@ -43,7 +43,7 @@ class TierPolicy(msgspec.Struct, frozen=True, kw_only=True):
         ceil(max(ratio, usage - watermark + ratio) x keys).
     keep_prefetched: chunks read from disk stay in the CPU tier.
     read_in_place: chunks read from disk take no room in the CPU tier, and do not stay.
-    max_prefetches: requests that read from disk at a time; further ones wait.
+    max_prefetches: requests that read from disk at a time, 65,534 at most; further ones wait.
     min_prefetch_tokens: hits of fewer tokens on disk are not read.
     prefetch_share: nothing more is read while this share of the CPU tier is being read into; None: no limit.
     prefetch_timeout_s, prefetch_token_s: a read from disk ends after so long and so much more for each token, with what

@@ -4,7 +4,10 @@
 
 use std::ops::{Index, IndexMut};
 
-use crate::keys::{Key, KeyMap};
+use hashbrown::HashTable;
+use hashbrown::hash_table::Entry;
+
+use crate::keys::Key;
 
 /// A chunk's place in `Chunks`.
 pub type At = u32;
@@ -16,8 +19,8 @@ const NO_QUEUE: u8 = u8::MAX;
 pub struct Chunk {
     pub key: Key,
     pub readers: u32,
-    /// Writes in flight, each with room of its own; at most one of them is a store.
-    pub staged: u32,
+    /// Writes in flight, each with room of its own; at most one of them is a store, so MOST_PREFETCHES bounds them.
+    pub staged: u16,
     /// The policy's own count of uses.
     pub uses: u32,
     /// Which of its policy's queues it lies in.
@@ -52,51 +55,58 @@ impl Chunk {
 
 #[derive(Debug, Default)]
 pub struct Chunks {
-    index: KeyMap<At>,
+    /// Places only, by their chunks' keys, which are hashes already: a third of the memory of a map from keys.
+    index: HashTable<At>,
     places: Vec<Chunk>,
     spare: Vec<At>,
 }
 
 impl Chunks {
     pub fn find(&self, key: Key) -> Option<At> {
-        self.index.get(&key).copied()
+        self.index.find(key, |&at| self[at].key == key).copied()
     }
 
     pub fn find_or_add(&mut self, key: Key) -> At {
         let (places, spare) = (&mut self.places, &mut self.spare);
-        *self.index.entry(key).or_insert_with(|| {
-            let chunk = Chunk {
-                key,
-                readers: 0,
-                staged: 0,
-                uses: 0,
-                queue: NO_QUEUE,
-                resident: false,
-                temporary: false,
-                storing: false,
-                fresh: false,
-                passed: false,
-                older: NONE,
-                newer: NONE,
-            };
-            if let Some(at) = spare.pop() {
-                places[at as usize] = chunk;
-                return at;
-            }
-            places.push(chunk);
-            (places.len() - 1) as At
-        })
+        let same = |&at: &At| places[at as usize].key == key;
+        let vacant = match self.index.entry(key, same, |&at| places[at as usize].key) {
+            Entry::Occupied(found) => return *found.get(),
+            Entry::Vacant(vacant) => vacant,
+        };
+        let at = spare.pop().unwrap_or(places.len() as At);
+        vacant.insert(at);
+        let chunk = Chunk {
+            key,
+            readers: 0,
+            staged: 0,
+            uses: 0,
+            queue: NO_QUEUE,
+            resident: false,
+            temporary: false,
+            storing: false,
+            fresh: false,
+            passed: false,
+            older: NONE,
+            newer: NONE,
+        };
+        match places.get_mut(at as usize) {
+            Some(place) => *place = chunk,
+            None => places.push(chunk),
+        }
+        at
     }
 
     pub fn remove(&mut self, at: At) {
         let key = self[at].key;
-        self.index.remove(&key);
+        if let Ok(found) = self.index.find_entry(key, |&other| other == at) {
+            found.remove();
+        }
         self.spare.push(at);
     }
 
     #[cfg(test)]
     pub fn iter(&self) -> impl Iterator<Item = &Chunk> {
-        self.index.values().map(|&at| &self[at])
+        self.index.iter().map(|&at| &self[at])
     }
 }
 

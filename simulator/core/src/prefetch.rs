@@ -168,7 +168,7 @@ impl Tiers {
             self.cpu.admit_loaded(&loaded, !self.config.policy.keep_prefetched);
         }
         self.answered(slot, &hit);
-        while self.prefetching < self.config.policy.max_prefetches
+        while self.prefetching < self.config.policy.prefetches()
             && let Some((slot, keys)) = self.waiting_lookups.pop_front()
         {
             if let Some(hit) = self.start(now, slot, &keys) {

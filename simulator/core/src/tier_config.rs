@@ -103,6 +103,15 @@ impl TierPolicy {
     }
 }
 
+/// So many can read the same chunk at a time, and one store it: their number has 16 bits.
+const MOST_PREFETCHES: u64 = u16::MAX as u64 - 1;
+
+impl TierPolicy {
+    pub fn prefetches(&self) -> u64 {
+        self.max_prefetches.min(MOST_PREFETCHES)
+    }
+}
+
 impl TierConfig {
     /// Why these tiers could keep nothing, in one line; None: they can.
     pub fn refusal(&self, block_tokens: u64) -> Option<String> {

@@ -253,7 +253,7 @@ impl Tiers {
         // Decode steps that were taken at once have passed ticks.
         self.tick(now);
         self.journal.note("lookup", || with(slot as u64, keys));
-        if self.disk.is_some() && self.prefetching >= self.config.policy.max_prefetches {
+        if self.disk.is_some() && self.prefetching >= self.config.policy.prefetches() {
             self.waiting_lookups.push_back((slot, keys.to_vec()));
             return None;
         }
