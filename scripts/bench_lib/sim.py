@@ -104,7 +104,9 @@ def repetitions(count: int, at_once: int) -> Iterator[tuple[RequestColumns, floa
         sent = order[order < len(numbers) * len(one.ids)]
         for begin in range(0, len(sent), ROW_REQUESTS):
             row, rest = sent[begin : begin + ROW_REQUESTS], sent[begin + ROW_REQUESTS :]
-            yield _together(one, ends, numbers, start_s, row), start_s + (at_s[rest[0]] if len(rest) else period_s)
+            # The very number that the next repetitions start from: a sum could be later by a rounding.
+            until_s = start_s + at_s[rest[0]] if len(rest) else (first // at_once + 1) * period_s
+            yield _together(one, ends, numbers, start_s, row), until_s
 
 
 def _together(

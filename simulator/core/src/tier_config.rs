@@ -95,18 +95,16 @@ pub struct TierConfig {
 
 /// Times of transfers are still far from the end of time.
 const LARGEST_CHUNK_BYTES: u64 = 1 << 33;
+/// So many can read the same chunk at a time, and one store it: their number has 16 bits.
+const MOST_PREFETCHES: u64 = u16::MAX as u64 - 1;
 
 impl TierPolicy {
     /// Writes to the CPU tier evict. In a waterfall always: what ticks drop would move down at no known time.
     pub fn evicts(&self) -> bool {
         self.evict_on_demand || self.placement == Placement::Waterfall
     }
-}
 
-/// So many can read the same chunk at a time, and one store it: their number has 16 bits.
-const MOST_PREFETCHES: u64 = u16::MAX as u64 - 1;
-
-impl TierPolicy {
+    /// Requests that may read from disk at a time.
     pub fn prefetches(&self) -> u64 {
         self.max_prefetches.min(MOST_PREFETCHES)
     }
