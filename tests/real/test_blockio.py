@@ -15,7 +15,7 @@ from harness.blockio.characterize import block_figures, file_figures
 from harness.blockio.fio import Job, measure
 from harness.blockio.refdevice import Device, create, destroy
 from harness.blockio.session import device_numbers
-from harness.collectors.bpf import TRACEFS, BpfTrace, read_block, read_files
+from harness.collectors.bpf import BpfTrace, read_block, read_files
 from harness.strict import Device as DeviceSpec
 
 ROOT = Path(__file__).parents[2]
@@ -23,6 +23,7 @@ MIB = 2**20
 MISSING = [tool for tool in ("bpftrace", "fio", "mkfs.xfs", "mkfs.btrfs") if not shutil.which(tool)]
 pytestmark = [
     pytest.mark.real,
+    pytest.mark.usefixtures("tracefs"),
     pytest.mark.skipif(os.geteuid() != 0, reason="tracing and reference devices need root"),
     pytest.mark.skipif(bool(MISSING), reason=f"missing {', '.join(MISSING)}; scripts/test installs them"),
 ]
@@ -51,17 +52,6 @@ for turn in range(3):
             pass
         os.close(file)
 """
-
-
-@pytest.fixture(autouse=True)
-def tracefs() -> Iterator[None]:
-    """Mounted where it was not, and unmounted again."""
-    there = any(place.is_dir() for place in TRACEFS)
-    if not there:
-        subprocess.run(["mount", "-t", "tracefs", "tracefs", str(TRACEFS[0].parent)], check=True)
-    yield
-    if not there:
-        subprocess.run(["umount", str(TRACEFS[0].parent)], check=True)
 
 
 @pytest.fixture

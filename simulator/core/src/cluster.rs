@@ -3,7 +3,7 @@
 //! Of what happens at one moment, transfers end and requests arrive first, then requests that are sent are routed, then
 //! steps end, then steps begin. Within each: in the order in which they were begun or submitted, or of the instances.
 
-use std::collections::HashSet;
+use hashbrown::HashSet;
 
 use crate::arrivals::Arrivals;
 use crate::engine::{Counters, Engine, EngineConfig};

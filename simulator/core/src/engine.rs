@@ -3,7 +3,9 @@
 //! Events (arrivals, ends of transfers) come first at any moment, then the end of the step in flight, then the next
 //! schedule. `schedule.rs` decides what a step computes, `decode.rs` takes many decode steps at once.
 
-use std::collections::{BTreeSet, HashSet, VecDeque};
+use std::collections::{BTreeSet, VecDeque};
+
+use hashbrown::HashSet;
 
 use crate::arrivals::Arrivals;
 use crate::blocks::BlockPool;
@@ -393,6 +395,9 @@ impl Engine {
         let name = self.server_slot(slot);
         let Some(server) = &mut self.server else { return };
         let request = &mut self.requests[slot];
+        if request.stored_chunks == request.chunk_keys.len() as u64 {
+            return;
+        }
         let computed = request.computed.min(request.prompt) / self.config.chunk_tokens;
         if computed > request.stored_chunks {
             let keys = &request.chunk_keys[request.stored_chunks as usize..computed as usize];

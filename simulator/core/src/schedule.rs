@@ -302,7 +302,12 @@ impl Engine {
 
     /// Blocks that a request lacks to hold `end` tokens.
     pub(crate) fn lacking(&self, slot: Slot, end: u64) -> u64 {
-        end.div_ceil(self.config.block_tokens).saturating_sub(self.requests[slot].blocks.len())
+        let held = self.requests[slot].blocks.len();
+        // Divisions are dear where every step asks this of every request.
+        match end <= held.saturating_mul(self.config.block_tokens) {
+            true => 0,
+            false => end.div_ceil(self.config.block_tokens) - held,
+        }
     }
 
     fn allocate(&mut self, slot: Slot, count: u64) {
@@ -312,7 +317,9 @@ impl Engine {
     /// Makes a request's whole blocks up to `end` tokens findable.
     pub(crate) fn register(&mut self, slot: Slot, end: u64) {
         let request = &mut self.requests[slot];
-        self.pool.register(&request.runs, end / self.config.block_tokens, &mut request.blocks);
+        if end >= (request.blocks.findable.blocks + 1).saturating_mul(self.config.block_tokens) {
+            self.pool.register(&request.runs, end / self.config.block_tokens, &mut request.blocks);
+        }
     }
 
     fn compute(&mut self, slot: Slot, tokens: u64, batch: &mut Batch) {
