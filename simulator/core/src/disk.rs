@@ -62,6 +62,9 @@ impl Disk {
     /// Those of the keys that the disk lacks and has room for, marked as being written.
     pub fn begin_write(&mut self, keys: &[Key]) -> Vec<Key> {
         let evicts = self.rules.evicts;
+        if !evicts && self.held.room(false) == 0 {
+            return Vec::new();
+        }
         let mut writes: Vec<Key> = keys.iter().filter(|key| !self.held.has(**key)).copied().collect();
         let mut gone = Vec::new();
         if evicts && self.held.used() + writes.len() as u64 > self.rules.watermark {
