@@ -92,7 +92,10 @@ class Store(Protocol):
 
 
 class CoreStore:
-    """A file, memory or nothing, in the Rust core. The interpreter's lock is free while it waits."""
+    """A file, memory or nothing, in the Rust core. The interpreter's lock is free while it waits.
+
+    It belongs to the thread that made it: RuntimeError in another.
+    """
 
     def __init__(self, settings: StoreSettings) -> None:
         """Raises StoreError."""

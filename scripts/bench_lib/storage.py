@@ -181,6 +181,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="scripts/bench storage", description="Are our real devices as fast as fio's?")
     parser.add_argument("--quick", action="store_true", help="two sizes, two depths, three pairs: a minute")
     parser.add_argument("--rounds", type=int, default=5, help="pairs of runs a cell")
+    parser.add_argument("--device", choices=("throttled", "fast"), help="one of the two devices only")
     options = parser.parse_args()
     if shutil.which("fio") is None:
         sys.exit("fio is missing; run: sudo apt-get install -y fio")
@@ -192,8 +193,9 @@ def main() -> None:
     print(f"load before the start (1 min): {os.getloadavg()[0]:.2f}")
     try:
         with LoopDevices(DEVICE_MIB, LIMIT_MIB_PER_S) as devices:
-            missed += measured("throttled", devices.throttled(), sizes, depths, rounds)
-            missed += measured("fast", devices.fast(), sizes, depths, rounds)
+            for kind, make in (("throttled", devices.throttled), ("fast", devices.fast)):
+                if options.device in (None, kind):
+                    missed += measured(kind, make(), sizes, depths, rounds)
     except OSError as error:
         sys.exit(str(error))
     print(

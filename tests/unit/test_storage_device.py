@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -50,6 +51,13 @@ def test_polling_gives_what_has_ended_and_no_more(tmp_path: Path) -> None:
         assert len(ended) + len(store.poll(8, 10.0)) == 8
     with pytest.raises(ValueError, match="closed"):
         store.submit(operations(True))
+
+
+def test_another_thread_is_refused(tmp_path: Path) -> None:
+    with CoreStore(settings(tmp_path)) as store, ThreadPoolExecutor(1) as other:
+        with pytest.raises(RuntimeError, match="the thread that made it"):
+            other.submit(store.run, operations(True)).result()
+        assert all(one.error is None for one in store.run(operations(True)))
 
 
 def test_a_kept_file_stays_and_is_never_written_over(tmp_path: Path) -> None:

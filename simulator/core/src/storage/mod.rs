@@ -171,10 +171,11 @@ impl Store {
             let left = if enough { Duration::ZERO } else { until.saturating_duration_since(Instant::now()) };
             self.wait(left, &mut answers)?;
             let quiet = answers.is_empty();
+            // Each gives its place to the next one before the others are looked at: the device is kept busy.
             for answer in answers.drain(..) {
                 self.answered(answer);
+                self.fill();
             }
-            self.fill();
             if (quiet && left.is_zero()) || self.done.len() >= least {
                 break;
             }

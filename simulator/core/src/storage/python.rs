@@ -2,6 +2,7 @@
 
 use std::path::PathBuf;
 use std::sync::{Mutex, MutexGuard};
+use std::thread::{self, ThreadId};
 use std::time::Duration;
 
 use pyo3::exceptions::{PyOSError, PyRuntimeError, PyValueError};
@@ -18,10 +19,15 @@ const SLICE: Duration = Duration::from_millis(200);
 #[pyclass]
 pub struct Store {
     store: Mutex<Option<super::Store>>,
+    /// The kernel takes calls from the thread that made the ring only.
+    owner: ThreadId,
 }
 
 impl Store {
     fn held(&self) -> PyResult<MutexGuard<'_, Option<super::Store>>> {
+        if thread::current().id() != self.owner {
+            return Err(PyRuntimeError::new_err("a store belongs to the thread that made it: use it there"));
+        }
         self.store.try_lock().map_err(|_| PyRuntimeError::new_err("the store is in use by another thread"))
     }
 }
@@ -40,7 +46,7 @@ impl Store {
     #[new]
     fn new(py: Python<'_>, config: StoreConfig) -> PyResult<Self> {
         let store = py.detach(|| super::Store::new(config)).map_err(PyOSError::new_err)?;
-        Ok(Self { store: Mutex::new(Some(store)) })
+        Ok(Self { store: Mutex::new(Some(store)), owner: thread::current().id() })
     }
 
     #[getter]

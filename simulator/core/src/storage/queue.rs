@@ -59,18 +59,24 @@ impl Queue {
 
 pub struct Ring {
     ring: IoUring,
+    /// So many calls are handed over at once, the rest by `wait`: one by one a deep queue costs more than it gains, and
+    /// all together a shallow one runs dry meanwhile.
+    batch: usize,
     file: File,
 }
 
 impl Ring {
     /// Errors: the kernel has no io_uring, or refuses it to us.
     pub fn new(depth: u32, file: &File) -> io::Result<Self> {
-        // Completions are dealt with when we ask for them: nothing interrupts us. Older kernels do not know that.
-        let ring = IoUring::builder().setup_coop_taskrun().build(depth).or_else(|_| IoUring::new(depth))?;
+        // Completions are dealt with when we wait for them, in the one thread that made the ring: nothing interrupts
+        // us, and a wait ends with the first of them. Older kernels do not know that.
+        let mut builder = IoUring::builder();
+        builder.setup_coop_taskrun().setup_single_issuer().setup_defer_taskrun();
+        let ring = builder.build(depth).or_else(|_| IoUring::new(depth))?;
         if !ring.params().is_feature_ext_arg() {
             return Err(io::Error::from_raw_os_error(libc::ENOSYS));
         }
-        Ok(Self { ring, file: file.try_clone()? })
+        Ok(Self { ring, batch: (depth as usize / 4).max(1), file: file.try_clone()? })
     }
 
     fn push(&mut self, call: Call) -> io::Result<()> {
@@ -82,7 +88,14 @@ impl Ring {
         };
         // SAFETY: the memory outlives the call (see Call). The ring has a place for every call in flight.
         let pushed = unsafe { self.ring.submission().push(&entry.user_data(call.token)) };
-        pushed.map_err(|_| io::Error::from_raw_os_error(libc::EBUSY))
+        pushed.map_err(|_| io::Error::from_raw_os_error(libc::EBUSY))?;
+        if self.ring.submission().len() < self.batch {
+            return Ok(());
+        }
+        match self.ring.submit() {
+            Err(error) if !passes(&error) => Err(error),
+            _ => Ok(()),
+        }
     }
 
     fn wait(&mut self, timeout: Duration, answers: &mut Vec<Answer>) -> io::Result<()> {
