@@ -164,13 +164,13 @@ class Simulator:
         """Why the request can never be served (`submit` would complete it with this error); None: it can."""
         return checked(lambda: self._core.refusal(request.prompt, request.output_tokens))
 
-    def take_tokens(self) -> tuple[list[tuple[str, int]], list[tuple[str, int]]]:
+    def take_tokens(self, first: bool) -> list[tuple[str, int]]:
         """(request id, number) of tokens that unfinished requests got since the last call; with record_token_times.
 
-        First those of requests that got their first token, then the others. All are final: `advance` decides nothing
+        Of those that got their `first` token among them, or of the others. All are final: `advance` decides nothing
         beyond its `until_s`. A completion's token_s has those after the last call, its output_tokens all.
         """
-        return self._core.take_tokens()
+        return self._core.take_tokens(first)
 
     def submit(self, request: Request, at_s: float) -> None:
         """Sends a request at `at_s`, now or later. One that can never be served completes with an error.

@@ -54,6 +54,7 @@ class Pacer:
         self._due_s: float | None = None
         self._first: deque[Stream] = deque()
         self._later: deque[tuple[str, int]] = deque()
+        self._untold = False  # tokens that are not a request's first may have come
         self._waking = False
 
     def submit(self, request: Request) -> Stream:
@@ -75,6 +76,7 @@ class Pacer:
     def catch_up(self) -> None:
         """Brings counters and queues to this moment."""
         self._advance()
+        self._take_later()
         self._wake_later(len(self._later))
         self._arm()
 
@@ -118,13 +120,12 @@ class Pacer:
                     self._completed(completion)
         except RuntimeError as error:
             self.close(f"the simulator cannot go on: {error}")
-        first, later = self.simulator.take_tokens()
-        for name, tokens in first:
+        for name, tokens in self.simulator.take_tokens(first=True):
             if (stream := self._streams.get(name)) is not None:
                 self._count(stream, tokens)
                 self._first.append(stream)
-        self._later.extend(later)
-        if (self._first or self._later) and not self._waking:
+        self._untold = True
+        if not self._waking:
             self._wake()
 
     def _wake(self) -> None:
@@ -136,10 +137,16 @@ class Pacer:
             for _ in range(min(FIRST_AT_ONCE, len(self._first))):
                 self._first.popleft().wake()
         else:
+            self._take_later()
             self._wake_later(LATER_AT_ONCE)
-        self._waking = bool(self._first or self._later)
+        self._waking = bool(self._first or self._later or self._untold)
         if self._waking:
             self._loop.call_soon(self._wake)
+
+    def _take_later(self) -> None:
+        if self._untold:
+            self._later.extend(self.simulator.take_tokens(first=False))
+            self._untold = False
 
     def _wake_later(self, most: int) -> None:
         for _ in range(min(most, len(self._later))):

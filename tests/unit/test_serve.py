@@ -280,7 +280,7 @@ def test_tokens_taken_so_far_are_those_of_a_run_to_the_end() -> None:
         now_s = 0.011 * tick
         while done := stepped.advance(now_s):
             seen |= {one.id: one.output_tokens for one in done}
-        for name, tokens in itertools.chain(*stepped.take_tokens()):
+        for name, tokens in itertools.chain(stepped.take_tokens(True), stepped.take_tokens(False)):
             seen[name] += tokens
         assert seen == {name: sum(at_s <= now_s for at_s in times) for name, times in expected.items()}
         assert stepped.next_event_s is None or stepped.next_event_s > now_s

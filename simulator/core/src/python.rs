@@ -224,8 +224,8 @@ impl Engine {
         self.engine.next_event().map(time::to_s)
     }
 
-    fn take_tokens(&mut self) -> (Vec<Tokens>, Vec<Tokens>) {
-        self.engine.take_tokens()
+    fn take_tokens(&mut self, first: bool) -> Vec<Tokens> {
+        self.engine.take_tokens(first)
     }
 
     #[getter]

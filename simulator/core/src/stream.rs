@@ -4,6 +4,7 @@
 //! later: tokens up to `until` are final.
 
 use crate::engine::Engine;
+use crate::request::Request;
 use crate::time::{FOREVER, Ticks};
 
 /// A request's id, and how many tokens it got.
@@ -17,17 +18,13 @@ impl Engine {
         (next != FOREVER).then_some(next)
     }
 
-    /// Unfinished requests that got tokens since the last call: those that got their first, and how many the others
-    /// got. It needs `record_token_times`; those of a completion, which hold what was not counted here, go with it.
-    pub fn take_tokens(&mut self) -> (Vec<Tokens>, Vec<Tokens>) {
+    /// How many tokens each unfinished request got since the last call: those that got their `first` among them, or the
+    /// others. It needs `record_token_times`; those of a completion, which hold what was not counted here, go with it.
+    pub fn take_tokens(&mut self, first: bool) -> Vec<Tokens> {
+        let begins = |request: &Request| request.first_token == request.tokens.first().copied();
         let fresh = self.requests.iter_mut().filter(|request| !request.tokens.is_empty());
-        let taken = fresh.map(|request| {
-            let tokens = std::mem::take(&mut request.tokens);
-            (request.first_token == tokens.first().copied(), (request.id.clone(), tokens.len()))
-        });
-        let (first, further): (Vec<_>, Vec<_>) = taken.partition(|(first, _)| *first);
-        let told = |some: Vec<(bool, Tokens)>| some.into_iter().map(|(_, told)| told).collect();
-        (told(first), told(further))
+        let asked = fresh.filter(|request| begins(request) == first);
+        asked.map(|request| (request.id.clone(), std::mem::take(&mut request.tokens).len())).collect()
     }
 
     /// Requests that run, and that wait to (for a transfer, too).
