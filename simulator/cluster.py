@@ -18,26 +18,24 @@ last bit, and so do the same calls at any time.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable
 from typing import Literal, get_args
 
 from simulator import _core
-from simulator.columns import CompletionColumns, RequestColumns, reply_stream
-from simulator.simulate import TIERS, Completion, SimCounters, Simulator, checked, completion_of
-from traces.request import Request
+from simulator.simulate import Driven, SimCounters, Simulator, checked
 
 Routing = Literal["round-robin", "least-loaded", "prefix-aware"]
 SharedTier = Literal["cpu", "disk"]
 
 
-class Cluster:
+class Cluster(Driven[_core.Cluster]):
     """`instances` engines with the settings of `like`, which itself stays as it is.
 
     shared: 'cpu' and 'disk', one cache server for all instances (as several vLLMs on one LMCache server); 'disk' alone,
     one store behind CPU tiers of their own (instances on one host and its NVMe or, with odirect, a store that all
     reach). A shared tier is one tier of the stated size on one device, for whose bandwidth they queue; a tier that is
-    not shared is there once for each instance. ValueError, one line: no instances, or a tier that is not there.
+    not shared is there once for each instance. Ids are unique among all instances, `advance` returns completions by
+    instance, and `reset` empties the tiers of all. ValueError, one line: no instances, or a tier that is not there.
     """
 
     def __init__(
@@ -57,54 +55,9 @@ class Cluster:
         self._core = checked(lambda: _core.Cluster(like.config, instances, routing, cpu, disk))
 
     @property
-    def now_s(self) -> float:
-        return self._core.now_s
-
-    @property
-    def idle(self) -> bool:
-        """True if nothing is asked, computed or stored."""
-        return self._core.idle
-
-    @property
     def queues(self) -> list[tuple[int, int]]:
         """By instance: requests that run, and that wait to run or for a transfer."""
         return self._core.queues
-
-    def submit(self, request: Request, at_s: float) -> None:
-        """As Simulator.submit; ids are unique among all instances."""
-        reply = reply_stream(request.id)
-        checked(lambda: self._core.submit(request.id, request.prompt, request.output_tokens, reply, at_s))
-
-    def advance(self, until_s: float = math.inf) -> list[Completion]:
-        """As Simulator.advance: all requests that complete at the first such moment, by instance."""
-        return [completion_of(row) for row in self._core.advance(until_s)]
-
-    def submit_many(self, requests: RequestColumns) -> None:
-        """As Simulator.submit_many."""
-        if not requests.ids:
-            return
-        r = requests
-        segments = (r.hash_ids, r.segment_tokens, r.segment_ends)
-        checked(lambda: self._core.submit_many(r.ids, segments, r.output_tokens, r.reply_ids, r.at_s))
-
-    def advance_many(self, until_s: float = math.inf) -> CompletionColumns:
-        """As Simulator.advance_many."""
-        return CompletionColumns.of(*self._core.advance_many(until_s))
-
-    def drain(self) -> None:
-        """Runs until all stores have ended. ValueError: a request is in flight (take its completion first)."""
-        if self._core.advance(self.now_s):
-            raise ValueError("drain: requests completed that nobody took; advance until they have")
-        while not self.idle:
-            if completions := self._core.advance(math.inf):
-                raise ValueError(f"drain: request {completions[0][0]!r} was in flight; advance until it completes")
-
-    def reset(self, what: Iterable[str]) -> None:
-        """As Simulator.reset, of all instances."""
-        names = frozenset(what)
-        if unknown := names - frozenset(TIERS):
-            raise ValueError(f"reset: {', '.join(sorted(unknown))} is not one of {', '.join(TIERS)}")
-        self._core.reset(*(tier in names for tier in TIERS))
 
     def counters(self) -> SimCounters:
         """Totals over all instances."""

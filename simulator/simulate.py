@@ -14,7 +14,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable
 from types import SimpleNamespace
-from typing import NamedTuple, TypeVar
+from typing import Generic, NamedTuple, TypeVar
 
 import msgspec
 
@@ -27,6 +27,7 @@ from simulator.policies import EnginePolicy, TierPolicy, engine_policy, tier_pol
 from traces.request import Request
 
 Result = TypeVar("Result")
+Core = TypeVar("Core", _core.Engine, _core.Cluster)
 Note = tuple[str, str, list[int]]
 TIERS = ("gpu", "cpu", "disk", "page_cache")
 
@@ -82,7 +83,64 @@ class SimCounters(msgspec.Struct, frozen=True, kw_only=True):
     storage_read_bytes: int | None
 
 
-class Simulator:
+class Driven(Generic[Core]):
+    """What drives one engine or a cluster of them: requests in, completions out, time in between."""
+
+    _core: Core
+
+    @property
+    def now_s(self) -> float:
+        return self._core.now_s
+
+    @property
+    def idle(self) -> bool:
+        """True if nothing is asked, computed or stored."""
+        return self._core.idle
+
+    def submit(self, request: Request, at_s: float) -> None:
+        """Sends a request at `at_s`, now or later. One that can never be served completes with an error.
+
+        ValueError: the moment has passed, or a request of that id is in flight.
+        """
+        reply = reply_stream(request.id)
+        checked(lambda: self._core.submit(request.id, request.prompt, request.output_tokens, reply, at_s))
+
+    def advance(self, until_s: float = math.inf) -> list[Completion]:
+        """Runs until `until_s` or the first moment at which requests complete, and returns those.
+
+        inf: until requests complete or nothing is left to do. RuntimeError: requests wait for blocks in vain.
+        """
+        return [completion_of(row) for row in self._core.advance(until_s)]
+
+    def submit_many(self, requests: RequestColumns) -> None:
+        """`submit` for each, in order. ValueError: the first that is refused; those before it have been sent."""
+        if not requests.ids:
+            return
+        r = requests
+        segments = (r.hash_ids, r.segment_tokens, r.segment_ends)
+        checked(lambda: self._core.submit_many(r.ids, segments, r.output_tokens, r.reply_ids, r.at_s))
+
+    def advance_many(self, until_s: float = math.inf) -> CompletionColumns:
+        """Runs until `until_s`, completions or not, and returns them all. inf: until nothing is left to do."""
+        return CompletionColumns.of(*self._core.advance_many(until_s))
+
+    def drain(self) -> None:
+        """Runs until all stores have ended. ValueError: a request is in flight (take its completion first)."""
+        if self._core.advance(self.now_s):
+            raise ValueError("drain: requests completed that nobody took; advance until they have")
+        while not self.idle:
+            if completions := self._core.advance(math.inf):
+                raise ValueError(f"drain: request {completions[0][0]!r} was in flight; advance until it completes")
+
+    def reset(self, what: Iterable[str]) -> None:
+        """Empties 'gpu', 'cpu', 'disk', or what the 'page_cache' holds. ValueError: unknown, or not idle."""
+        names = frozenset(what)
+        if unknown := names - frozenset(TIERS):
+            raise ValueError(f"reset: {', '.join(sorted(unknown))} is not one of {', '.join(TIERS)}")
+        self._core.reset(*(tier in names for tier in TIERS))
+
+
+class Simulator(Driven[_core.Engine]):
     """One engine with its cache tiers.
 
     gpu_blocks: as the engine resolves it, vLLM's null block included. cpu_bytes None: nothing is offloaded.
@@ -142,15 +200,6 @@ class Simulator:
         self._core = checked(lambda: _core.Engine(self.config))
 
     @property
-    def now_s(self) -> float:
-        return self._core.now_s
-
-    @property
-    def idle(self) -> bool:
-        """True if nothing is asked, computed or stored."""
-        return self._core.idle
-
-    @property
     def next_event_s(self) -> float | None:
         """The next moment at which anything can happen; None: at none. Valid once `advance` returned no completion."""
         return self._core.next_event_s
@@ -172,21 +221,6 @@ class Simulator:
         """
         return self._core.take_tokens(first)
 
-    def submit(self, request: Request, at_s: float) -> None:
-        """Sends a request at `at_s`, now or later. One that can never be served completes with an error.
-
-        ValueError: the moment has passed, or a request of that id is in flight.
-        """
-        reply = reply_stream(request.id)
-        checked(lambda: self._core.submit(request.id, request.prompt, request.output_tokens, reply, at_s))
-
-    def advance(self, until_s: float = math.inf) -> list[Completion]:
-        """Runs until `until_s` or the first moment at which requests complete, and returns those.
-
-        inf: until requests complete or nothing is left to do. RuntimeError: requests wait for blocks in vain.
-        """
-        return [completion_of(row) for row in self._core.advance(until_s)]
-
     def take_issued(self) -> list[Issued]:
         """Disk transfers to make since the last call; with external_disk. Each is to be answered by complete_io."""
         return [Issued(*one) for one in self._core.take_issued()]
@@ -194,33 +228,6 @@ class Simulator:
     def complete_io(self, transfer: int, at_s: float) -> None:
         """A transfer has ended at that moment (or now, if that has passed)."""
         checked(lambda: self._core.complete_io(transfer, at_s))
-
-    def submit_many(self, requests: RequestColumns) -> None:
-        """`submit` for each, in order. ValueError: the first that is refused; those before it have been sent."""
-        if not requests.ids:
-            return
-        r = requests
-        segments = (r.hash_ids, r.segment_tokens, r.segment_ends)
-        checked(lambda: self._core.submit_many(r.ids, segments, r.output_tokens, r.reply_ids, r.at_s))
-
-    def advance_many(self, until_s: float = math.inf) -> CompletionColumns:
-        """Runs until `until_s`, completions or not, and returns them all. inf: until nothing is left to do."""
-        return CompletionColumns.of(*self._core.advance_many(until_s))
-
-    def drain(self) -> None:
-        """Runs until all stores have ended. ValueError: a request is in flight (take its completion first)."""
-        if self._core.advance(self.now_s):
-            raise ValueError("drain: requests completed that nobody took; advance until they have")
-        while not self.idle:
-            if completions := self._core.advance(math.inf):
-                raise ValueError(f"drain: request {completions[0][0]!r} was in flight; advance until it completes")
-
-    def reset(self, what: Iterable[str]) -> None:
-        """Empties 'gpu', 'cpu', 'disk', or what the 'page_cache' holds. ValueError: unknown, or not idle."""
-        names = frozenset(what)
-        if unknown := names - frozenset(TIERS):
-            raise ValueError(f"reset: {', '.join(sorted(unknown))} is not one of {', '.join(TIERS)}")
-        self._core.reset(*(tier in names for tier in TIERS))
 
     def take_journal(self) -> tuple[list[Note], list[Note]]:
         """What was done since the last call: by the GPU's block pool and scheduler, and by the tiers.
