@@ -182,14 +182,25 @@ def destroy(name: str, patience_s: float = 5.0) -> None:
     for loop in _loops_below(home):
         _run("losetup", "--detach", loop)
     _wait(lambda: not list(_loops_below(home)), patience_s)
-    _unmount(home / "disk", patience_s)
-    # It ends by itself when it is unmounted; not waiting for that would leave it a moment longer than us.
-    _wait(lambda: not _servers(home), patience_s)
+    _end_server(home, patience_s)
     if backing != "-":
         Path(backing).unlink(missing_ok=True)
     shutil.rmtree(home)
     with contextlib.suppress(OSError):
         HOME.rmdir()
+
+
+def _end_server(home: Path, patience_s: float) -> None:
+    """The paced file's server ends by itself when it is unmounted; one that was still starting mounts itself first."""
+    deadline = time.monotonic() + patience_s
+    while True:
+        _unmount(home / "disk", patience_s)
+        servers = _servers(home)
+        if not servers:
+            return
+        if time.monotonic() > deadline:
+            raise DeviceError(f"{home.name}: its paced file's server (process {servers[0]}) does not end; kill it")
+        time.sleep(0.01)
 
 
 def kernel_file_systems() -> set[str]:
