@@ -24,6 +24,7 @@ from typing import Any
 import msgspec
 
 SCRIPTS = Path(__file__).parent / "bpf"
+BTF = Path("/sys/kernel/btf/vmlinux")
 TRACEFS = (Path("/sys/kernel/tracing/events"), Path("/sys/kernel/debug/tracing/events"))
 _CALLS = {"R": "read", "W": "write", "F": "sync"}
 # Where a line's path begins, and how much of a path is in one line: BPFTRACE_STRLEN 200, less the end.
@@ -74,6 +75,8 @@ def check() -> None:
     if not any(place.is_dir() for place in TRACEFS):
         cure = "sudo mount -t tracefs tracefs /sys/kernel/tracing"
         raise TraceError(f"storage.trace: tracefs is not mounted; run: {cure} ({_FALLBACKS})")
+    if not BTF.exists():
+        raise TraceError(f"storage.trace: this kernel has no {BTF}; use one with CONFIG_DEBUG_INFO_BTF ({_FALLBACKS})")
 
 
 class BpfTrace:
@@ -81,7 +84,7 @@ class BpfTrace:
 
     def __init__(self, folder: Path, *, device_number: int, file_system_number: int, pids: Sequence[int]) -> None:
         self._folder = folder
-        block = ["block.bt", str(device_number), "1", str(file_system_number)]
+        block = ["block.bt", "0", str(device_number), "1", str(file_system_number)]
         files = ["files.bt", *map(str, pids[:_MAX_PIDS])]
         self._commands = {"block": block, **({"files": files} if pids else {})}
         self._running: dict[str, subprocess.Popen[bytes]] = {}
