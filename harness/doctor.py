@@ -298,7 +298,10 @@ def _file_systems() -> Check:
     packages = {"mkfs.ext4": "e2fsprogs", "mkfs.xfs": "xfsprogs", "mkfs.btrfs": "btrfs-progs"}
     missing = [tool for tool in packages if not shutil.which(tool)]
     if not missing:
-        return Check("file systems", True, "ext4, xfs and btrfs can be made")
+        known = {line.split()[-1] for line in (PROC / "filesystems").read_text().splitlines()}
+        absent = [name for name in ("f2fs", "nfs") if name not in known]
+        told = f"; {' and '.join(absent)} not in this kernel: no disk tier there" if absent else ""
+        return Check("file systems", True, f"ext4, xfs and btrfs can be made{told}")
     cure = "sudo apt-get install -y " + " ".join(packages[tool] for tool in missing)
     # ext4 is what experiments use unless told otherwise.
     return Check("file systems", False if "mkfs.ext4" in missing else None, f"no {', '.join(missing)}", cure)
