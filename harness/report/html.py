@@ -198,8 +198,11 @@ def _io_pictures(found: dict[str, Any] | None) -> list[Picture]:
     """What was traced at the block device and in the cache server's files."""
     if found is None:
         return []
-    lost = sum(trace["lost_events"] for trace in found["traces"])
+    lost, traces = sum(trace["lost_events"] for trace in found["traces"]), len(found["traces"])
     tell = f" {lost} events were lost: counts are too low." if lost else ""
+    if traces > io.MAX_COLUMNS:
+        tell += f" The first {io.MAX_COLUMNS} of {traces} traces are drawn."
+        found = {**found, "traces": found["traces"][: io.MAX_COLUMNS]}
     parts = "Engine, look-up (cache server), host (file system, page cache, copies) and device, by the traces."
     both = "Bytes at the block device, its queue depth, and the requests that waited for it, on one clock."
     sequence = "Block requests per 100 ms. Sequential: it begins where the one before, of its direction, ended."
@@ -217,14 +220,18 @@ def _io(found: dict[str, Any] | None) -> dict[str, Any] | None:
     """The tables of what was traced."""
     if found is None:
         return None
+    requests, note = io_tables.request_rows(found), io_tables.request_note(found)
+    if len(requests) > _MAX_TABLE_ROWS:
+        note += f" The table has the first {_MAX_TABLE_ROWS} of these; io.json has all."
     return {
         "labels": io_tables.labels(found),
         "side_by_side": io_tables.side_by_side(found),
-        "request_note": io_tables.request_note(found),
-        "requests": io_tables.request_rows(found)[:_MAX_TABLE_ROWS],
+        "request_note": note,
+        "requests": requests[:_MAX_TABLE_ROWS],
         "parts": list(io_tables.PARTS.values()),
         "file_columns": io_tables.FILE_COLUMNS,
         "files": io_tables.file_rows(found)[:_MAX_TABLE_ROWS],
+        "file_total": sum(trace["files"]["files"] for trace in found["traces"]),
     }
 
 

@@ -18,6 +18,7 @@ _ORDERS = {"sequential": "#009E73", "random": "#D55E00"}
 _LATENCIES = {"q2d_s": "queue to device (Q2D)", "d2c_s": "device to completion (D2C)"}
 _PERCENTILES = {"p50": "#56B4E9", "p90": "#2B83C6", "p99": "#1C3F6E"}
 _MAX_BARS = 60
+MAX_COLUMNS = 6
 
 
 def _columns(io: Mapping[str, Any], heights: list[int], **shared: Any) -> go.Figure:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -44,8 +45,9 @@ class FileRow(msgspec.Struct, frozen=True):
 
 
 def labels(io: Mapping[str, Any]) -> list[str]:
-    """A name for each trace: its cells', or the file system's."""
-    return [", ".join(t["cells"]) if t["cells"] != ["base"] else str(t["file_system"]) for t in io["traces"]]
+    """A name for each trace: its cells', with the last words of their keys, or the file system's."""
+    found = [", ".join(t["cells"]) if t["cells"] != ["base"] else str(t["file_system"]) for t in io["traces"]]
+    return [re.sub(r"[\w.]+\.(\w+)=", r"\1=", name) for name in found]
 
 
 def side_by_side(io: Mapping[str, Any]) -> list[tuple[str, list[str]]]:
@@ -190,10 +192,11 @@ def _lines(trace: Trace) -> list[str]:
     )
     if parts := mean_parts(trace):
         shown = " + ".join(f"{part.removesuffix('_s')} {parts[part] * 1000:.1f}" for part in PARTS)
-        count = sum(request["shown"] == "first" for request in trace["requests"])
-        lines.append(f"  TTFT  {parts['ttft_s'] * 1000:.1f} ms = {shown} (means of {count} requests)")
+        mean_of = sum(request["shown"] == "first" for request in trace["requests"])
+        lines.append(f"  TTFT  {parts['ttft_s'] * 1000:.1f} ms = {shown} (means of {mean_of} requests)")
     for check in trace["checks"]:
         deviation = "" if check["deviation"] is None else f"{check['deviation']:+.2%}"
-        lines.append(f"  read  {format_bytes(check['bytes'] or 0):>9} by {check['account']}  {deviation}")
+        count = UNKNOWN if check["bytes"] is None else format_bytes(check["bytes"])
+        lines.append(f"  read  {count:>9} by {check['account']}  {deviation}")
     lost = trace["lost_events"]
     return lines + ([f"  {lost} events were lost: the counts above are too low"] if lost else [])
