@@ -1,6 +1,6 @@
 """Follows block requests and file calls with bpftrace while something is measured (the scripts in bpf/).
 
-    trace = BpfTrace(folder, device_number=…, file_system_number=…, pids=[…])
+    trace = BpfTrace(folder, device_number=…, pids=[…])
     await trace.start(); …; lost = await trace.stop()
 
 Raw output, one JSON object a line, goes to folder/block.jsonl and folder/files.jsonl; `read_block` and `read_files`
@@ -82,9 +82,9 @@ def check() -> None:
 class BpfTrace:
     """Both scripts, running. They end with us, however we end."""
 
-    def __init__(self, folder: Path, *, device_number: int, file_system_number: int, pids: Sequence[int]) -> None:
+    def __init__(self, folder: Path, *, device_number: int, pids: Sequence[int]) -> None:
         self._folder = folder
-        block = ["block.bt", "0", str(device_number), "1", str(file_system_number)]
+        block = ["block.bt", "0", str(device_number), "1"]
         files = ["files.bt", *map(str, pids[:_MAX_PIDS])]
         self._commands = {"block": block, **({"files": files} if pids else {})}
         self._running: dict[str, subprocess.Popen[bytes]] = {}
@@ -157,8 +157,8 @@ def lost_events(path: Path) -> int:
     return sum(int(item["data"]["events"]) for item in _items(path) if item["type"] == "lost_events")
 
 
-def read_block(path: Path, zero_ns: int) -> tuple[list[BlockRequest], list[tuple[float, int]]]:
-    """Requests in order of completion; and (time, pages) that the page cache took in per 100 ms. Raises TraceError."""
+def read_block(path: Path, zero_ns: int) -> list[BlockRequest]:
+    """Requests in order of completion. Raises TraceError."""
     with _told(path):
         return _block(path, zero_ns)
 
@@ -180,11 +180,11 @@ def _told(path: Path) -> Iterator[None]:
         raise TraceError(f"{path}: is no trace of this version ({error}); measure again") from None
 
 
-def _block(path: Path, zero_ns: int) -> tuple[list[BlockRequest], list[tuple[float, int]]]:
+def _block(path: Path, zero_ns: int) -> list[BlockRequest]:
     def seconds(text: str) -> float:
         return (int(text) - zero_ns) / 1e9
 
-    requests, pages = [], []
+    requests = []
     for line in _lines(path):
         kind, *words = line.split()
         if kind == "B":
@@ -193,9 +193,7 @@ def _block(path: Path, zero_ns: int) -> tuple[list[BlockRequest], list[tuple[flo
             requests.append(
                 BlockRequest(queued_s, seconds(issued), seconds(completed), int(sector), int(size), write == "1")
             )
-        elif kind == "P":
-            pages.append((seconds(words[0]), int(words[1])))
-    return requests, pages
+    return requests
 
 
 def _files(path: Path, zero_ns: int) -> list[FileCall]:

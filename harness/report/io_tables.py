@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from harness.report.words import UNKNOWN, digits, duration
+from harness.report.words import UNKNOWN, digits, duration, percent
 from harness.units import format_bytes
 
 DIRECTIONS = ("read", "write")
@@ -59,6 +59,7 @@ def side_by_side(io: Mapping[str, Any]) -> list[tuple[str, list[str]]]:
     rows += [
         ("files", lambda t: f"{t['files']['files']:,}"),
         ("file calls in sequence", lambda t: _share(t["files"])),
+        ("read from the page cache", lambda t: percent(t["page_cache_share"])),
         ("syncs", lambda t: f"{t['syncs']:,}"),
         ("requests from disk", lambda t: f"{t['requests_from_disk']:,}"),
         ("their mean TTFT", lambda t: duration(mean_parts(t).get("ttft_s"))),

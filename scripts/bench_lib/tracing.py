@@ -25,7 +25,7 @@ from typing import Any
 
 import yaml
 
-from harness.blockio.session import device_numbers, run_device
+from harness.blockio.session import device_number, run_device
 from harness.collectors.bpf import BpfTrace
 from harness.engines import make_engine
 from harness.engines.base import Engine
@@ -70,7 +70,7 @@ async def measure(engine: Engine, cell: Cell, own: Path, until_s: float) -> list
     resolved = await engine.ready()
     probe = Probe("base", cell.experiment, cell.experiment.workload, resolved)
     assert cell.experiment.cache.disk is not None and cell.experiment.cache.disk.path is not None
-    device, system = device_numbers(Path(cell.experiment.cache.disk.path))
+    device = device_number(Path(cell.experiment.cache.disk.path))
     numbers = count()
 
     async def ttft_s() -> float:
@@ -92,8 +92,7 @@ async def measure(engine: Engine, cell: Cell, own: Path, until_s: float) -> list
                     await trace.stop()
                     trace = None
                 elif trace is None and traced:
-                    trace = BpfTrace(own / f"trace-{len(rounds)}", device_number=device, file_system_number=system,
-                                     pids=resolved.io_pids)  # fmt: skip
+                    trace = BpfTrace(own / f"trace-{len(rounds)}", device_number=device, pids=resolved.io_pids)
                     await trace.start()
                 await ttft_s()  # what a change of state stirred up; left out where there was none too, to be alike
                 found[traced] = [await ttft_s() for _ in range(SAMPLES)]
