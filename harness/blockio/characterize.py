@@ -208,7 +208,7 @@ def _merged(one: dict[str, Any], other: dict[str, Any] | None) -> dict[str, Any]
 def page_cache_share(reads: Sequence[BlockRequest], calls: Sequence[FileCall]) -> float | None:
     """Of the bytes that calls read, the share that no block request brought: it was in the page cache.
 
-    Counting the pages themselves (tracepoint filemap) is an event for each 4 KiB: it added 3 % to TTFT.
+    Not by counting pages (tracepoint filemap): of 32 MiB read cold, 7,000 events, where the block layer has 40.
     """
     asked = sum(call.bytes for call in calls if call.kind == "read")
     return max(0.0, 1 - sum(r.bytes for r in reads) / asked) if asked else None
