@@ -16,24 +16,22 @@ from typing import Any
 from harness.report.io_tables import DIRECTIONS, labels, side_by_side
 from harness.report.tables import figure_rows
 from harness.results import read_io, read_manifest
-from harness.seal import seal
 from harness.units import format_bytes
-
-MACHINE = ("cpu_model", "cpus", "memory_bytes", "kernel")
 
 
 def main(target: Path, runs: Sequence[Path]) -> None:
-    summaries = [seal(run) for run in runs]
+    summaries = [json.loads((run / "summary.json").read_text()) for run in runs]
     io, manifest = read_io(runs[-1]), read_manifest(runs[-1])
     assert io is not None, f"{runs[-1]}: not traced"
     host = {key: value for key, value in manifest["host"].items() if key != "hostname"}
+    versions = manifest["cells"][0]["resolved"]["versions"] | manifest["versions"]
     lines = ["# What the cache does to the disk: vLLM with LMCache on ext4, xfs and btrfs", ""]
     lines += [f"Made by `scripts/characterize`, {manifest['created_at']}, at {manifest['git']['commit']}. On reference"]
     lines += ["devices; 4,097 tokens, of which 4,096 come from 16 chunk files of 8 MiB. f2fs and NFS, which the paper"]
     lines += ["has too, are not in this kernel. The figures (the paper's 8 to 12) are in the last run's report.html;"]
     lines += ["io.json has their data, by 100 ms.", ""]
     lines += [f"Machine: {', '.join(f'{key} {value}' for key, value in host.items())}.", ""]
-    lines += [f"Versions: {', '.join(f'{key} {value}' for key, value in manifest['versions'].items())}.", ""]
+    lines += [f"Versions: {', '.join(f'{key} {value}' for key, value in versions.items())}.", ""]
     lines += ["## Experiment 6: the I/O, file systems side by side", ""]
     lines += table(["", *labels(io)], [[name, *texts] for name, texts in side_by_side(io)])
     lines += ["", "Block requests by size, reads + writes:", "", *table(["from", *labels(io)], size_rows(io))]
@@ -41,7 +39,7 @@ def main(target: Path, runs: Sequence[Path]) -> None:
         lines += ["", f"## TTFT of {read_manifest(run)['name']}", "", *ttft_table(summary)]
     target.mkdir(parents=True, exist_ok=True)
     (target / "io.md").write_text("\n".join(lines) + "\n")
-    kept = {"manifest": {"host": host, "versions": manifest["versions"], "git": manifest["git"]}, "io": named(io)}
+    kept = {"manifest": {"host": host, "versions": versions, "git": manifest["git"]}, "io": named(io)}
     kept["summaries"] = {summary["run_id"]: summary["cells"] for summary in summaries}
     (target / "io.json").write_text(json.dumps(kept, separators=(",", ":"), default=str) + "\n")
     for path in sorted(target.iterdir()):
