@@ -265,6 +265,9 @@ def _bpftrace() -> Check:
     found = _program("bpftrace", "needed by block I/O traces (harness io)")
     if not found.ok:
         return found
+    if not (SYS / "kernel/btf/vmlinux").exists():
+        cure = "use a kernel with CONFIG_DEBUG_INFO_BTF, as distributions' are"
+        return Check("bpftrace", False, "the kernel has no BTF, by which descendants of a process are found", cure)
     places = (SYS / "kernel/tracing/events", SYS / "kernel/debug/tracing/events")
     if any(place.is_dir() for place in places):
         return Check("bpftrace", True, f"{found.detail}, tracefs is mounted")

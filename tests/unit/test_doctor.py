@@ -30,6 +30,7 @@ def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         "proc/filesystems": "nodev\ttmpfs\n\text4\n\txfs\n\tbtrfs\n",
         "proc/meminfo": "MemTotal: 33554432 kB\nMemAvailable: 16777216 kB\n",
         "sys/kernel/tracing/events/README": "",
+        "sys/kernel/btf/vmlinux": "",
         "sys/fs/cgroup/cgroup.controllers": "cpuset cpu io memory\n",
         "dev/loop-control": "",
         "checkout/results/.keep": "",
@@ -169,6 +170,12 @@ def test_a_port_in_use_fails(machine: Path, monkeypatch: pytest.MonkeyPatch) -> 
         monkeypatch.setattr(doctor, "PORTS", (port,))
         check = found(machine, "ports")
     assert check.ok is False and check.detail == f"in use: {port}" and str(port) in (check.cure or "")
+
+
+def test_a_kernel_without_types_cannot_be_traced(machine: Path) -> None:
+    (machine / "sys/kernel/btf/vmlinux").unlink()
+    check = found(machine, "bpftrace")
+    assert check.ok is False and "BTF" in check.detail and check.cure
 
 
 def test_stolen_time_fails(machine: Path, monkeypatch: pytest.MonkeyPatch) -> None:
