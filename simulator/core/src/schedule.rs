@@ -324,9 +324,8 @@ impl Engine {
 
     fn compute(&mut self, slot: Slot, tokens: u64, batch: &mut Batch) {
         let request = &mut self.requests[slot];
-        let decoding = request.decoding();
-        batch.steady &= decoding;
-        batch.work.add(tokens, request.computed, decoding);
+        batch.steady &= request.decoding();
+        batch.work.add(tokens, request.computed);
         batch.slots.push(slot);
         request.computed += tokens;
         if request.computed < request.tokens_known() {
