@@ -10,7 +10,7 @@ use std::ptr::{self, NonNull};
 pub const BLOCK: usize = 4096;
 const STAMP: usize = 16;
 
-/// Page-aligned, zeroed memory. Huge pages where there are some: an 8 MiB transfer then pins 4 pages, not 2,048.
+/// Page-aligned, zeroed memory.
 pub struct Buffer {
     start: NonNull<u8>,
     len: usize,
@@ -21,7 +21,8 @@ pub struct Buffer {
 unsafe impl Send for Buffer {}
 
 impl Buffer {
-    pub fn new(len: usize) -> io::Result<Self> {
+    /// huge: of huge pages where there are some; an 8 MiB transfer then pins 4 of them, not 2,048. Else of none.
+    pub fn new(len: usize, huge: bool) -> io::Result<Self> {
         let (protection, flags) =
             (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS);
         // SAFETY: a fresh anonymous mapping; its result is checked.
@@ -30,14 +31,14 @@ impl Buffer {
             return Err(io::Error::last_os_error());
         }
         // SAFETY: the mapping above; advice that the kernel may refuse.
-        unsafe { libc::madvise(start, len, libc::MADV_HUGEPAGE) };
+        unsafe { libc::madvise(start, len, if huge { libc::MADV_HUGEPAGE } else { libc::MADV_NOHUGEPAGE }) };
         let start = NonNull::new(start.cast()).ok_or_else(io::Error::last_os_error)?;
         Ok(Self { start, len })
     }
 
     /// A buffer with the pattern in it; `stamp` makes it a chunk's.
-    pub fn patterned(len: usize) -> io::Result<Self> {
-        let mut buffer = Self::new(len)?;
+    pub fn patterned(len: usize, huge: bool) -> io::Result<Self> {
+        let mut buffer = Self::new(len, huge)?;
         for (index, block) in buffer.bytes_mut().chunks_mut(BLOCK).enumerate() {
             fill(block, index);
         }
@@ -111,7 +112,7 @@ mod tests {
 
     #[test]
     fn content_tells_chunks_and_places_apart() {
-        let mut buffer = Buffer::patterned(4 * BLOCK).unwrap();
+        let mut buffer = Buffer::patterned(4 * BLOCK, true).unwrap();
         stamp(buffer.bytes_mut(), 7);
         assert_eq!(wrong(buffer.bytes(), 7), None);
         assert!(wrong(buffer.bytes(), 8).is_some());

@@ -26,6 +26,8 @@ pub struct Call {
     pub kind: Kind,
     pub at: *mut u8,
     pub len: usize,
+    /// Whose file it is, where each chunk has one.
+    pub file: u64,
     pub offset: u64,
 }
 
@@ -34,6 +36,9 @@ unsafe impl Send for Call {}
 
 /// A token, and the bytes moved or the error number.
 pub type Answer = (u64, Result<usize, i32>);
+
+/// Carries a call out: the bytes moved or the error number.
+pub type Perform = Arc<dyn Fn(Call) -> Result<usize, i32> + Send + Sync>;
 
 pub enum Queue {
     Ring(Box<Ring>),
@@ -125,18 +130,18 @@ pub struct Threads {
 }
 
 impl Threads {
-    pub fn new(depth: u32, file: &File) -> io::Result<Self> {
+    pub fn new(count: usize, perform: Perform) -> io::Result<Self> {
         let (calls, taken) = channel::<Call>();
         let (given, answers) = channel();
         let taken = Arc::new(Mutex::new(taken));
         let mut threads = Vec::new();
-        for _ in 0..depth {
-            let (taken, given, file) = (Arc::clone(&taken), given.clone(), file.try_clone()?);
+        for _ in 0..count {
+            let (taken, given, perform) = (Arc::clone(&taken), given.clone(), Arc::clone(&perform));
             threads.push(std::thread::Builder::new().name("kv-io".to_string()).spawn(move || {
                 loop {
                     let next = taken.lock().unwrap_or_else(PoisonError::into_inner).recv();
                     let Ok(call) = next else { return };
-                    if given.send((call.token, perform(&file, call))).is_err() {
+                    if given.send((call.token, perform(call))).is_err() {
                         return;
                     }
                 }
@@ -170,12 +175,19 @@ impl Drop for Threads {
     }
 }
 
-fn perform(file: &File, call: Call) -> Result<usize, i32> {
-    // SAFETY: the caller leaves this memory to us until the answer (see Call).
-    let bytes = unsafe { std::slice::from_raw_parts_mut(call.at, call.len) };
-    let done = match call.kind {
-        Kind::Read => file.read_at(bytes, call.offset),
-        Kind::Write => file.write_at(bytes, call.offset),
+impl Call {
+    pub fn bytes(&mut self) -> &mut [u8] {
+        // SAFETY: whoever made the call leaves this memory to us until the answer (see `at`).
+        unsafe { std::slice::from_raw_parts_mut(self.at, self.len) }
+    }
+}
+
+/// A call on the one file that all calls are on.
+pub fn perform(file: &File, mut call: Call) -> Result<usize, i32> {
+    let (kind, offset) = (call.kind, call.offset);
+    let done = match kind {
+        Kind::Read => file.read_at(call.bytes(), offset),
+        Kind::Write => file.write_at(call.bytes(), offset),
         Kind::Sync => file.sync_data().map(|()| 0),
     };
     done.map_err(|error| error.raw_os_error().unwrap_or(libc::EIO))
