@@ -17,7 +17,7 @@ use std::collections::VecDeque;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use buffer::{BLOCK, Buffer};
+use buffer::{BLOCK, Places};
 use open::{Device, open_device};
 use queue::{Answer, Call, Kind};
 
@@ -94,9 +94,9 @@ pub struct Store {
     waiting: VecDeque<Queued>,
     frames: Vec<Option<Frame>>,
     free: Vec<usize>,
-    /// Of each frame: memory to read into, and to write from, made when first needed.
-    reads: Vec<Option<Buffer>>,
-    writes: Vec<Option<Buffer>>,
+    /// Memory to read into, and to write from, a place a frame; made when first needed.
+    reads: Option<Places>,
+    writes: Option<Places>,
     done: Vec<Done>,
     io: String,
     device: Device,
@@ -128,8 +128,8 @@ impl Store {
             waiting: VecDeque::new(),
             frames: (0..places).map(|_| None).collect(),
             free: (0..places).rev().collect(),
-            reads: (0..places).map(|_| None).collect(),
-            writes: (0..places).map(|_| None).collect(),
+            reads: None,
+            writes: None,
             done: Vec::new(),
             io,
             device,
@@ -215,7 +215,18 @@ impl Store {
                 break;
             }
         }
+        self.flush()?;
         Ok(std::mem::take(&mut self.done))
+    }
+
+    /// The device gets what was begun, though nobody waits for it now.
+    fn flush(&mut self) -> Result<(), String> {
+        match &mut self.device {
+            Device::File { queue, .. } => {
+                queue.flush().map_err(|error| format!("the device's queue takes no more: {error}"))
+            }
+            _ => Ok(()),
+        }
     }
 
     fn in_flight(&self) -> usize {
@@ -255,24 +266,22 @@ impl Store {
             self.moved(index, self.slot_bytes);
             return Ok(());
         }
-        let memory = if write { &mut self.writes[index] } else { &mut self.reads[index] };
+        let memory = if write { &mut self.writes } else { &mut self.reads };
         if memory.is_none() {
-            let make = if write { Buffer::patterned } else { Buffer::new };
             let huge = !matches!(self.device, Device::Files { .. });
-            *memory = Some(
-                make(self.slot_bytes, huge).map_err(|error| format!("no memory for a transfer: {error}"))?,
-            );
+            let made = Places::new(self.frames.len(), self.slot_bytes, huge, write);
+            *memory = Some(made.map_err(|error| format!("no memory for transfers: {error}"))?);
         }
         let Some(memory) = memory else { return Ok(()) };
         if write {
-            buffer::stamp(memory.bytes_mut(), key);
+            buffer::stamp(memory.bytes_mut(index), key);
         }
         if let Device::Ram(all) = &mut self.device {
             let start = slot as usize * self.slot_bytes;
             let held = &mut all.bytes_mut()[start..start + self.slot_bytes];
             match write {
-                true => held.copy_from_slice(memory.bytes()),
-                false => memory.bytes_mut().copy_from_slice(held),
+                true => held.copy_from_slice(memory.bytes_mut(index)),
+                false => memory.bytes_mut(index).copy_from_slice(held),
             }
             self.moved(index, self.slot_bytes);
             return Ok(());
@@ -283,7 +292,7 @@ impl Store {
     /// Hands the rest of a frame's data, or its sync, to the file.
     fn call(&mut self, index: usize) -> Result<(), String> {
         let Some(frame) = &self.frames[index] else { return Ok(()) };
-        let memory = if frame.op.write { &self.writes[index] } else { &self.reads[index] };
+        let memory = if frame.op.write { &self.writes } else { &self.reads };
         let Some(memory) = memory else { return Ok(()) };
         let (queue, start) = match &mut self.device {
             Device::File { queue, .. } => (queue, frame.op.slot * self.slot_bytes as u64),
@@ -298,7 +307,7 @@ impl Store {
         let call = Call {
             token: index as u64,
             kind,
-            at: memory.at(frame.moved),
+            at: memory.at(index, frame.moved),
             len: self.op_bytes - frame.moved,
             file: frame.op.key,
             offset: start + frame.moved as u64,
@@ -343,9 +352,9 @@ impl Store {
 
     /// All of a frame's bytes have moved.
     fn ended(&mut self, index: usize) {
-        let wrong = match (&self.frames[index], &self.reads[index]) {
+        let wrong = match (&self.frames[index], &mut self.reads) {
             (Some(frame), Some(memory)) if self.config.verify && !frame.op.write => {
-                buffer::wrong(&memory.bytes()[..self.op_bytes], frame.op.key)
+                buffer::wrong(&memory.bytes_mut(index)[..self.op_bytes], frame.op.key)
             }
             _ => None,
         };
@@ -385,8 +394,7 @@ impl Drop for Store {
         }
         if self.in_flight() > 0 {
             // The queue broke with transfers under way: memory that is still written to is better lost.
-            std::mem::forget(std::mem::take(&mut self.reads));
-            std::mem::forget(std::mem::take(&mut self.writes));
+            std::mem::forget((self.reads.take(), self.writes.take()));
         }
     }
 }

@@ -53,6 +53,14 @@ impl Queue {
         }
     }
 
+    /// Hands over what `push` has kept back.
+    pub fn flush(&mut self) -> io::Result<()> {
+        match self {
+            Self::Ring(ring) => ring.flush(),
+            Self::Threads(_) => Ok(()),
+        }
+    }
+
     /// Appends answers: at least one, unless `timeout` ends first.
     pub fn wait(&mut self, timeout: Duration, answers: &mut Vec<Answer>) -> io::Result<()> {
         match self {
@@ -64,8 +72,8 @@ impl Queue {
 
 pub struct Ring {
     ring: IoUring,
-    /// So many calls are handed over at once, the rest by `wait`: one by one a deep queue costs more than it gains, and
-    /// all together a shallow one runs dry meanwhile.
+    /// So many calls are handed over at once, the rest by `wait`: a call that follows each answer goes with the wait
+    /// for the next one, and all together a deep queue would run dry meanwhile.
     batch: usize,
     file: File,
 }
@@ -81,7 +89,7 @@ impl Ring {
         if !ring.params().is_feature_ext_arg() {
             return Err(io::Error::from_raw_os_error(libc::ENOSYS));
         }
-        Ok(Self { ring, batch: (depth as usize / 4).max(1), file: file.try_clone()? })
+        Ok(Self { ring, batch: (depth as usize / 4).max(2), file: file.try_clone()? })
     }
 
     fn push(&mut self, call: Call) -> io::Result<()> {
@@ -94,7 +102,11 @@ impl Ring {
         // SAFETY: the memory outlives the call (see Call). The ring has a place for every call in flight.
         let pushed = unsafe { self.ring.submission().push(&entry.user_data(call.token)) };
         pushed.map_err(|_| io::Error::from_raw_os_error(libc::EBUSY))?;
-        if self.ring.submission().len() < self.batch {
+        if self.ring.submission().len() < self.batch { Ok(()) } else { self.flush() }
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        if self.ring.submission().is_empty() {
             return Ok(());
         }
         match self.ring.submit() {
