@@ -19,7 +19,7 @@ use std::time::{Duration, Instant};
 
 use buffer::{BLOCK, Places};
 use open::{Device, open_device};
-use queue::{Answer, Call, Kind};
+use queue::{Answer, Call, Kind, TICK};
 
 #[derive(Clone, Debug)]
 #[cfg_attr(feature = "python", derive(pyo3::FromPyObject))]
@@ -204,7 +204,7 @@ impl Store {
         while self.in_flight() > 0 {
             let enough = self.done.len() >= least;
             let left = if enough { Duration::ZERO } else { until.saturating_duration_since(Instant::now()) };
-            self.wait(left, &mut answers)?;
+            self.wait(left, timeout > TICK, &mut answers)?;
             let quiet = answers.is_empty();
             // Each gives its place to the next one before the others are looked at: the device is kept busy.
             for answer in answers.drain(..) {
@@ -233,10 +233,10 @@ impl Store {
         self.frames.len() - self.free.len()
     }
 
-    fn wait(&mut self, timeout: Duration, answers: &mut Vec<Answer>) -> Result<(), String> {
+    fn wait(&mut self, timeout: Duration, rough: bool, answers: &mut Vec<Answer>) -> Result<(), String> {
         match &mut self.device {
             Device::File { queue, .. } | Device::Files { queue, .. } => queue
-                .wait(timeout, answers)
+                .wait(timeout, rough, answers)
                 .map_err(|error| format!("waiting for the device failed: {error}")),
             _ => Ok(()),
         }
@@ -385,7 +385,7 @@ impl Drop for Store {
     fn drop(&mut self) {
         self.waiting.clear();
         let mut answers = Vec::new();
-        while self.in_flight() > 0 && self.wait(Duration::from_secs(1), &mut answers).is_ok() {
+        while self.in_flight() > 0 && self.wait(Duration::from_secs(1), false, &mut answers).is_ok() {
             for (token, _) in answers.drain(..) {
                 if self.frames[token as usize].take().is_some() {
                     self.free.push(token as usize);

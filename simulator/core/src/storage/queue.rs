@@ -40,6 +40,11 @@ pub type Answer = (u64, Result<usize, i32>);
 /// Carries a call out: the bytes moved or the error number.
 pub type Perform = Arc<dyn Fn(Call) -> Result<usize, i32> + Send + Sync>;
 
+/// How long a rough wait may be too long.
+pub const TICK: Duration = Duration::from_millis(100);
+static TICK_TIME: types::Timespec = types::Timespec::new().nsec(TICK.subsec_nanos());
+const TICK_TOKEN: u64 = u64::MAX;
+
 pub enum Queue {
     Ring(Box<Ring>),
     Threads(Threads),
@@ -61,9 +66,10 @@ impl Queue {
         }
     }
 
-    /// Appends answers: at least one, unless `timeout` ends first.
-    pub fn wait(&mut self, timeout: Duration, answers: &mut Vec<Answer>) -> io::Result<()> {
+    /// Appends answers: at least one, unless `timeout` ends first; if it is `rough`, in some moment before or after.
+    pub fn wait(&mut self, timeout: Duration, rough: bool, answers: &mut Vec<Answer>) -> io::Result<()> {
         match self {
+            Self::Ring(ring) if rough && !timeout.is_zero() => ring.wait_roughly(answers),
             Self::Ring(ring) => ring.wait(timeout, answers),
             Self::Threads(threads) => threads.wait(timeout, answers),
         }
@@ -76,6 +82,8 @@ pub struct Ring {
     /// for the next one, and all together a deep queue would run dry meanwhile.
     batch: usize,
     file: File,
+    /// A call of ours that ends a rough wait is on its way.
+    ticking: bool,
 }
 
 impl Ring {
@@ -85,11 +93,12 @@ impl Ring {
         // us, and a wait ends with the first of them. Older kernels do not know that.
         let mut builder = IoUring::builder();
         builder.setup_coop_taskrun().setup_single_issuer().setup_defer_taskrun();
-        let ring = builder.build(depth).or_else(|_| IoUring::new(depth))?;
+        let entries = depth + 1; // one for the tick
+        let ring = builder.build(entries).or_else(|_| IoUring::new(entries))?;
         if !ring.params().is_feature_ext_arg() {
             return Err(io::Error::from_raw_os_error(libc::ENOSYS));
         }
-        Ok(Self { ring, batch: (depth as usize / 4).max(2), file: file.try_clone()? })
+        Ok(Self { ring, batch: (depth as usize / 4).max(2), file: file.try_clone()?, ticking: false })
     }
 
     fn push(&mut self, call: Call) -> io::Result<()> {
@@ -122,11 +131,35 @@ impl Ring {
             Err(error) if !passes(&error) => return Err(error),
             _ => {}
         }
+        self.take(answers);
+        Ok(())
+    }
+
+    /// A timer for each wait costs as much as waking up; this is one every TICK.
+    fn wait_roughly(&mut self, answers: &mut Vec<Answer>) -> io::Result<()> {
+        if !self.ticking {
+            self.flush()?;
+            let entry = opcode::Timeout::new(&TICK_TIME).build().user_data(TICK_TOKEN);
+            // SAFETY: the time is there for ever.
+            let pushed = unsafe { self.ring.submission().push(&entry) };
+            self.ticking = pushed.is_ok();
+        }
+        match self.ring.submit_and_wait(1) {
+            Err(error) if !passes(&error) => return Err(error),
+            _ => {}
+        }
+        self.take(answers);
+        Ok(())
+    }
+
+    fn take(&mut self, answers: &mut Vec<Answer>) {
         for entry in self.ring.completion() {
             let moved = entry.result();
-            answers.push((entry.user_data(), usize::try_from(moved).map_err(|_| -moved)));
+            match entry.user_data() {
+                TICK_TOKEN => self.ticking = false,
+                token => answers.push((token, usize::try_from(moved).map_err(|_| -moved))),
+            }
         }
-        Ok(())
     }
 }
 
