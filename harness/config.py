@@ -10,7 +10,7 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, Field, field_validator, model_validator
 
-from harness.strict import FROM_LIST, Positive, PositiveFloat, Share, Storage, Strict
+from harness.strict import FROM_LIST, Positive, PositiveFloat, Share, Storage, StorageSettings, Strict
 from harness.units import Bytes, Seconds
 
 TIER_STATES = ("recompute", "gpu", "cpu", "disk", "disk_cold")
@@ -199,27 +199,6 @@ class Cache(Strict):
             if size is not None and size < 1:
                 raise ValueError(f"{name} has capacity 0; give it a size, or leave the tier out (null)")
         return self
-
-
-class StorageSettings(Strict):
-    """Mode storage: how the disk tier's bytes move. With cache.gpu 0B all KV is on disk, and no engine is simulated.
-
-    io auto: io_uring where the kernel lets us, else threads. depth: operations that the device has at once. fsync: a
-    write has ended when it is durable. verify: what is read is compared with what was written. reserve: what the file
-    system keeps free. keep_files: the file with the chunks stays. compute none: the GPU takes no time.
-    decode_read_tokens: with cache.gpu 0B, the context is read again for every so many output tokens; 0: never.
-    """
-
-    device: Literal["file", "ram", "null", "gpu"] = "file"
-    io: Literal["auto", "io_uring", "threads"] = "auto"
-    depth: Annotated[int, Field(ge=1, le=4096)] = 16
-    direct: bool = True
-    fsync: bool = False
-    verify: bool = False
-    reserve: Bytes = 2**30
-    keep_files: bool = False
-    compute: Literal["simulated", "none"] = "simulated"
-    decode_read_tokens: Annotated[int, Field(ge=0, le=2**24)] = 32
 
 
 class SimSettings(Strict):

@@ -115,6 +115,16 @@ impl Cache {
         }
     }
 
+    /// Ends a store that brought nothing.
+    pub fn give_up_stored(&mut self, keys: &[Key]) {
+        for &key in keys {
+            if let Some(at) = self.chunks.find(key) {
+                self.change(at, |chunk| chunk.storing = false);
+            }
+        }
+        self.give_up(keys);
+    }
+
     /// One more reader for this key, if it is there.
     pub fn lock(&mut self, key: Key) {
         if let Some(at) = self.chunks.find(key) {
@@ -235,6 +245,11 @@ impl Cache {
 impl Cache {
     pub fn readers(&self, key: Key) -> u32 {
         self.chunks.find(key).map_or(0, |at| self.chunks[at].readers)
+    }
+
+    /// Resident or being written.
+    pub fn keys(&self) -> Vec<Key> {
+        self.chunks.iter().map(|chunk| chunk.key).collect()
     }
 
     /// What must hold at any moment.

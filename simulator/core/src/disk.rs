@@ -59,11 +59,11 @@ impl Disk {
         self.in_page_cache.clear();
     }
 
-    /// Those of the keys that the disk lacks and has room for, marked as being written.
-    pub fn begin_write(&mut self, keys: &[Key]) -> Vec<Key> {
+    /// Those of the keys that the disk lacks and has room for, marked as being written; and those that went for them.
+    pub fn begin_write(&mut self, keys: &[Key]) -> (Vec<Key>, Vec<Key>) {
         let evicts = self.rules.evicts;
         if !evicts && self.held.room(false) == 0 {
-            return Vec::new();
+            return (Vec::new(), Vec::new());
         }
         let mut writes: Vec<Key> = keys.iter().filter(|key| !self.held.has(**key)).copied().collect();
         let mut gone = Vec::new();
@@ -72,10 +72,15 @@ impl Disk {
         }
         writes.truncate(self.held.room(evicts).min(writes.len() as u64) as usize);
         gone.extend(self.held.reserve(&writes, true, evicts).unwrap_or_default());
-        for key in gone {
-            self.in_page_cache.remove(&key);
+        for key in &gone {
+            self.in_page_cache.remove(key);
         }
-        writes
+        (writes, gone)
+    }
+
+    /// These writes have failed.
+    pub fn give_up(&mut self, keys: &[Key]) {
+        self.held.give_up_stored(keys);
     }
 
     pub fn end_write(&mut self, keys: &[Key]) {
@@ -109,6 +114,11 @@ impl Disk {
     pub fn check(&self) {
         self.held.check();
         assert!(self.in_page_cache.keys().all(|&key| self.held.contains(key)));
+    }
+
+    /// Held or being written.
+    pub fn keys(&self) -> Vec<Key> {
+        self.held.keys()
     }
 
     pub fn check_idle(&self) {

@@ -2,7 +2,7 @@
 
 use crate::keys::Key;
 use crate::tier_config::{Placement, TickShare};
-use crate::tiers::{Ended, Op, Slot, Tiers, with};
+use crate::tiers::{Ended, IoId, Op, Slot, Tiers, with};
 use crate::time::{FOREVER, Ticks};
 
 impl Tiers {
@@ -67,7 +67,7 @@ impl Tiers {
 
     /// Begins to write chunks past the CPU tier to disk. None: it takes none.
     pub(crate) fn spill(&mut self, now: Ticks, slot: Slot, keys: Vec<Key>) -> Option<Ended> {
-        let keys = self.disk.as_mut().map_or_else(Vec::new, |disk| disk.begin_write(&keys));
+        let keys = self.begin_disk_write(&keys);
         let count = keys.len() as u64;
         if count == 0 {
             return None;
@@ -92,7 +92,7 @@ impl Tiers {
 
     /// Begins to write those of the keys to disk that it lacks, and locks `read` in the CPU tier meanwhile.
     fn write_down(&mut self, now: Ticks, slot: Slot, read: Vec<Key>, keys: &[Key], stores: bool) -> u64 {
-        let writes = self.disk.as_mut().map_or_else(Vec::new, |disk| disk.begin_write(keys));
+        let writes = self.begin_disk_write(keys);
         let count = writes.len() as u64;
         if stores {
             self.journal.note("writes", || writes.clone());
@@ -105,21 +105,36 @@ impl Tiers {
         count
     }
 
+    /// Room on disk for those of the keys that it lacks and takes.
+    fn begin_disk_write(&mut self, keys: &[Key]) -> Vec<Key> {
+        let Some(disk) = &mut self.disk else { return Vec::new() };
+        let (writes, gone) = disk.begin_write(keys);
+        if let Some(outbox) = &mut self.outbox {
+            outbox.drop_chunks(&gone);
+        }
+        writes
+    }
+
     /// When the write of these chunks ends. FOREVER: somebody else makes it, and will tell.
     fn issue_write(&mut self, now: Ticks, slot: Slot, keys: &[Key]) -> Ticks {
-        if let (Some(outbox), Some(disk)) = (&mut self.outbox, &self.disk) {
-            outbox.write(self.next_io, slot, keys, |key| disk.has(key));
+        if let Some(outbox) = &mut self.outbox {
+            outbox.write(self.next_io, slot, keys);
             return FOREVER;
         }
         let count = keys.len() as u64;
         self.disk_write.submit(now, count, count * self.config.chunk_bytes)
     }
 
-    pub(crate) fn written(&mut self, keys: &[Key], stores: bool) {
+    /// A write to disk has ended. Chunks that somebody else could not write are as if they had never been begun.
+    pub(crate) fn written(&mut self, id: IoId, keys: &[Key], stores: bool) {
         self.counters.stores_ended += if stores { keys.len() as u64 } else { 0 };
-        if let Some(disk) = &mut self.disk {
-            disk.end_write(keys);
-        }
+        let Some(disk) = &mut self.disk else { return };
+        let Some(outbox) = &mut self.outbox else { return disk.end_write(keys) };
+        let failed = outbox.take_failed(id);
+        let (lost, arrived): (Vec<Key>, Vec<Key>) = keys.iter().partition(|key| failed.contains(key));
+        disk.end_write(&arrived);
+        disk.give_up(&lost);
+        outbox.drop_chunks(&lost);
     }
 
     /// How many chunks the next tick drops.

@@ -169,7 +169,7 @@ pub struct Tiers {
 impl Tiers {
     pub fn new(config: TierConfig, journal: bool) -> Self {
         Self {
-            outbox: config.disk_chunks.filter(|_| config.external_disk).map(Outbox::new),
+            outbox: config.disk_chunks.filter(|_| config.external_disk).map(|_| Outbox::default()),
             cpu: config.cpu_tier(),
             disk: config.disk_tier(),
             cpu_read: Device::new(&config.cpu_read),
@@ -322,13 +322,13 @@ impl Tiers {
                 self.spill(now, slot, spilled).unwrap_or(Ended::Store(slot))
             }
             Some(Op::Spill { slot, keys }) => {
-                self.written(&keys, true);
+                self.written(id, &keys, true);
                 Ended::Store(slot)
             }
             Some(Op::DiskWrite { keys, writes, stores }) => {
                 self.journal.note("written", || vec![id]);
                 keys.iter().for_each(|&key| self.cpu.unlock(key));
-                self.written(&writes, stores);
+                self.written(id, &writes, stores);
                 Ended::Nothing
             }
             None => Ended::Nothing,
@@ -342,6 +342,9 @@ impl Tiers {
     pub fn reset_disk(&mut self) {
         if let Some(disk) = &mut self.disk {
             disk.reset();
+        }
+        if let Some(outbox) = &mut self.outbox {
+            outbox.drop_all();
         }
     }
 
@@ -389,6 +392,9 @@ impl Tiers {
     pub fn check(&self, hits: &[&Hit]) {
         self.cpu.check();
         self.disk.iter().for_each(Disk::check);
+        if let (Some(outbox), Some(disk)) = (&self.outbox, &self.disk) {
+            outbox.check(&disk.keys(), self.config.disk_chunks.unwrap_or(0));
+        }
         let mut pins: KeyMap<u32> = KeyMap::default();
         let mut pin = |keys: &[Key]| keys.iter().for_each(|&key| *pins.entry(key).or_default() += 1);
         hits.iter().for_each(|hit| pin(&hit.keys));
@@ -404,10 +410,18 @@ impl Tiers {
         pins.iter().for_each(|(key, &times)| assert_eq!(held(key), times, "pins of {key:x}"));
     }
 
+    /// Held or being written, in order.
+    pub fn keys_on_disk(&self) -> Vec<Key> {
+        let mut keys = self.disk.as_ref().map_or_else(Vec::new, Disk::keys);
+        keys.sort_unstable();
+        keys
+    }
+
     pub fn check_idle(&self) {
         self.check(&[]);
         self.cpu.check_idle();
         self.disk.iter().for_each(Disk::check_idle);
+        self.outbox.iter().for_each(Outbox::check_idle);
         assert_eq!((self.prefetching, self.prefetching_chunks, self.passing.len()), (0, 0, 0));
         assert!(self.waiting_lookups.is_empty());
         assert_eq!(self.counters.stores_begun, self.counters.stores_ended);
