@@ -62,6 +62,7 @@ def test_the_fit_finds_known_constants_again() -> None:
     points += [point("cpu", n, n - 1, ttft_s(n, n - 1)) for n in lengths]
     nothing = Assumption(value=0.0, why="the truth has none of it")
     assumed = dict.fromkeys((*ABSENT, "step_s", "context_s", "request_token_s", "cpu.read.chunk_s"), nothing)
+    assumed["attention_context_s"] = Assumption(same_as="attention_s", why="the truth knows one attention")
     fitted_on = FittedOn(model="tiny-llama", max_num_batched_tokens=65536, points=tuple(points))
     found = fit(fitted_on, assumed).constants
     assert {name: found[name] for name in truth} == pytest.approx(truth, rel=1e-4)

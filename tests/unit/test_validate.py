@@ -170,7 +170,7 @@ def test_the_command_and_its_mistakes(tmp_path: Path, capsys: pytest.CaptureFixt
 def test_what_a_calibration_finds_foretells_points_that_it_never_saw(tmp_path: Path) -> None:
     """The simulator calibrated on itself: other lengths, hit rates, concurrency, chunk sizes, and a faster device."""
     config = yaml.safe_load(Path("configs/validation/cpu_vllm.yaml").read_text())
-    config["measure"] |= {"samples": 10, "until": None}
+    config["measure"] |= {"samples": 10, "until": None, "steady": None}
     config["sizes"].pop("trace")
     path, found = tmp_path / "experiment.yaml", tmp_path / "found.yaml"
     path.write_text(yaml.safe_dump(config))
