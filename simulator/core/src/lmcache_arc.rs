@@ -124,8 +124,7 @@ impl Eviction for LmcacheArc {
         self.passed.retain(|&at| chunks[at].passed);
         let once = self.once.len() - self.passed.len() as u64;
         let first = if once >= self.target as u64 { self.once.first_free(chunks) } else { None };
-        let at =
-            first.or_else(|| self.again.first_free(chunks)).or_else(|| self.once.first_free(chunks))?;
+        let at = first.or_else(|| self.again.first_free(chunks)).or_else(|| self.once.first_free(chunks))?;
         chunks[at].uses |= CHOSEN;
         if chunks[at].staged > 0 && chunks[at].queue == ONCE {
             self.passed.push(at);
