@@ -168,6 +168,13 @@ def _sizes(ours: Point, theirs: Point) -> Iterator[str]:
             yield f"different cache sizes: {field} is {known[0]} on one side, {known[1]} on the other"
 
 
+def _rules(ours: Point, theirs: Point) -> Iterator[str]:
+    """How the cache server evicts, where both sides say so."""
+    left, right = (((p.cell.get("resolved") or {}).get("details") or {}).get("eviction") for p in (ours, theirs))
+    if left and right and left != right:
+        yield f"different eviction: {left} on one side, {right} on the other; set cache.eviction as the server has it"
+
+
 def _definitions(ours: Point, theirs: Point) -> Iterator[str]:
     left, right = (point.cell.get("config") or {} for point in (ours, theirs))
     for field in _DEFINED_BY:
@@ -176,5 +183,5 @@ def _definitions(ours: Point, theirs: Point) -> Iterator[str]:
 
 
 _CHECKS: tuple[Callable[[Point, Point], Iterator[str]], ...] = (
-    _evidence, _errors, _degraded, _tokens, _sizes, _definitions,
+    _evidence, _errors, _degraded, _tokens, _sizes, _rules, _definitions,
 )  # fmt: skip

@@ -10,7 +10,7 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, Field, field_validator, model_validator
 
-from harness.strict import FROM_LIST, Positive, PositiveFloat, Share, Storage, StorageSettings, Strict
+from harness.strict import FROM_LIST, Eviction, Positive, PositiveFloat, Share, Storage, StorageSettings, Strict
 from harness.units import Bytes, Seconds
 
 TIER_STATES = ("recompute", "gpu", "cpu", "disk", "disk_cold")
@@ -176,13 +176,15 @@ class Disk(Strict):
 
 
 class Cache(Strict):
-    """Tiers and their grain. cpu None: no cache server at all; disk None: CPU RAM is the last tier."""
+    """Tiers and their grain. cpu None: no cache server at all; disk None: CPU RAM is the last tier; eviction None: as
+    LMCache does by default."""
 
     block_tokens: Annotated[int, Field(ge=1, le=4096)] = 32
     chunk_tokens: Annotated[int, Field(ge=1, le=65536)] = 256
     gpu: Bytes
     cpu: Bytes | None = None
     disk: Disk | None = None
+    eviction: Eviction | None = None
 
     @model_validator(mode="after")
     def _consistent(self) -> Cache:

@@ -9,14 +9,12 @@ from pathlib import Path
 
 from harness.config import Experiment, PrefixWorkload
 from harness.engines.base import Capabilities, Resolved
-from harness.strict import Device
+from harness.strict import DEFAULT_WATERMARK, Device
 from harness.units import format_bytes
 from simulator.models import ModelSpec
 from traces.request import Request
 
 _GIB = 2**30
-# LMCache begins to evict from L1 at this share of it (its default watermark).
-_CPU_WATERMARK = 0.8
 # Of vLLM 0.32: its attention on CPU knows no other block sizes.
 _CPU_ATTENTION_BLOCK = 32
 _DISK_RESERVE_BYTES = 2 * _GIB
@@ -34,6 +32,8 @@ def check_experiment(
     if not experiment.cache.gpu and engine != "sim":
         raise PreflightError(f"cache.gpu is 0: all KV on storage is for --engine sim, not {engine}; give it a size")
     _check_capabilities(experiment, capabilities, engine)
+    if experiment.cache.eviction is not None:
+        _check_eviction(experiment, engine)
     if isinstance(experiment.workload, PrefixWorkload):
         cache = experiment.cache
         configured = Resolved(
@@ -77,6 +77,13 @@ def _check_capabilities(experiment: Experiment, capabilities: Capabilities, engi
         )
 
 
+def _check_eviction(experiment: Experiment, engine: str) -> None:
+    if experiment.cache.cpu is None:
+        raise PreflightError("cache.eviction needs cache.cpu, the tier that evicts; give it a size, e.g. 1GiB")
+    if engine == "vllm" and experiment.engines.vllm.connector != "mp":
+        raise PreflightError("cache.eviction is the LMCache server's; set engines.vllm.connector to mp, or remove it")
+
+
 def check_working_set(experiment: Experiment, resolved: Resolved) -> None:
     """Whether the probe's prompts fit the tiers that have to hold them. Raises PreflightError."""
     workload = experiment.workload
@@ -90,9 +97,11 @@ def check_working_set(experiment: Experiment, resolved: Resolved) -> None:
             f"workload.prompt_tokens {workload.prompt_tokens} + {workload.output_tokens} output exceed the"
             f" {resolved.max_prompt_tokens + 1} tokens that the engine takes; shorten the prompt or enlarge cache.gpu"
         )
+    eviction = experiment.cache.eviction
+    watermark = eviction.watermark if eviction else DEFAULT_WATERMARK
     limits = (
         ("gpu", resolved.gpu_bytes, 1.0, True),
-        ("cpu", resolved.cpu_bytes, _CPU_WATERMARK, bool({"cpu", "disk", "disk_cold"} & set(experiment.measure.tiers))),
+        ("cpu", resolved.cpu_bytes, watermark, bool({"cpu", "disk", "disk_cold"} & set(experiment.measure.tiers))),
         ("disk", resolved.disk_bytes, 1.0, bool({"disk", "disk_cold"} & set(experiment.measure.tiers))),
     )
     for tier, size, share, used in limits:

@@ -1,5 +1,5 @@
-"""What all sections of the experiment file share: strict models, and the numbers in them. And how storage is had: the
-section `storage`, and the simulator's mode of that name."""
+"""What all sections of the experiment file share: strict models, and the numbers in them. And the sections `storage`,
+`cache.eviction`, and that of the simulator's mode `storage`."""
 
 from __future__ import annotations
 
@@ -19,6 +19,19 @@ FROM_LIST = BeforeValidator(lambda value: tuple(value) if isinstance(value, list
 Positive = Annotated[int, Field(ge=1, le=2**40)]
 Share = Annotated[float, Field(ge=0.0, le=1.0, strict=False)]
 PositiveFloat = Annotated[float, Field(gt=0.0, le=1e9, strict=False)]
+
+
+# The LMCache server's own default; what stays in its CPU RAM stays below this share of it.
+DEFAULT_WATERMARK = 0.8
+
+
+class Eviction(Strict):
+    """How the LMCache server empties its CPU RAM: once a second, from `watermark` on, it drops `ratio` of its chunks in
+    the order of `policy`."""
+
+    policy: Literal["lru", "arc"] = "lru"
+    watermark: Annotated[float, Field(gt=0.0, le=1.0, strict=False)] = DEFAULT_WATERMARK
+    ratio: Annotated[float, Field(gt=0.0, le=1.0, strict=False)] = 0.2
 
 
 class Device(Strict):

@@ -226,25 +226,29 @@ def _run_sim(request: Validation, real: Sequence[Path], progress: Progress) -> P
     entries = [cell for cell in side.manifest["cells"] if point_name(cell["key"]) in asked]
     if not entries:
         raise NotComparable(f"{real[0]}: measured none of the points that the experiment asks for; name its own sizes")
-    cells = [sim_cell(cell, request.calibration) for cell in entries]
-    unique = {cell.key: cell for cell in cells}
+    unique = {cell.key: cell for cell in (sim_cell(entry, request.calibration) for entry in entries)}
     return run(_run_request(request, list(unique.values()), "sim", request.folder / "sim"), progress)
 
 
 def sim_cell(entry: dict[str, Any], calibration: str) -> Cell:
-    """A real run's cell for the simulator: the same requests, and the sizes and limits that the engine resolved."""
+    """A real run's cell for the simulator: the same requests, and the sizes and limits that the engine resolved.
+
+    A free load is sent as often as it was there: a cache server may remember what an earlier pass used.
+    """
     config, resolved = entry["config"], entry["resolved"] or {}
     experiment = Experiment.model_validate_json(msgspec.json.encode(config), context={"resolved": True})
     cache: dict[str, Any] = {"gpu": resolved.get("gpu_bytes") or config["cache"]["gpu"]}
     if config["cache"]["cpu"] is not None:
         cache["cpu"] = resolved.get("cpu_bytes") or config["cache"]["cpu"]
     measure: dict[str, Any] = {}
+    key: str = entry["key"]
     if isinstance(experiment.workload, PrefixWorkload):
         measure = {"samples": SIM_SAMPLES, "until": None, "budget": None}
+        key = point_name(key)
     limits = (resolved.get("details") or {}).get("scheduler") or {}
     sim = {"hardware": calibration, **{key: value for key, value in limits.items() if value is not None}}
     chosen = changed(experiment, cache=cache, measure=measure, engines={"sim": config["engines"]["sim"] | sim})
-    return Cell(point_name(entry["key"]), entry["overrides"], chosen)
+    return Cell(key, entry["overrides"], chosen)
 
 
 def changed(experiment: Experiment, **sections: dict[str, Any]) -> Experiment:

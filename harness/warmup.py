@@ -20,6 +20,7 @@ import msgspec
 
 from harness.config import Experiment, PrefixWorkload, hit_tokens
 from harness.engines.base import Counters, Emit, Engine, Resolved
+from harness.strict import DEFAULT_WATERMARK
 from traces.load import Load
 from traces.request import Request, RequestRecord, Segment, TokensByTier, Verdict, stable_id
 
@@ -115,12 +116,14 @@ async def _empty(engine: Engine, probe: Probe, tiers: frozenset[str]) -> None:
 def _stray_limit(probe: Probe) -> int:
     """Suffix tokens that may lie about before they could push the prefixes out of the smallest tier.
 
-    LMCache begins to evict at 0.8 of L1; the prefixes themselves and the next sample have to fit below that.
+    LMCache begins to evict at its watermark; the prefixes themselves and the next sample have to fit below that.
     """
     per_token = probe.resolved.kv_bytes_per_token or 1
     sizes = [size for size in (probe.resolved.cpu_bytes, probe.resolved.disk_bytes) if size]
     sample = probe.workload.concurrency * probe.workload.prompt_tokens
-    return max(0, int(0.75 * min(sizes) / per_token) - 2 * sample) if sizes else 2**61
+    eviction = probe.experiment.cache.eviction
+    share = (eviction.watermark if eviction else DEFAULT_WATERMARK) - 0.05
+    return max(0, int(share * min(sizes) / per_token) - 2 * sample) if sizes else 2**61
 
 
 def after_sample(probe: Probe, tier: str, verdict: Verdict, *, fresh_prefix: bool) -> None:
@@ -170,8 +173,8 @@ def prove(probe: Probe, tier: str, observed: Counters, rows: Sequence[RequestRec
     if failed is not None:
         return "unproven", f"a request of the sample failed: {failed}"
     expected = expected_counters(probe, tier)
-    if probe.resolved.cpu_bytes is None:
-        # In-process connectors tell hits in one total; expectations on the tier that is not there do not apply.
+    if probe.resolved.cpu_bytes is None or probe.experiment.cache.disk is None:
+        # In-process connectors tell hits in one total; expectations on a tier that is not there do not apply.
         expected = _without_absent_tiers(expected, observed)
     whole = probe.workload.concurrency * probe.hit_tokens * (probe.resolved.kv_bytes_per_token or 0)
     for name, wanted in msgspec.structs.asdict(expected).items():

@@ -27,9 +27,10 @@ class EnginePolicy(msgspec.Struct, frozen=True, kw_only=True):
 class TierPolicy(msgspec.Struct, frozen=True, kw_only=True):
     """How a cache server fills and empties its tiers. All of them keep whole chunks of prompts, never of replies.
 
-    eviction, disk_eviction: which chunk goes next in the CPU tier and on disk: "lru", "fifo", "lfu", "s3-fifo", "arc"
-        or "lease". A chunk that is read or written never goes. A look-up uses the chunks that it finds; a store, and a
-        load from below, bring chunks in, the prompt's last first.
+    eviction, disk_eviction: which chunk goes next in the CPU tier and on disk: "lru", "fifo", "lfu", "s3-fifo", "arc",
+        "lease" or "lmcache-arc" (LMCache's own, which is not the paper's). A chunk that is read or written never goes.
+        A look-up uses the chunks that it finds; a store, and a load from below, bring chunks in, the prompt's last
+        first.
     lease_s: for "lease": a look-up keeps a chunk for so long; then those go first whose lease ran out first.
     end_uses: a request's end uses its prompt's chunks once more, as in LMCache; otherwise a store uses those of its
         chunks that are there already.
@@ -91,6 +92,10 @@ LMCACHE = TierPolicy(
     max_prefetches=8,
     disk_evicts=False,
 )
+
+# By the names of its server's --eviction-policy. It has two more, which drop nothing from CPU RAM: noop, and
+# IsolatedLRU, whose error (it is given no cache_salt) ends the thread that evicts at its first tick.
+LMCACHE_EVICTIONS = {"lru": "lru", "arc": "lmcache-arc"}
 
 # Textbook caches: what is used is kept in every tier, and each write takes the place of as many chunks as it needs.
 LRU = TierPolicy(name="lru", evict_on_demand=True, keep_prefetched=True, max_prefetches=8, disk_evicts=True)
@@ -178,6 +183,21 @@ def engine_policy(name: str) -> EnginePolicy:
 def tier_policy(name: str) -> TierPolicy:
     """The pack of that name; ValueError names the known ones."""
     return _pick("tier policy", TIER_POLICIES, name)
+
+
+def lmcache_evicting(pack: TierPolicy, eviction: str, watermark: float, ratio: float) -> TierPolicy:
+    """LMCache's pack with the eviction that its server was started with. ValueError for any other pack."""
+    if pack.name != LMCACHE.name:
+        raise SettingError(f"only {LMCACHE.name} has these settings of eviction, {pack.name} has its own")
+    return msgspec.structs.replace(pack, eviction=LMCACHE_EVICTIONS[eviction], watermark=watermark, evict_ratio=ratio)
+
+
+def lmcache_eviction(pack: TierPolicy) -> dict[str, str | float] | None:
+    """The settings that `lmcache_evicting` takes, as LMCache's pack has them; None for any other pack."""
+    names = {ours: theirs for theirs, ours in LMCACHE_EVICTIONS.items()}
+    if pack.name != LMCACHE.name:
+        return None
+    return {"policy": names[pack.eviction], "watermark": pack.watermark, "ratio": pack.evict_ratio}
 
 
 def cache_hits(eviction: str, capacity: int, keys: Iterable[int]) -> list[bool]:

@@ -44,7 +44,7 @@ def simulator_maker(
     real_disk: somebody makes the disk's transfers on a real device.
     """
     from simulator.calibration import load_calibration, without_compute
-    from simulator.policies import engine_policy, tier_policy
+    from simulator.policies import engine_policy, lmcache_evicting, tier_policy
     from simulator.simulate import Simulator
 
     cache, settings = experiment.cache, experiment.engines.sim
@@ -54,6 +54,11 @@ def simulator_maker(
     if real_disk and settings.storage.compute == "none":
         calibration = without_compute(calibration)
     engine_rules, tier_rules = engine_policy(settings.engine_policy), tier_policy(settings.tier_policy)
+    if evicts := cache.eviction:
+        try:
+            tier_rules = lmcache_evicting(tier_rules, evicts.policy, evicts.watermark, evicts.ratio)
+        except ValueError as error:
+            raise SettingsError(f"cache.eviction: {error}; remove it, or change engines.sim.tier_policy") from None
 
     def fresh() -> Simulator:
         return Simulator(

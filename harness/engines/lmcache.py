@@ -22,6 +22,7 @@ from harness.collectors.prometheus import Metrics, scrape
 from harness.engines.base import EngineError
 from harness.engines.keeper import drop_from_page_cache
 from harness.engines.process import Child, child_environment, free_port, storage_read_bytes
+from harness.strict import Eviction
 
 _GIB = 2**30
 _SETTLE_TIMEOUT_S = 120.0
@@ -40,6 +41,7 @@ class LMCacheSpec(msgspec.Struct, frozen=True, kw_only=True):
     log: Path
     cores: tuple[int, ...] | None
     shared_memory: bool
+    eviction: Eviction
     args: tuple[str, ...]
     start_timeout_s: float
 
@@ -67,7 +69,9 @@ class LMCacheServer:
         argv += ["--http-host", "127.0.0.1", "--http-port", str(http_port), "--prometheus-port", str(free_port())]
         argv += ["--supported-transfer-mode", "auto", "--chunk-size", str(spec.chunk_tokens)]
         argv += ["--l1-size-gb", str(spec.cpu_bytes // _GIB), "--l1-init-size-gb", str(spec.cpu_bytes // _GIB)]
-        argv += ["--no-l1-use-lazy", "--eviction-policy", "LRU", "--metrics-sample-rate", "1.0", *self._storage()]
+        argv += ["--no-l1-use-lazy", "--metrics-sample-rate", "1.0", *self._storage()]
+        argv += ["--eviction-policy", spec.eviction.policy.upper(), "--eviction-ratio", str(spec.eviction.ratio)]
+        argv += ["--eviction-trigger-watermark", str(spec.eviction.watermark)]
         scratch = [spec.disk_path] if spec.disk_path else []
         if spec.shared_memory:
             name = f"kv-harness-{os.getpid()}-{self.port}"
@@ -145,10 +149,17 @@ class LMCacheServer:
         except (httpx.HTTPError, ValueError) as error:
             raise EngineError(f"LMCache at {self.url} no longer tells its status ({error!r}); see its log") from None
 
-    async def resolved(self) -> tuple[int, int]:
-        """Bytes of L1 and tokens a chunk, as the server has them."""
+    async def resolved(self) -> tuple[int, int, dict[str, Any]]:
+        """Bytes of L1, tokens a chunk, and the eviction's settings, as the server has them."""
         status = await self._status()
-        return status["storage_manager"]["l1_manager"]["memory_total_bytes"], status["chunk_size"]
+        manager = status["storage_manager"]
+        evicts = manager["l1_eviction_controller"]
+        eviction = {
+            "policy": evicts["eviction_policy"].lower(),
+            "watermark": evicts["trigger_watermark"],
+            "ratio": evicts["eviction_ratio"],
+        }
+        return manager["l1_manager"]["memory_total_bytes"], status["chunk_size"], eviction
 
     async def clear_cpu(self) -> None:
         """Empties L1 and sees that it is empty. Raises EngineError."""

@@ -12,6 +12,7 @@ from typing import Any
 
 from harness.engines.base import Capabilities, Counters, Emit, EngineError, Resolved
 from simulator.cluster import Cluster, SharedTier
+from simulator.policies import lmcache_eviction
 from simulator.simulate import Completion, Simulator
 from traces.load import Blocked, Done, Load, Send, WaitUntil
 from traces.request import RequestRecord, TokensByTier
@@ -52,6 +53,8 @@ class SimEngine:
         bytes_per_token = one.model.kv_bytes_per_token
         room = (one.gpu_blocks - 1) * one.block_tokens  # one block is the engine's own
         details: dict[str, Any] = {"calibration_source": one.calibration.source}
+        if one.cpu_bytes is not None and (rules := lmcache_eviction(one.tier_policy)):
+            details["eviction"] = rules
         if isinstance(running, Cluster):
             details["cluster"] = {"instances": instances, "routing": running.routing, "shared": list(shared)}
 

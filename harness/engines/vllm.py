@@ -26,6 +26,7 @@ from harness.engines.lmcache import LMCacheServer, LMCacheSpec, hits, lookups, m
 from harness.engines.openai_replay import OpenAIReplay
 from harness.engines.process import Child, child_environment, free_port
 from harness.engines.random_model import write_random_model
+from harness.strict import Eviction
 from simulator.models import ModelSpec
 from traces.load import Load
 from traces.request import RequestRecord, TokenSource
@@ -153,6 +154,7 @@ class VllmEngine:
                 log=self._folder / "logs" / "lmcache.log",
                 cores=settings.cores.client,
                 shared_memory=settings.device == "cpu" and settings.transport == "shm",
+                eviction=cache.eviction or Eviction(),
                 args=settings.lmcache_args,
                 start_timeout_s=settings.start_timeout,
             )
@@ -179,11 +181,18 @@ class VllmEngine:
         info = metrics.labels("vllm:cache_config_info")
         blocks, block_tokens = int(info["num_gpu_blocks"]), int(info["block_size"])
         cache = self._experiment.cache
-        cpu_bytes, chunk_tokens = await self.cache_server.resolved() if self.cache_server else (None, None)
+        cpu_bytes, chunk_tokens, evicts = (
+            await self.cache_server.resolved() if self.cache_server else (None, None, None)
+        )
         if block_tokens != cache.block_tokens or chunk_tokens not in (None, cache.chunk_tokens):
             raise EngineError(
                 f"the engine at {self._url} has blocks of {block_tokens} and chunks of {chunk_tokens} tokens, the"
                 f" experiment {cache.block_tokens} and {cache.chunk_tokens}; correct the experiment"
+            )
+        if evicts is not None and cache.eviction is not None and evicts != cache.eviction.model_dump():
+            raise EngineError(
+                f"the LMCache server behind {self._url} evicts by {evicts}, the experiment's cache.eviction is"
+                f" {cache.eviction.model_dump()}; correct it, or what the server is started with"
             )
         per_token = self._model.kv_bytes_per_token
         self._base_tokens = metrics.total("vllm:prompt_tokens_total") or 0
@@ -205,6 +214,7 @@ class VllmEngine:
                 "cache_config": info,
                 "url": self._url,
                 "connector": self._settings.connector,
+                "eviction": evicts,
                 "disk_file_system": self._disk_file_system(),
                 "scheduler": await self._scheduler(),
             },
@@ -300,7 +310,8 @@ class VllmEngine:
             "external_tokens": by_source("external_kv_transfer"),
         }
         if cache is not None and self.cache_server is not None:
-            begun, ended = stores(cache)
+            # It counts stores to storage only, which there may be none of.
+            begun, ended = stores(cache) if self._experiment.cache.disk else (None, None)
             fields |= {**hits(cache), "stores_begun": begun, "stores_ended": ended}
             fields["storage_read_bytes"] = self.cache_server.storage_read_bytes()
         elif self._settings.connector == "in_process":

@@ -2,7 +2,8 @@
 
     ENGINE_PYTHON lmcache_l1.py < journals.json > results.json
 
-In:  [{"chunks": 40, "disk": true, "journal": [["lookup", [slot, key, ...]], ["store", [id, key, ...]], ...]}, ...]
+In:  [{"chunks": 40, "disk": true, "eviction": ["ARC", 0.8, 0.2],
+       "journal": [["lookup", [slot, key, ...]], ["store", [id, key, ...]], ...]}, ...]
 Out: [{"checked": {"lookup": 12, ...}, "evicted": 30, "wrong": [[index, what LMCache did], ...]}, ...]
 
 The journal says what was asked of the tier, in which order, and when a transfer ended; LMCache is asked the same in
@@ -158,7 +159,7 @@ class LMCache:
         self.l1 = L1Manager(config)
         self.deletions = Deletions()
         self.l1.register_listener(self.deletions)
-        self.evictor = eviction_controller.L1EvictionController(self.l1, EvictionConfig("LRU"))
+        self.evictor = eviction_controller.L1EvictionController(self.l1, EvictionConfig(*case["eviction"]))
         self.disk = Disk() if case["disk"] else None
         adapters = [self.disk] if self.disk else []
         described = [L2AdapterDescriptor(0, MockL2AdapterConfig(1.0, 1.0)) for _ in adapters]

@@ -1,9 +1,9 @@
 """The simulator against vLLM's and LMCache's own classes: hits, evictions in their order, preemptions, all equal.
 
 vLLM: its Scheduler with KVCacheManager and BlockPool runs the same requests. Evicted blocks are compared by what they
-held, one by one in their order, and not by number: the simulator's blocks have none. LMCache: its L1Manager, LRU
-eviction controller, store and prefetch controllers get what the simulator asked of its tiers, in the same order. The
-oracles are scripts in tests/oracle/, run once for all tests by the engine's Python.
+held, one by one in their order, and not by number: the simulator's blocks have none. LMCache: its L1Manager, eviction
+policies and controller, store and prefetch controllers get what the simulator asked of its tiers, in the same order.
+The oracles are scripts in tests/oracle/, run once for all tests by the engine's Python.
 """
 
 import os
@@ -11,11 +11,12 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from simulator.models import load_model
 from simulator.simulate import Completion, Note, reply_stream
-from tests.support.oracle_cases import PYTHON, Case, ask, random_batching, random_tiers, simulate
+from tests.support.oracle_cases import PYTHON, Case, ask, random_batching, random_eviction, random_tiers, simulate
 from traces.catalogue import find_trace
 from traces.formats import open_trace
 
@@ -137,7 +138,9 @@ def tier_journal(case: Case) -> dict[str, Any]:
     model = load_model("llama-3.2-3b" if case.settings["block_tokens"] > 100 else "tiny-llama")
     chunks = case.settings["cpu_bytes"] // (case.settings["chunk_tokens"] * model.kv_bytes_per_token)
     disk = case.settings["disk_bytes"] is not None
-    return {"chunks": chunks, "disk": disk, "journal": [[what, numbers] for what, _, numbers in notes]}
+    policy, watermark, ratio = case.eviction
+    journal = [[what, numbers] for what, _, numbers in notes]
+    return {"chunks": chunks, "disk": disk, "eviction": [policy.upper(), watermark, ratio], "journal": journal}
 
 
 def lies(journal: Journal) -> list[Journal]:
@@ -149,41 +152,56 @@ def lies(journal: Journal) -> list[Journal]:
     return found
 
 
+Judged = list[tuple[dict[str, Any], dict[str, Any]]]
+
+
 @pytest.fixture(scope="module")
-def tiers(cache: Path) -> list[tuple[dict[str, Any], dict[str, Any]]]:
-    """Journals with LMCache's verdict: the random ones, four lies, and the trace's where there is one."""
+def tiers(cache: Path) -> dict[str, Judged]:
+    """Journals with LMCache's verdict: random ones by default and by other evictions, four lies, and the trace's (by
+    LRU and by ARC) where there is one."""
     chunk_bytes = 256 * load_model("llama-3.2-3b").kv_bytes_per_token
     constants = {"step_s": 0.02, "token_s": 1.2e-5, "cpu.read.bytes_per_s": 2e10, "cpu.write.bytes_per_s": 2e10}
     constants |= {"disk.read.latency_s": 0.05, "disk.read.bytes_per_s": 4e9, "disk.write.bytes_per_s": 3e9}
     sizes = {"gpu_blocks": 4000, "cpu_bytes": 8000 * chunk_bytes, "disk_bytes": 10**6 * chunk_bytes, "odirect": True}
-    trace = conversation(None, sizes, constants)
-    journals = [tier_journal(random_tiers(seed)) for seed in range(RANDOM_CASES)]
-    busy = next(journal for journal in journals if journal["disk"] and len(journal["journal"]) > 800)
-    journals += [busy | {"journal": lie} for lie in lies(busy["journal"])]
-    if trace is not None:
-        journals.append(tier_journal(trace))
-    return list(zip(journals, ask("lmcache_l1.py", journals, cache), strict=True))
+    trace = with_trace([], conversation(None, sizes, constants))
+    groups = {
+        "default": [tier_journal(random_tiers(seed)) for seed in range(RANDOM_CASES)],
+        "evicting": [tier_journal(random_eviction(seed)) for seed in range(RANDOM_CASES)],
+        "trace": [tier_journal(case) for case in trace],
+        "trace by ARC": [tier_journal(msgspec.structs.replace(case, eviction=("arc", 0.7, 0.1))) for case in trace],
+    }
+    busy = next(journal for journal in groups["default"] if journal["disk"] and len(journal["journal"]) > 800)
+    groups["lies"] = [busy | {"journal": lie} for lie in lies(busy["journal"])]
+    # LRU's journal, told as if ARC had made it.
+    groups["lies"].append(busy | {"eviction": ["ARC", *busy["eviction"][1:]]})
+    answers = iter(ask("lmcache_l1.py", [journal for group in groups.values() for journal in group], cache))
+    return {name: [(journal, next(answers)) for journal in group] for name, group in groups.items()}
 
 
-def test_lmcache_decides_alike_on_random_workloads(tiers: list[tuple[dict[str, Any], dict[str, Any]]]) -> None:
+@pytest.mark.parametrize("group", ["default", "evicting"])
+def test_lmcache_decides_alike_on_random_workloads(tiers: dict[str, Judged], group: str) -> None:
     seen: Counter[str] = Counter()
-    for seed, (asked, real) in enumerate(tiers[:RANDOM_CASES]):
-        assert not real["wrong"], f"seed {seed}: {asked['journal'][real['wrong'][0][0]]} is {real['wrong']} in LMCache"
+    for seed, (asked, real) in enumerate(tiers[group]):
+        first = asked["journal"][real["wrong"][0][0]] if real["wrong"] else None
+        assert not real["wrong"], f"seed {seed}, {asked['eviction']}: {first} is {real['wrong']} in LMCache"
         assert sum(real["checked"].values()) == len(asked["journal"])
         seen.update(real["checked"] | {"evicted": real["evicted"]})
     print(dict(seen))
     assert min(seen["evicted"], seen["prefetched"], seen["release"]) > 1000, "the workloads do not strain the tier"
 
 
-def test_lmcache_decides_alike_on_the_conversation_trace(tiers: list[tuple[dict[str, Any], dict[str, Any]]]) -> None:
-    if len(tiers) == RANDOM_CASES + 4:
+@pytest.mark.parametrize("group", ["trace", "trace by ARC"])
+def test_lmcache_decides_alike_on_the_conversation_trace(tiers: dict[str, Judged], group: str) -> None:
+    if not tiers[group]:
         pytest.skip("no mooncake_conversation.jsonl in $HARNESS_TRACES; `harness traces fetch` gets it")
-    asked, real = tiers[-1]
+    asked, real = tiers[group][0]
     print(real)
     assert not real["wrong"], f"{asked['journal'][real['wrong'][0][0]]} is {real['wrong']} in LMCache"
     assert real["evicted"] > 10_000 and real["checked"]["prefetched"] > 100
 
 
-def test_a_lie_about_lmcache_is_found(tiers: list[tuple[dict[str, Any], dict[str, Any]]]) -> None:
-    for asked, real in tiers[RANDOM_CASES : RANDOM_CASES + 4]:
+def test_a_lie_about_lmcache_is_found(tiers: dict[str, Judged]) -> None:
+    *changed, other_policy = tiers["lies"]
+    for asked, real in changed:
         assert [index for index, _ in real["wrong"]] == [len(asked["journal"]) - 1]
+    assert other_policy[1]["wrong"]

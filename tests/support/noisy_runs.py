@@ -56,10 +56,14 @@ def noisy_copy(source: Path, target: Path, *, seed: int, spread: float, slower: 
     return target
 
 
-def wrong_calibration(path: Path, factor: float, constant: str = "disk.read.bytes_per_s") -> Path:
-    """configs/hardware/cpu-2core.yaml with one constant times a factor."""
+DISK_BANDWIDTH = ("disk.read.bytes_per_s", "disk.read.shared_bytes_per_s")
+
+
+def wrong_calibration(path: Path, factor: float, *constants: str) -> Path:
+    """configs/hardware/cpu-2core.yaml with constants (the disk's bandwidth: alone and shared) times a factor."""
     known = yaml.safe_load(Path("configs/hardware/cpu-2core.yaml").read_text())
-    known["constants"][constant] *= factor
+    for constant in constants or DISK_BANDWIDTH:
+        known["constants"][constant] *= factor
     path.write_text(yaml.safe_dump(known))
     return path
 

@@ -14,6 +14,7 @@ import msgspec
 
 from simulator.calibration import Calibration, load_calibration
 from simulator.models import load_model
+from simulator.policies import LMCACHE, lmcache_evicting
 from simulator.simulate import Completion, Note, Simulator, reply_stream
 from traces.request import Request, Segment
 
@@ -22,18 +23,20 @@ PYTHON = ROOT / ".engines" / "vllm" / "bin" / "python"
 
 
 class Case(msgspec.Struct):
-    """One workload: requests by the time they are sent, and the simulator's settings."""
+    """One workload: requests by the time they are sent, and the simulator's settings. eviction: of the CPU tier, as
+    LMCache's server has it: policy, watermark, ratio."""
 
     requests: list[tuple[float, Request]]
     settings: dict[str, Any]
     constants: dict[str, float] = {}
+    eviction: tuple[str, float, float] = ("lru", 0.8, 0.2)
 
 
 def calibration(constants: dict[str, float]) -> Calibration:
     """One second a step, transfers in no time, but for what `constants` says."""
     known = load_calibration("cpu-2core")
     free = {name: 1e15 if name.endswith("bytes_per_s") else 0.0 for name in known.constants}
-    return msgspec.structs.replace(known, constants=free | {"step_s": 1.0} | constants)
+    return msgspec.structs.replace(known, constants=free | {"step_s": 1.0} | constants, synchronous_loads=False)
 
 
 def chats(chance: random.Random, count: int, pauses: list[float], longest: int) -> list[tuple[float, Request]]:
@@ -90,13 +93,21 @@ def random_tiers(seed: int) -> Case:
     return Case(requests, settings, constants)
 
 
+def random_eviction(seed: int) -> Case:
+    """Such tiers, by ARC or with another watermark and share."""
+    chance = random.Random(seed)
+    policy, watermark = chance.choice(["arc", "arc", "lru"]), chance.choice([0.3, 0.5, 0.8, 0.95])
+    eviction = (policy, watermark, chance.choice([0.05, 0.2, 0.5]))
+    return msgspec.structs.replace(random_tiers(seed), eviction=eviction)
+
+
 def simulate(case: Case, *, macro_steps: bool = True) -> tuple[dict[str, Completion], list[Note], list[Note]]:
     """Completions by id, and the journals of the GPU and of the tiers."""
     simulator = Simulator(
         load_model("llama-3.2-3b" if case.settings["block_tokens"] > 100 else "tiny-llama"),
         calibration(case.constants),
         "vllm-0.32",
-        "lmcache-0.5.6-mp",
+        lmcache_evicting(LMCACHE, *case.eviction),
         **{"chunk_tokens": 64, "record_token_times": True, "journal": True} | case.settings,
         macro_steps=macro_steps,
     )

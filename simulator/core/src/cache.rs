@@ -146,7 +146,7 @@ impl Cache {
         for &key in keys.iter().rev() {
             let Some(at) = self.chunks.find(key).filter(|&at| self.chunks[at].queued()) else { continue };
             if std::mem::take(&mut self.chunks[at].fresh) {
-                self.eviction.written(&mut self.chunks, at);
+                self.eviction.used_first(&mut self.chunks, at);
             } else {
                 self.eviction.used(&mut self.chunks, at);
             }
@@ -166,6 +166,17 @@ impl Cache {
         let mut gone = Vec::new();
         self.evict(&mut gone, |cache, _| cache.used <= most);
         gone
+    }
+
+    /// Drops everything. What the policy remembers of chunks that are not there stays, as in LMCache's clear.
+    pub fn clear(&mut self) {
+        for at in self.chunks.places() {
+            if self.chunks[at].queued() {
+                self.eviction.remove(&mut self.chunks, at, false);
+            }
+        }
+        self.chunks = Chunks::default();
+        (self.used, self.tracked, self.evictable) = (0, 0, 0);
     }
 
     /// When a chunk that may not go now may, by time alone.

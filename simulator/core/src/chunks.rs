@@ -104,6 +104,10 @@ impl Chunks {
         self.spare.push(at);
     }
 
+    pub fn places(&self) -> Vec<At> {
+        self.index.iter().copied().collect()
+    }
+
     #[cfg(test)]
     pub fn iter(&self) -> impl Iterator<Item = &Chunk> {
         self.index.iter().map(|&at| &self[at])

@@ -10,6 +10,7 @@ use crate::arc::Arc;
 use crate::chunks::{At, Chunks, Queue};
 use crate::keys::{Key, KeyMap};
 use crate::lease::Lease;
+use crate::lmcache_arc::LmcacheArc;
 use crate::s3fifo::S3Fifo;
 use crate::time::Ticks;
 
@@ -36,6 +37,11 @@ pub trait Eviction: Debug + Send + Sync {
     /// A chunk was written, or its room taken once more: part of the use that brought it.
     fn written(&mut self, _chunks: &mut Chunks, _at: At) {}
 
+    /// The look-up that brought a chunk uses it: part of that one use, if the policy sees it so.
+    fn used_first(&mut self, chunks: &mut Chunks, at: At) {
+        self.written(chunks, at);
+    }
+
     /// A chunk was used again.
     fn used(&mut self, chunks: &mut Chunks, at: At);
 
@@ -54,16 +60,18 @@ pub enum EvictionKind {
     S3Fifo,
     Arc,
     Lease,
+    LmcacheArc,
 }
 
 impl EvictionKind {
-    pub const ALL: [(&str, Self); 6] = [
+    pub const ALL: [(&str, Self); 7] = [
         ("lru", Self::Lru),
         ("fifo", Self::Fifo),
         ("lfu", Self::Lfu),
         ("s3-fifo", Self::S3Fifo),
         ("arc", Self::Arc),
         ("lease", Self::Lease),
+        ("lmcache-arc", Self::LmcacheArc),
     ];
 
     pub fn make(self, capacity: u64, lease: Ticks) -> Box<dyn Eviction> {
@@ -74,6 +82,7 @@ impl EvictionKind {
             Self::S3Fifo => Box::new(S3Fifo::new(capacity)),
             Self::Arc => Box::new(Arc::new(capacity)),
             Self::Lease => Box::new(Lease::new(lease)),
+            Self::LmcacheArc => Box::new(LmcacheArc::new()),
         }
     }
 }

@@ -20,6 +20,7 @@ mod external;
 mod journal;
 mod keys;
 mod lease;
+mod lmcache_arc;
 mod moments;
 mod placement;
 mod prefetch;

@@ -336,7 +336,7 @@ impl Tiers {
     }
 
     pub fn reset_cpu(&mut self) {
-        self.cpu = self.config.cpu_tier();
+        self.cpu.clear();
     }
 
     pub fn reset_disk(&mut self) {
