@@ -33,15 +33,21 @@ impl Outbox {
         Self { capacity, ..Self::default() }
     }
 
-    pub fn read(&mut self, id: IoId, slot: Slot, keys: &[Key]) {
-        let chunks = keys.iter().filter_map(|key| Some((*key, *self.slots.get(key)?))).collect();
+    pub fn read(&mut self, id: IoId, slot: Slot, keys: impl Iterator<Item = Key>) {
+        let chunks = keys.filter_map(|key| Some((key, *self.slots.get(&key)?))).collect();
         self.issue(Issued { id, owner: 0, slot, write: false, chunks });
     }
 
     /// `held`: what the disk tier still holds or is being written; slots of other chunks are used again.
-    pub fn write(&mut self, id: IoId, of: Slot, keys: &[Key], held: impl Fn(Key) -> bool) {
-        let mut chunks = Vec::with_capacity(keys.len());
-        for &key in keys {
+    pub fn write(
+        &mut self,
+        id: IoId,
+        of: Slot,
+        keys: impl Iterator<Item = Key>,
+        held: impl Fn(Key) -> bool,
+    ) {
+        let mut chunks = Vec::with_capacity(keys.size_hint().0);
+        for key in keys {
             let slot = match self.slots.get(&key) {
                 Some(&slot) => slot,
                 None => self.slot(&held),
@@ -125,9 +131,9 @@ mod tests {
     #[test]
     fn slots_of_dropped_chunks_are_used_again() {
         let mut outbox = Outbox::new(3);
-        outbox.write(0, 7, &[10, 11, 12], |_| true);
-        outbox.write(1, 7, &[13], |key| key != 11);
-        outbox.read(2, 8, &[12, 13]);
+        outbox.write(0, 7, [10, 11, 12].into_iter(), |_| true);
+        outbox.write(1, 7, [13].into_iter(), |key| key != 11);
+        outbox.read(2, 8, [12, 13].into_iter());
         let chunks: Vec<_> = outbox.issued.iter().map(|issued| issued.chunks.clone()).collect();
         assert_eq!(chunks, [vec![(10, 0), (11, 1), (12, 2)], vec![(13, 1)], vec![(12, 2), (13, 1)]]);
         assert_eq!(outbox.pending, 3);

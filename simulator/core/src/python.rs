@@ -96,7 +96,9 @@ pub fn each_submission(
             return Err(PyValueError::new_err(text));
         };
         let segment = |(&hash_id, &tokens)| Segment { hash_id, tokens };
-        let prompt = hash_ids.iter().zip(tokens).map(segment).collect();
+        // The reply will be one more.
+        let mut prompt = Vec::with_capacity(tokens.len() + 1);
+        prompt.extend(hash_ids.iter().zip(tokens).map(segment));
         let submission = Submission { id, prompt, output_tokens: outputs[index], reply_id: replies[index] };
         submit(submission, moments[index])?;
     }
