@@ -219,7 +219,10 @@ impl Chunks {
     #[cfg(test)]
     pub fn iter(&self) -> impl Iterator<Item = &Chunk> {
         let next = |&at: &At| Some(self[at].after).filter(|&after| after != NONE);
-        self.index.iter().flat_map(move |first| std::iter::successors(Some(first.at), next)).map(|at| &self[at])
+        self.index
+            .iter()
+            .flat_map(move |first| std::iter::successors(Some(first.at), next))
+            .map(|at| &self[at])
     }
 }
 

@@ -39,13 +39,7 @@ impl Outbox {
     }
 
     /// `held`: what the disk tier still holds or is being written; slots of other chunks are used again.
-    pub fn write(
-        &mut self,
-        id: IoId,
-        of: Slot,
-        keys: impl Iterator<Item = Key>,
-        held: impl Fn(Key) -> bool,
-    ) {
+    pub fn write(&mut self, id: IoId, of: Slot, keys: impl Iterator<Item = Key>, held: impl Fn(Key) -> bool) {
         let mut chunks = Vec::with_capacity(keys.size_hint().0);
         for key in keys {
             let slot = match self.slots.get(&key) {

@@ -38,9 +38,10 @@ impl Tiers {
             let has = self.cpu.has(at);
             let skips = has
                 || policy.placement != Placement::Copy
-                    && self.disk.as_ref().is_some_and(|disk| {
-                        disk.has(disk.find(&mut disk_walk, part.prompt(), number))
-                    });
+                    && self
+                        .disk
+                        .as_ref()
+                        .is_some_and(|disk| disk.has(disk.find(&mut disk_walk, part.prompt(), number)));
             if has && !policy.end_uses {
                 there.push(at);
             }

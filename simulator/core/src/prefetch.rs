@@ -95,8 +95,7 @@ impl Tiers {
         let cold = count - warm;
         self.counters.storage_read_bytes += cold * self.config.chunk_bytes;
         let deadline = self.deadline(now, count);
-        let mut prefetch =
-            Box::new(Prefetch { slot, hit, room, began: now, chunks: cold, warm, deadline });
+        let mut prefetch = Box::new(Prefetch { slot, hit, room, began: now, chunks: cold, warm, deadline });
         if let Some(outbox) = &mut self.outbox {
             outbox.read(self.transfers.next_id(), slot, prefetch.hit.disk_keys());
             (prefetch.warm, prefetch.deadline) = (0, FOREVER);

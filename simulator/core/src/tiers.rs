@@ -328,7 +328,8 @@ impl Tiers {
         self.disk.iter().for_each(Disk::check);
         let mut pins: KeyMap<u32> = KeyMap::default();
         let mut pin = |keys: &[Key]| keys.iter().for_each(|&key| *pins.entry(key).or_default() += 1);
-        let keys = |places: &mut dyn Iterator<Item = At>| places.map(|at| self.cpu.key(at)).collect::<Vec<_>>();
+        let keys =
+            |places: &mut dyn Iterator<Item = At>| places.map(|at| self.cpu.key(at)).collect::<Vec<_>>();
         hits.iter().for_each(|hit| pin(hit.part.keys()));
         for op in self.transfers.iter() {
             match op {
