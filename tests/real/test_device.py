@@ -188,7 +188,9 @@ asyncio.run(scenario())
 
 
 # At the first look for the mount, the paced file's server is still starting.
-@pytest.mark.parametrize(("step", "at"), [("_is_mounted", 1), ("_is_mounted", 2), ("_run", 1), ("_run", 2), ("_run", 3)])
+@pytest.mark.parametrize(
+    ("step", "at"), [("_is_mounted", 1), ("_is_mounted", 2), ("_run", 1), ("_run", 2), ("_run", 3)]
+)
 def test_a_device_that_fails_half_way_leaves_nothing(
     name: str, step: str, at: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
