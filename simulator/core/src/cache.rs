@@ -90,10 +90,10 @@ impl Cache {
             self.eviction.miss(self.chunks[at].key);
             self.evict(|cache, _| cache.used < cache.capacity);
             self.used += 1;
-            self.change(at, |chunk| {
-                chunk.staged += 1;
-                chunk.storing |= storing;
-            });
+            // It is not resident, so not settled either, before or after.
+            let chunk = &mut self.chunks[at];
+            chunk.staged += 1;
+            chunk.storing |= storing;
             self.written(at);
         }
         true
