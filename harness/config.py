@@ -10,7 +10,7 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, Field, field_validator, model_validator
 
-from harness.strict import FROM_LIST, Positive, PositiveFloat, Share, Storage, Strict
+from harness.strict import FROM_LIST, Positive, PositiveFloat, Share, Storage, StorageSettings, Strict
 from harness.units import Bytes, Seconds
 
 TIER_STATES = ("recompute", "gpu", "cpu", "disk", "disk_cold")
@@ -131,6 +131,17 @@ class Until(Strict):
         return self
 
 
+class Steady(Strict):
+    """Count only samples before and after which the machine ran at this share of its best speed, or more.
+
+    A sample waits so long, `patience`, for the speed to be there. Cores: those that the engine is pinned to, and the
+    load loop; all of them where nothing is pinned.
+    """
+
+    speed: Annotated[float, Field(gt=0.0, lt=1.0)] = 0.85
+    patience: Seconds = 10.0
+
+
 class Measure(Strict):
     """What to sample: tiers (for `prefix` workloads), how often, for how long at most."""
 
@@ -140,9 +151,12 @@ class Measure(Strict):
     budget: Seconds | None = None
     must_reach: Literal["cpu", "disk"] | None = None
     request_timeout: Seconds = 600.0
+    steady: Steady | None = None
 
     @model_validator(mode="after")
     def _consistent(self) -> Measure:
+        if self.steady is not None and (self.until is None or self.budget is None):
+            raise ValueError("steady leaves samples out, so how many are taken is open; give until and budget")
         if len(set(self.tiers)) != len(self.tiers):
             raise ValueError("tiers names a tier twice; name each once")
         if self.samples is not None and self.until is not None:
@@ -185,27 +199,6 @@ class Cache(Strict):
             if size is not None and size < 1:
                 raise ValueError(f"{name} has capacity 0; give it a size, or leave the tier out (null)")
         return self
-
-
-class StorageSettings(Strict):
-    """Mode storage: how the disk tier's bytes move. With cache.gpu 0B all KV is on disk, and no engine is simulated.
-
-    io auto: io_uring where the kernel lets us, else threads. depth: operations that the device has at once. fsync: a
-    write has ended when it is durable. verify: what is read is compared with what was written. reserve: what the file
-    system keeps free. keep_files: the file with the chunks stays. compute none: the GPU takes no time.
-    decode_read_tokens: with cache.gpu 0B, the context is read again for every so many output tokens; 0: never.
-    """
-
-    device: Literal["file", "ram", "null", "gpu"] = "file"
-    io: Literal["auto", "io_uring", "threads"] = "auto"
-    depth: Annotated[int, Field(ge=1, le=4096)] = 16
-    direct: bool = True
-    fsync: bool = False
-    verify: bool = False
-    reserve: Bytes = 2**30
-    keep_files: bool = False
-    compute: Literal["simulated", "none"] = "simulated"
-    decode_read_tokens: Annotated[int, Field(ge=0, le=2**24)] = 32
 
 
 class SimSettings(Strict):

@@ -265,6 +265,9 @@ def _bpftrace() -> Check:
     found = _program("bpftrace", "needed by block I/O traces (harness io)")
     if not found.ok:
         return found
+    if not (SYS / "kernel/btf/vmlinux").exists():
+        cure = "use a kernel with CONFIG_DEBUG_INFO_BTF, as distributions' are"
+        return Check("bpftrace", False, "the kernel has no BTF, by which descendants of a process are found", cure)
     places = (SYS / "kernel/tracing/events", SYS / "kernel/debug/tracing/events")
     if any(place.is_dir() for place in places):
         return Check("bpftrace", True, f"{found.detail}, tracefs is mounted")
@@ -298,7 +301,10 @@ def _file_systems() -> Check:
     packages = {"mkfs.ext4": "e2fsprogs", "mkfs.xfs": "xfsprogs", "mkfs.btrfs": "btrfs-progs"}
     missing = [tool for tool in packages if not shutil.which(tool)]
     if not missing:
-        return Check("file systems", True, "ext4, xfs and btrfs can be made")
+        known = {line.split()[-1] for line in (PROC / "filesystems").read_text().splitlines()}
+        absent = [name for name in ("f2fs", "nfs") if name not in known]
+        told = f"; {' and '.join(absent)} not in this kernel: no disk tier there" if absent else ""
+        return Check("file systems", True, f"ext4, xfs and btrfs can be made{told}")
     cure = "sudo apt-get install -y " + " ".join(packages[tool] for tool in missing)
     # ext4 is what experiments use unless told otherwise.
     return Check("file systems", False if "mkfs.ext4" in missing else None, f"no {', '.join(missing)}", cure)

@@ -18,6 +18,7 @@ GIVE_UP_AFTER = 5
 class _Tier:
     values: list[float] = field(default_factory=list)
     samples: int = 0
+    disturbed: int = 0
     not_proven_in_a_row: int = 0
 
 
@@ -28,11 +29,15 @@ class Sampler:
         self._measure = measure
         self._tiers: dict[str, _Tier] = {tier: _Tier() for tier in TIER_STATES if tier in measure.tiers}
 
-    def add(self, tier: str, values: list[float], *, proven: bool) -> None:
-        """One sample of a tier: the metric of its proven rows, and whether the tier was proven at all."""
+    def add(self, tier: str, values: list[float], *, proven: bool, disturbed: bool = False) -> None:
+        """One sample of a tier: the metric of its proven rows, whether the tier was proven, and the machine was not
+        itself: that says nothing about the tier, and another sample takes its place."""
         state = self._tiers[tier]
         state.samples += 1
         state.values += values
+        if disturbed:
+            state.disturbed += 1
+            return
         state.not_proven_in_a_row = 0 if proven else state.not_proven_in_a_row + 1
 
     def round(self, elapsed_s: float) -> list[str]:
@@ -58,7 +63,8 @@ class Sampler:
         until = self._measure.until
         if until is None:
             return state.samples >= (self._measure.samples or 0)
-        if state.not_proven_in_a_row >= GIVE_UP_AFTER or state.samples >= until.max_samples:
+        counted = state.samples - state.disturbed
+        if state.not_proven_in_a_row >= GIVE_UP_AFTER or counted >= until.max_samples:
             return True
         width = relative_half_width(state.values, until.confidence)
-        return state.samples >= until.min_samples and width is not None and width <= until.half_width
+        return counted >= until.min_samples and width is not None and width <= until.half_width

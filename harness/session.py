@@ -200,7 +200,7 @@ def destroy_devices(name: str | None, everything: bool) -> int:
 @told
 def characterize(folders: Sequence[Path]) -> int:
     """Prints what traced runs did to the disk; returns the exit code."""
-    from harness.report.io import render
+    from harness.report.io_tables import render
     from harness.results import read_io
     from harness.seal import seal
 

@@ -16,7 +16,7 @@ import msgspec
 from simulator import SettingError
 from simulator.models import load_config
 
-STEP = ("step_s", "token_s", "attention_s", "decode_context_s")
+STEP = ("step_s", "token_s", "attention_s", "attention_context_s", "context_s")
 COST = (*STEP, "request_s", "request_token_s", "request_wait_s", "request_chunk_s")
 DEVICES = ("cpu.read", "cpu.write", "disk.read", "disk.write", "page_cache.read")
 TRANSFER = ("latency_s", "chunk_s", "bytes_per_s", "shared_bytes_per_s")
@@ -91,8 +91,9 @@ class Assumption(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 class Calibration(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Constants by name (CONSTANTS), null where unknown, with their provenance.
 
-    Seconds: step_s per step, token_s per new token, attention_s per pair of tokens attended, decode_context_s per
-    token of a decoding sequence's context. Before the scheduler sees a request: request_s and per prompt token
+    Seconds: step_s per step, token_s per new token, attention_s per pair of new tokens attended,
+    attention_context_s per pair of a new token and one of its context, context_s per token of a sequence's context
+    (core/src/cost.rs). Before the scheduler sees a request: request_s and per prompt token
     request_token_s in a front end that takes requests one after another, then request_wait_s and per prompt chunk
     request_chunk_s beside other requests. A device's transfer of n chunks takes, alone, latency_s + n chunk_s + bytes
     / bytes_per_s; all together move at most shared_bytes_per_s (.inf: no bound was seen). synchronous_loads: the

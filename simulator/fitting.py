@@ -26,7 +26,7 @@ _ROUNDS = 12
 # Of the way to what the derivative promises; the last is not to move at all.
 _SHARES = (1.0, 0.5, 0.25, 0.1, 0.0)
 # Small against what such a constant is, so that a derivative is one-sided and nothing waits for other things.
-_STEPS = {"bytes_per_s": 1e-13, "attention_s": 1e-12, "decode_context_s": 1e-10, "token_s": 1e-9}
+_STEPS = {"bytes_per_s": 1e-13, "attention_s": 1e-12, "attention_context_s": 1e-12, "context_s": 1e-10, "token_s": 1e-9}
 _STEP_S = 1e-6
 
 Array = NDArray[np.float64]
@@ -196,16 +196,22 @@ def design(point: Point, fitted_on: FittedOn) -> dict[str, float]:
 
     Of other points: which constants count, and about how often.
     """
-    computed = point.prompt_tokens - point.hit_tokens
     if point.metric == "tpot_s":
         context = point.prompt_tokens + point.output_tokens / 2 - 1
         count = point.concurrency
         ctx = count * context
-        return {"step_s": 1.0, "token_s": float(count), "attention_s": ctx + count / 2, "decode_context_s": ctx}
+        attention = {"attention_s": count / 2, "attention_context_s": ctx, "context_s": ctx}
+        return {"step_s": 1.0, "token_s": float(count)} | attention
+    steps = [
+        (min(fitted_on.max_num_batched_tokens, point.prompt_tokens - context), context)
+        for context in range(point.hit_tokens, point.prompt_tokens, fitted_on.max_num_batched_tokens)
+    ]
     row = {
-        "step_s": float(-(-computed // fitted_on.max_num_batched_tokens)),
-        "token_s": float(computed),
-        "attention_s": computed * (point.hit_tokens + computed / 2),
+        "step_s": float(len(steps)),
+        "token_s": float(point.prompt_tokens - point.hit_tokens),
+        "attention_s": sum(new * new / 2 for new, _ in steps),
+        "attention_context_s": float(sum(new * context for new, context in steps)),
+        "context_s": float(sum(context for _, context in steps)),
         "request_s": 1.0,
         "request_token_s": float(point.prompt_tokens),
         "request_wait_s": 1.0,

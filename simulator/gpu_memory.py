@@ -57,6 +57,9 @@ class GpuStore:
             ended.append(Ended(operation.id, operation.write, queued_s, began_s, done_s, self.slot_bytes, None))
         return ended
 
+    def forget(self, keys: Sequence[int]) -> None:
+        """A slot is written over."""
+
     def close(self) -> None:
         self._waiting.clear()
         self._memory = self._pinned = None

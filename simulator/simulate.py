@@ -12,7 +12,7 @@ It knows no HTTP, no files of results and no wall clock. The same calls give the
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from types import SimpleNamespace
 from typing import Generic, NamedTuple, TypeVar
 
@@ -225,9 +225,14 @@ class Simulator(Driven[_core.Engine]):
         """Disk transfers to make since the last call; with external_disk. Each is to be answered by complete_io."""
         return [Issued(*one) for one in self._core.take_issued()]
 
-    def complete_io(self, transfer: int, at_s: float) -> None:
-        """A transfer has ended at that moment (or now, if that has passed)."""
-        checked(lambda: self._core.complete_io(transfer, at_s))
+    def take_dropped(self) -> list[int]:
+        """Keys of chunks that the disk tier has dropped since the last call; before the transfers issued since."""
+        return self._core.take_dropped()
+
+    def complete_io(self, transfer: int, at_s: float, failed: Sequence[int] = ()) -> None:
+        """A transfer has ended at that moment (or now, if that has passed). failed: keys that a write did not bring to
+        the disk, and that the disk tier therefore does not hold. A transfer that nobody waits for changes nothing."""
+        checked(lambda: self._core.complete_io(transfer, at_s, list(failed)))
 
     def take_journal(self) -> tuple[list[Note], list[Note]]:
         """What was done since the last call: by the GPU's block pool and scheduler, and by the tiers.

@@ -3,9 +3,10 @@
     with open_store(StoreSettings(folder=Path("/mnt/nvme"), chunk_bytes=8 << 20, slots=256, depth=16)) as store:
         ended = store.run([Operation(id=0, write=True, slot=0, key=7), Operation(id=1, write=True, slot=1, key=8)])
 
-A store is `slots` places of one chunk each. A file has no name, so nothing of it stays behind, however the process
-ends; keep_files gives it one. It is one file: what is measured is the device, not opening and renaming files, which a
-cache server's adapter does in ways of its own. Content compresses badly and carries the chunk's key (`verify`).
+A store is `slots` places of one chunk each. Layout slab is one file without a name, so nothing of it stays behind,
+however the process ends; keep_files gives it one: what is measured is the device. Layout files is a file a chunk, in
+a folder of its own, by the system calls of LMCache's adapters: opening and renaming are measured too. The folder goes
+with `close`, unless kept. Content compresses badly and carries the chunk's key (`verify`).
 """
 
 from __future__ import annotations
@@ -20,6 +21,8 @@ import msgspec
 from simulator import _core
 
 DeviceKind = Literal["file", "ram", "null", "gpu"]
+Layout = Literal["slab", "files"]
+Adapter = Literal["fs", "fs_native"]
 
 
 class StoreError(ValueError):
@@ -27,7 +30,10 @@ class StoreError(ValueError):
 
 
 class StoreSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """folder: of the file (device 'file' only). chunk_bytes: rounded up to 4 KiB, which is what direct I/O moves.
+    """folder: of the file (device 'file' only); layout files makes it. chunk_bytes: rounded up to 4 KiB, which is what
+    direct I/O moves. With layout files, `adapter` says what goes on at once: depth and io mean nothing, and fsync is
+    refused; model_name is part of the files' names, as LMCache has it (how long names are decides in which order a
+    directory lists them).
 
     depth: operations that the device has at once. io: 'io_uring', 'threads', or 'auto' (io_uring where it is allowed).
     direct: past the page cache (O_DIRECT) where the file system can. fsync: a write has ended when it is durable.
@@ -35,6 +41,9 @@ class StoreSettings(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     device: DeviceKind = "file"
+    layout: Layout = "slab"
+    adapter: Adapter = "fs"
+    model_name: str = "model"
     folder: Path = Path()
     chunk_bytes: int
     slots: int
@@ -82,7 +91,10 @@ class Store(Protocol):
         """Operations that have not ended."""
 
     def submit(self, operations: Sequence[Operation]) -> None:
-        """Queues operations, in order. ValueError: a slot that is not there."""
+        """Queues operations, in order, as one transfer. ValueError: a slot that is not there."""
+
+    def forget(self, keys: Sequence[int]) -> None:
+        """These chunks are not wanted any more; what was asked of them has ended. Where each has a file, it goes."""
 
     def poll(self, least: int, timeout_s: float) -> list[Ended]:
         """At least so many, or what there is when the time is over or nothing is pending."""
@@ -121,6 +133,9 @@ class CoreStore:
     def run(self, operations: Sequence[Operation]) -> list[Ended]:
         """All of them, as fast as they go."""
         return [Ended(*one) for one in self._core.run(operations)]
+
+    def forget(self, keys: Sequence[int]) -> None:
+        self._core.forget(keys)
 
     def close(self) -> None:
         self._core.close()

@@ -10,7 +10,7 @@ import numpy as np
 
 TIERS = ("gpu", "cpu", "disk", "shared")
 Phase = Literal["warm", "measure"]
-Verdict = Literal["proven", "contradicted", "unproven"]
+Verdict = Literal["proven", "contradicted", "unproven", "disturbed"]
 
 
 class Segment(msgspec.Struct, frozen=True, array_like=True):

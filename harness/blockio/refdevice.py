@@ -41,7 +41,6 @@ _STATE = "device.json"
 _MKFS = {
     "ext4": (["mkfs.ext4", "-q", "-F", "-E", "lazy_itable_init=0,lazy_journal_init=0,nodiscard"], "e2fsprogs"),
     "xfs": (["mkfs.xfs", "-q", "-f", "-K"], "xfsprogs"),
-    "f2fs": (["mkfs.f2fs", "-q", "-f", "-t", "0"], "f2fs-tools"),
     "btrfs": (["mkfs.btrfs", "-q", "-f", "-K"], "btrfs-progs"),
 }
 # Of a device in RAM, so much memory has to stay for others.

@@ -81,9 +81,9 @@ async def run_trace(
     path = Path(experiment.cache.disk.path) if experiment.cache.disk.path else folder.path
     # The simulator's mode storage does its I/O in this process.
     pids = resolved.io_pids or ((os.getpid(),) if engine.name == "sim" else ())
-    device, file_system = device_numbers(path)
+    device = device_number(path)
     target = new_trace_folder(folder.path)
-    trace = BpfTrace(target, device_number=device, file_system_number=file_system, pids=pids)
+    trace = BpfTrace(target, device_number=device, pids=pids)
     await trace.start()
     started_s = engine.now_s()
     zero_ns = trace.zero_ns(started_s)
@@ -99,8 +99,8 @@ async def run_trace(
         write_trace(target, about)
 
 
-def device_numbers(path: Path) -> tuple[int, int]:
-    """The block device below a path and its file system, as the kernel's events name them. Raises TraceError."""
+def device_number(path: Path) -> int:
+    """The block device below a path, as the kernel's events name it. Raises TraceError."""
     mounts = [line.split() for line in Path("/proc/self/mountinfo").read_text().splitlines()]
     inside = [words for words in mounts if path.resolve().is_relative_to(words[4])]
     source = Path(max(inside, key=lambda words: len(words[4]))[-2])
@@ -110,8 +110,7 @@ def device_numbers(path: Path) -> tuple[int, int]:
     block = Path(f"/sys/dev/block/{os.major(number)}:{os.minor(number)}").resolve()
     whole = (block.parent if (block / "partition").exists() else block) / "dev"
     major, minor = map(int, whole.read_text().split(":"))
-    system = path.stat().st_dev
-    return major << 20 | minor, os.major(system) << 20 | os.minor(system)
+    return major << 20 | minor
 
 
 def check_run_storage(cell: Cell, engine: str) -> None:

@@ -50,13 +50,19 @@ def between(before: HostReading, after: HostReading) -> HostSample:
 
 def file_system(path: Path) -> str | None:
     """The type of the file system that a path is on, e.g. 'ext4'; None where the kernel does not say."""
+    mount = _mount_of(path)
+    return mount[1] if mount else None
+
+
+def _mount_of(path: Path) -> tuple[str, str] | None:
+    """Source and type of the mount that a path is on; None where the kernel does not say."""
     try:
         mounts = [line.split() for line in Path("/proc/self/mounts").read_text().splitlines()]
     except OSError:
         return None
     resolved = path.resolve()
-    found = [(len(where), kind) for _, where, kind, *_ in mounts if resolved.is_relative_to(where)]
-    return max(found)[1] if found else None
+    found = [(len(where), source, kind) for source, where, kind, *_ in mounts if resolved.is_relative_to(where)]
+    return max(found)[1:] if found else None
 
 
 def _minus(later: int | None, earlier: int | None) -> int | None:
@@ -83,6 +89,9 @@ def _device_bytes(path: Path) -> tuple[int, int] | None:
     while not path.exists() and path != path.parent:
         path = path.parent
     device = path.stat().st_dev
+    # btrfs gives its files a device number that no block device has.
+    if os.major(device) == 0 and (mount := _mount_of(path)) and Path(mount[0]).is_block_device():
+        device = Path(mount[0]).stat().st_rdev
     try:
         fields = Path(f"/sys/dev/block/{os.major(device)}:{os.minor(device)}/stat").read_text().split()
     except OSError:

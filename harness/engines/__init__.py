@@ -111,30 +111,35 @@ def _cluster_maker(experiment: Experiment, like: Callable[[], Simulator]) -> Cal
 
 def _storage(experiment: Experiment, model: ModelSpec, folder: Path) -> Engine:
     """The simulator with a real disk; without a GPU tier the disk alone."""
-    from harness.engines.storage import StorageEngine
+    from harness.engines.storage import StorageDevice, StorageEngine
     from harness.engines.storage_only import StorageOnlyEngine
     from simulator.storage import StoreSettings
 
     cache, settings = experiment.cache, experiment.engines.sim.storage
     assert cache.disk is not None
     chunk_bytes = cache.chunk_tokens * model.kv_bytes_per_token
+    files, place = settings.layout == "files", Path(cache.disk.path) if cache.disk.path else folder
     store = StoreSettings(
         device=settings.device,
-        folder=Path(cache.disk.path) if cache.disk.path else folder,
+        layout=settings.layout,
+        adapter=cache.disk.adapter,
+        model_name=experiment.engines.vllm.model_path or str((folder / "model").absolute()),
+        folder=place / f"kv-harness-{folder.name}" if files else place,
         chunk_bytes=chunk_bytes,
         slots=cache.disk.capacity // chunk_bytes,
         depth=settings.depth,
         io=settings.io,
-        direct=settings.direct,
+        direct=cache.disk.odirect if files else settings.direct,
         fsync=settings.fsync,
         verify=settings.verify,
         reserve_bytes=settings.reserve,
         keep_files=settings.keep_files,
     )
+    device = StorageDevice(store)
     if not cache.gpu:
-        return StorageOnlyEngine(experiment, model, store)
+        return StorageOnlyEngine(experiment, model, device)
     token_times = experiment.engines.sim.token_times
-    return StorageEngine(simulator_maker(experiment, model, token_times=token_times, real_disk=True), store)
+    return StorageEngine(simulator_maker(experiment, model, token_times=token_times, real_disk=True), device)
 
 
 def _vllm(experiment: Experiment, model: ModelSpec, folder: Path, clock: Clock) -> Engine:

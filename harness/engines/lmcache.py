@@ -20,6 +20,7 @@ import msgspec
 
 from harness.collectors.prometheus import Metrics, scrape
 from harness.engines.base import EngineError
+from harness.engines.keeper import drop_from_page_cache
 from harness.engines.process import Child, child_environment, free_port, storage_read_bytes
 
 _GIB = 2**30
@@ -168,13 +169,7 @@ class LMCacheServer:
     async def drop_page_cache(self) -> None:
         """Writes the chunk files back and drops them from the page cache, so that a read reaches the device."""
         await self.settle()
-        for file in self._files():
-            descriptor = os.open(file, os.O_RDONLY)
-            try:
-                os.fsync(descriptor)
-                os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
-            finally:
-                os.close(descriptor)
+        drop_from_page_cache(self._files())
 
     def _files(self) -> Iterator[Path]:
         return self.disk_path.glob("**/*.data") if self.disk_path else iter(())

@@ -7,13 +7,19 @@ and its copies are modelled unless the device is memory.
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import os
+import subprocess
+import sys
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import msgspec
 
 from harness.engines.base import Capabilities, Counters, Emit, EngineError, Resolved
+from harness.engines.process import storage_read_bytes
 from harness.engines.sim import SimEngine, record_of
 from harness.engines.transfers import Transfers
 from simulator.columns import reply_stream
@@ -26,13 +32,59 @@ from traces.load import Done, Load, Send, WaitUntil
 _SLICE_S = 0.02
 
 
-def open_transfers(settings: StoreSettings) -> Transfers:
-    """Raises EngineError in one line."""
-    try:
-        store = GpuStore(settings) if settings.device == "gpu" else CoreStore(settings)
-    except StoreError as error:
-        raise EngineError(f"the storage device does not start: {error}") from None
-    return Transfers(store, settings.chunk_bytes, settings.folder if settings.device == "file" else None)
+class StorageDevice:
+    """A store's transfers. Where each chunk has a file, their folder goes with `stop`, and with this process."""
+
+    def __init__(self, settings: StoreSettings) -> None:
+        self.settings = settings
+        self.has_files = settings.device == "file" and settings.layout == "files"
+        self._keeper: subprocess.Popen[str] | None = None
+        self._transfers: Transfers | None = None
+
+    def start(self) -> Transfers:
+        """Raises EngineError in one line."""
+        settings = self.settings
+        try:
+            store = GpuStore(settings) if settings.device == "gpu" else CoreStore(settings)
+        except StoreError as error:
+            raise EngineError(f"the storage device does not start: {error}") from None
+        folder = settings.folder.parent if self.has_files else settings.folder
+        self._transfers = Transfers(store, settings.chunk_bytes, folder if settings.device == "file" else None)
+        if self.has_files:
+            words = [str(settings.folder.absolute()), "keep" if settings.keep_files else "delete"]
+            self._keeper = subprocess.Popen(
+                [sys.executable, "-I", "-S", str(Path(__file__).with_name("keeper.py")), *words],
+                stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, start_new_session=True,
+            )  # fmt: skip
+        return self._transfers
+
+    async def drop_page_cache(self) -> None:
+        """What is in a file is read from the device next time. Raises EngineError."""
+        if self._keeper is not None and not await asyncio.to_thread(self._dropped, self._keeper):
+            raise EngineError("the chunk files cannot be dropped from the page cache: what failed is said above")
+
+    @staticmethod
+    def _dropped(keeper: subprocess.Popen[str]) -> bool:
+        assert keeper.stdin is not None and keeper.stdout is not None
+        with contextlib.suppress(BrokenPipeError):
+            keeper.stdin.write("\n")
+            keeper.stdin.flush()
+        return bool(keeper.stdout.readline())
+
+    def read_bytes(self) -> int | None:
+        """Bytes that came from the device; None: the page cache may have answered, and nobody counts."""
+        if self.has_files:
+            return storage_read_bytes(os.getpid())
+        assert self._transfers is not None
+        return self._transfers.read_bytes if self._transfers.store.buffered_because is None else None
+
+    async def stop(self) -> None:
+        if self._transfers is not None:
+            self._transfers.store.close()
+        if self._keeper is not None:
+            with contextlib.suppress(BrokenPipeError):
+                await asyncio.to_thread(self._keeper.communicate)
+        self._transfers = self._keeper = None
 
 
 class StorageEngine:
@@ -40,11 +92,13 @@ class StorageEngine:
 
     name = "sim"
 
-    def __init__(self, make: Callable[[], Simulator], settings: StoreSettings) -> None:
-        self._settings = settings
+    def __init__(self, make: Callable[[], Simulator], device: StorageDevice) -> None:
+        self._device = device
         self._make = make
         self._model = SimEngine(self._made)
-        proves = {"recompute", "gpu", "cpu"} | ({"disk_cold"} if settings.direct else set())
+        proves = {"recompute", "gpu", "cpu"}
+        proves |= {"disk_cold"} if device.settings.direct or device.has_files else set()
+        proves |= {"disk"} if device.has_files and not device.settings.direct else set()
         self.capabilities = Capabilities(
             resets=frozenset({"gpu", "cpu", "disk", "page_cache"}), proves=frozenset(proves)
         )
@@ -61,7 +115,7 @@ class StorageEngine:
 
     async def start(self) -> None:
         await self._model.start()
-        self._transfers = open_transfers(self._settings)
+        self._transfers = self._device.start()
         self._began_s = time.monotonic()
 
     async def ready(self) -> Resolved:
@@ -71,6 +125,9 @@ class StorageEngine:
     async def reset(self, what: frozenset[str]) -> None:
         await self._settle()
         self._simulator.reset(what)
+        self._store.forget(self._simulator.take_dropped())
+        if "page_cache" in what:
+            await self._device.drop_page_cache()
 
     async def replay(self, load: Load, emit: Emit) -> None:
         start_s, sent = self.now_s(), {}  # type: float, dict[str, tuple[Send, float]]
@@ -96,10 +153,7 @@ class StorageEngine:
     async def metrics(self) -> Counters:
         await self._settle()
         counters = await self._model.metrics()
-        past_cache = self._store.buffered_because is None
-        return msgspec.structs.replace(
-            counters, storage_read_bytes=self._transfers.read_bytes if past_cache and self._transfers else None
-        )
+        return msgspec.structs.replace(counters, storage_read_bytes=self._device.read_bytes())
 
     def record(self) -> dict[str, Any]:
         """What the device did since the last call."""
@@ -109,9 +163,8 @@ class StorageEngine:
         return {"storage": record}
 
     async def stop(self) -> None:
-        if self._transfers is not None:
-            self._transfers.store.close()
-            self._transfers = None
+        self._transfers = None
+        await self._device.stop()
         await self._model.stop()
 
     @property
@@ -136,6 +189,7 @@ class StorageEngine:
                 completions += some
         except RuntimeError as error:
             raise EngineError(f"the simulator cannot go on: {error}") from error
+        transfers.store.forget(simulator.take_dropped())
         for issued in simulator.take_issued():
             owner = self._names.get(issued.owner, str(issued.owner))
             transfers.begin(issued.id, owner, issued.write, issued.chunks, time.monotonic())
@@ -153,7 +207,7 @@ class StorageEngine:
         left_s = min([*moments, self.now_s() + _SLICE_S]) - self.now_s()
         if transfers.pending:
             for ended in transfers.poll(left_s):
-                self._simulator.complete_io(ended.id, max(0.0, ended.ended_s - self._began_s))
+                self._simulator.complete_io(ended.id, max(0.0, ended.ended_s - self._began_s), ended.failed)
                 owner = self._reading.pop(ended.id, None)
                 if owner is not None and ended.error is not None:
                     self._failed[owner] = ended.error

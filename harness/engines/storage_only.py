@@ -14,10 +14,9 @@ from typing import Any
 
 from harness.config import Experiment
 from harness.engines.base import Capabilities, Counters, Emit, EngineError, Resolved
-from harness.engines.storage import open_transfers, store_details
+from harness.engines.storage import StorageDevice, store_details
 from harness.engines.transfers import Transfers
 from simulator.models import ModelSpec
-from simulator.storage import StoreSettings
 from traces.load import Blocked, Done, Load, Send, WaitUntil
 from traces.request import Request, RequestRecord, TokensByTier, stable_id
 
@@ -59,8 +58,8 @@ class StorageOnlyEngine:
     name = "sim"
     capabilities = Capabilities(resets=frozenset({"gpu", "cpu", "disk", "page_cache"}))
 
-    def __init__(self, experiment: Experiment, model: ModelSpec, settings: StoreSettings) -> None:
-        self.settings, self._model = settings, model
+    def __init__(self, experiment: Experiment, model: ModelSpec, device: StorageDevice) -> None:
+        self._disk, self.settings, self._model = device, device.settings, model
         self.chunk_tokens = experiment.cache.chunk_tokens
         self.decode_tokens = experiment.engines.sim.storage.decode_read_tokens
         self.budget_s = experiment.measure.budget
@@ -71,7 +70,7 @@ class StorageOnlyEngine:
         self._replay: _Replay | None = None
 
     async def start(self) -> None:
-        self._device = open_transfers(self.settings)
+        self._device = self._disk.start()
         self.began_s = time.monotonic()
 
     async def ready(self) -> Resolved:
@@ -88,8 +87,11 @@ class StorageOnlyEngine:
 
     async def reset(self, what: frozenset[str]) -> None:
         if "disk" in what:
+            self.transfers.store.forget(list(self.slots))
             self.slots.clear()
             self.held.clear()
+        if "page_cache" in what:
+            await self._disk.drop_page_cache()
 
     async def replay(self, load: Load, emit: Emit) -> None:
         self.transfers.begin_record()
@@ -105,13 +107,11 @@ class StorageOnlyEngine:
 
     async def metrics(self) -> Counters:
         """Nothing is under way between loads."""
-        past_cache = self.transfers.store.buffered_because is None
-        return Counters(storage_read_bytes=self.transfers.read_bytes if past_cache else None)
+        return Counters(storage_read_bytes=self._disk.read_bytes())
 
     async def stop(self) -> None:
-        if self._device is not None:
-            self._device.store.close()
-            self._device = None
+        self._device = None
+        await self._disk.stop()
 
     @property
     def transfers(self) -> Transfers:

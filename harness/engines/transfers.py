@@ -23,18 +23,22 @@ _WAYS = ("read", "write")
 
 
 class Finished(NamedTuple):
-    """A transfer whose operations have all ended, at ended_s of time.monotonic(). error: the first that failed."""
+    """A transfer whose operations have all ended, at ended_s of time.monotonic().
+
+    error: the first that failed. failed: keys of those that did."""
 
     id: int
     began_s: float
     ended_s: float
     error: str | None
+    failed: tuple[int, ...]
 
 
 class _Transfer:
     def __init__(self, operations: int, began_s: float) -> None:
         self.left, self.began_s, self.ended_s = operations, began_s, began_s
         self.error: str | None = None
+        self.failed: list[int] = []
 
 
 class _Way:
@@ -52,14 +56,13 @@ class _Way:
 
 
 class Transfers:
-    """A store's transfers and their record. Chunks whose write failed are not read: that read fails as well."""
+    """A store's transfers and their record."""
 
     def __init__(self, store: Store, chunk_bytes: int, folder: Path | None) -> None:
         self.store, self.chunk_bytes, self._folder = store, chunk_bytes, folder
         self._open: dict[int, _Transfer] = {}
         self._of_operation: dict[int, tuple[int, int]] = {}
         self._ended: list[Finished] = []
-        self._lost: set[int] = set()
         self._next_operation = 0
         self.read_bytes = 0
         self.begin_record()
@@ -83,20 +86,13 @@ class Transfers:
         digest = self._asked.setdefault(owner, hashlib.sha256())
         digest.update(b"".join(b"%s %d\n" % (b"W" if write else b"R", key) for key, _ in chunks))
         self._first_s = now_s if self._first_s is None else self._first_s
-        opened = self._open[transfer] = _Transfer(len(chunks), now_s)
+        self._open[transfer] = _Transfer(len(chunks), now_s)
         operations = []
         for key, slot in chunks:
-            if not write and key in self._lost:
-                opened.left -= 1
-                opened.error = opened.error or "the chunk is not there: its write failed"
-                self._errors["read of a chunk whose write failed"] += 1
-                continue
             self._of_operation[self._next_operation] = transfer, key
             operations.append(Operation(self._next_operation, write, slot, key))
             self._next_operation += 1
         self.store.submit(operations)
-        if not opened.left:
-            self._close(transfer)
 
     def poll(self, timeout_s: float) -> list[Finished]:
         """Transfers that have ended; waits for one if there is none."""
@@ -117,15 +113,15 @@ class Transfers:
         else:
             self._errors[one.error] += 1
             transfer.error = transfer.error or one.error
-        if one.write:
-            (self._lost.discard if one.error is None else self._lost.add)(key)
+            transfer.failed.append(key)
         if not transfer.left:
             self._close(number)
 
     def _close(self, number: int) -> None:
         transfer = self._open.pop(number)
         self._io_s.append((transfer.began_s, transfer.ended_s))
-        self._ended.append(Finished(number, transfer.began_s, transfer.ended_s, transfer.error))
+        failed = tuple(transfer.failed)
+        self._ended.append(Finished(number, transfer.began_s, transfer.ended_s, transfer.error, failed))
 
     def end_record(self) -> None:
         """Reads the device's own counters: what comes later is not the record's."""

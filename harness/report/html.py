@@ -15,7 +15,7 @@ import yaml
 from markupsafe import Markup
 from plotly.offline import get_plotlyjs
 
-from harness.report import figures, io, tables
+from harness.report import figures, io, io_tables, tables
 from harness.report.axes import cell_labels, value_text, varied_axes
 from harness.report.storage_words import storage_lines
 from harness.report.timeline import timeline
@@ -108,7 +108,8 @@ def _context(
         "evidence": evidence(summary),
         "doubts": _doubts(samples, summary),
         "load_counters": _load_counters(samples, summary)[:_MAX_TABLE_ROWS],
-        "pictures": [*_pictures(summary, rows, samples), *_io_pictures(read_io(folder))],
+        "pictures": [*_pictures(summary, rows, samples), *_io_pictures(traced := read_io(folder))],
+        "io": _io(traced),
         "tables": _tables(summary),
         "table_rows": len(figure_rows),
         "shown_rows": min(len(figure_rows), _MAX_TABLE_ROWS),
@@ -197,16 +198,41 @@ def _io_pictures(found: dict[str, Any] | None) -> list[Picture]:
     """What was traced at the block device and in the cache server's files."""
     if found is None:
         return []
-    lost = sum(trace["lost_events"] for trace in found["traces"])
+    lost, traces = sum(trace["lost_events"] for trace in found["traces"]), len(found["traces"])
     tell = f" {lost} events were lost: counts are too low." if lost else ""
+    if traces > io.MAX_COLUMNS:
+        tell += f" The first {io.MAX_COLUMNS} of {traces} traces are drawn."
+        found = {**found, "traces": found["traces"][: io.MAX_COLUMNS]}
     parts = "Engine, look-up (cache server), host (file system, page cache, copies) and device, by the traces."
-    both = "Bytes at the block device, and the requests that waited for them, on one clock."
+    both = "Bytes at the block device, its queue depth, and the requests that waited for it, on one clock."
+    sequence = "Block requests per 100 ms. Sequential: it begins where the one before, of its direction, ended."
+    waits = "Reads: from being handed to the block layer to the driver, and from there to their completion."
     return [
         picture("io-timeline", "I/O and requests", both + tell, io.both_timelines(found)),
-        picture("io-split", "Whose time a request's first token takes", parts + tell, io.whose_time(found)),
+        picture("io-order", "Sequential and random I/O", sequence + tell, io.order(found)),
         picture("io-sizes", "Block request sizes", "Powers of two, as they reach the device." + tell, io.sizes(found)),
-        picture("io-order", "Sequential I/O", "Requests that begin where the one before ended.", io.order(found)),
+        picture("io-latency", "Block latencies", waits + tell, io.latencies(found)),
+        picture("io-split", "Whose time a request's first token takes", parts + tell, io.whose_time(found)),
     ]
+
+
+def _io(found: dict[str, Any] | None) -> dict[str, Any] | None:
+    """The tables of what was traced."""
+    if found is None:
+        return None
+    requests, note = io_tables.request_rows(found), io_tables.request_note(found)
+    if len(requests) > _MAX_TABLE_ROWS:
+        note += f" The table has the first {_MAX_TABLE_ROWS} of these; io.json has all."
+    return {
+        "labels": io_tables.labels(found),
+        "side_by_side": io_tables.side_by_side(found),
+        "request_note": note,
+        "requests": requests[:_MAX_TABLE_ROWS],
+        "parts": list(io_tables.PARTS.values()),
+        "file_columns": io_tables.FILE_COLUMNS,
+        "files": io_tables.file_rows(found)[:_MAX_TABLE_ROWS],
+        "file_total": sum(trace["files"]["files"] for trace in found["traces"]),
+    }
 
 
 def picture(name: str, title: str, caption: str, figure: go.Figure, log_toggle: bool = False) -> Picture:
@@ -224,7 +250,7 @@ def script_json(text: str) -> Markup:
 
 def _doubts(samples: Sequence[Sample], summary: Mapping[str, Any]) -> list[Doubt]:
     labels = cell_labels(summary["cells"])
-    found = [sample for sample in samples if sample.verdict in ("contradicted", "unproven")]
+    found = [sample for sample in samples if sample.verdict in ("contradicted", "unproven", "disturbed")]
     return [
         Doubt(
             labels.get(sample.cell, sample.cell),

@@ -24,6 +24,7 @@ VERDICT_SYMBOLS = {
     "proven": "circle",
     "contradicted": "x",
     "unproven": "diamond-open",
+    "disturbed": "circle-open",
     "no claim": "circle",
     "error": "triangle-down-open",
 }

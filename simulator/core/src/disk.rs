@@ -71,6 +71,7 @@ impl Disk {
     /// number.
     pub fn begin_write(&mut self, part: &Part, marks: &mut Vec<At>) -> u64 {
         let evicts = self.rules.evicts;
+        self.held.gone.clear();
         if !evicts && self.held.room(false) == 0 {
             marks.clear();
             return 0;
@@ -86,10 +87,24 @@ impl Disk {
         }
         count = keep_first(marks, self.held.room(evicts));
         self.held.reserve(part, (walk.before(), &mut marks[..]), true, evicts);
-        for key in self.held.gone.drain(..).filter(|_| !self.rules.odirect) {
-            self.in_page_cache.remove(&key);
+        for key in self.held.gone.iter().filter(|_| !self.rules.odirect) {
+            self.in_page_cache.remove(key);
         }
         count
+    }
+
+    /// The keys that went for the last write.
+    pub fn gone(&self) -> &[Key] {
+        &self.held.gone
+    }
+
+    pub fn key(&self, at: At) -> Key {
+        self.held.key(at)
+    }
+
+    /// These writes have failed.
+    pub fn give_up(&mut self, marks: &[At]) {
+        self.held.give_up_stored(marks);
     }
 
     pub fn end_write(&mut self, marks: &mut [At]) {
@@ -128,6 +143,11 @@ impl Disk {
     pub fn check(&self) {
         self.held.check();
         assert!(self.in_page_cache.keys().all(|&key| self.held.contains(key)));
+    }
+
+    /// Held or being written.
+    pub fn keys(&self) -> Vec<Key> {
+        self.held.keys()
     }
 
     pub fn check_idle(&self) {

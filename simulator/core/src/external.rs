@@ -1,5 +1,9 @@
 //! Disk transfers that someone else makes, on a real device: what was issued, and which slot each chunk lies in.
 
+use std::collections::BTreeMap;
+#[cfg(test)]
+use std::collections::BTreeSet;
+
 use crate::engine::Engine;
 use crate::keys::{Key, KeyMap};
 use crate::tiers::{Begun, IoId, Slot};
@@ -21,58 +25,60 @@ pub struct Outbox {
     slots: KeyMap<u64>,
     free: Vec<u64>,
     next_slot: u64,
-    capacity: u64,
     issued: Vec<Issued>,
     /// Of so many the owner is known.
     owned: usize,
-    pub pending: u64,
+    /// Chunks that the disk tier holds no more.
+    dropped: Vec<Key>,
+    /// Transfers not yet answered; true: a write.
+    pending: BTreeMap<IoId, bool>,
+    /// Of writes that were answered and have not ended: the chunks that did not arrive.
+    failed: BTreeMap<IoId, Vec<Key>>,
 }
 
 impl Outbox {
-    pub fn new(capacity: u64) -> Self {
-        Self { capacity, ..Self::default() }
-    }
-
     pub fn read(&mut self, id: IoId, slot: Slot, keys: impl Iterator<Item = Key>) {
         let chunks = keys.filter_map(|key| Some((key, *self.slots.get(&key)?))).collect();
         self.issue(Issued { id, owner: 0, slot, write: false, chunks });
     }
 
-    /// `held`: what the disk tier still holds or is being written; slots of other chunks are used again.
-    pub fn write(&mut self, id: IoId, of: Slot, keys: impl Iterator<Item = Key>, held: impl Fn(Key) -> bool) {
-        let mut chunks = Vec::with_capacity(keys.size_hint().0);
-        for key in keys {
-            let slot = match self.slots.get(&key) {
-                Some(&slot) => slot,
-                None => self.slot(&held),
-            };
-            self.slots.insert(key, slot);
-            chunks.push((key, slot));
-        }
+    pub fn write(&mut self, id: IoId, of: Slot, keys: impl Iterator<Item = Key>) {
+        let chunks = keys.map(|key| (key, self.slot(key))).collect();
         self.issue(Issued { id, owner: 0, slot: of, write: true, chunks });
     }
 
+    /// The disk tier has dropped these chunks: their slots are used again.
+    pub fn drop_chunks(&mut self, keys: &[Key]) {
+        for key in keys {
+            self.free.extend(self.slots.remove(key));
+        }
+        self.dropped.extend(keys);
+    }
+
+    /// The disk tier has dropped all chunks.
+    pub fn drop_all(&mut self) {
+        let mut keys: Vec<Key> = self.slots.keys().copied().collect();
+        keys.sort_unstable_by_key(|key| std::cmp::Reverse(self.slots[key]));
+        self.drop_chunks(&keys);
+    }
+
+    /// Those of a write's chunks that did not arrive; asked once.
+    pub fn take_failed(&mut self, id: IoId) -> Vec<Key> {
+        self.failed.remove(&id).unwrap_or_default()
+    }
+
     fn issue(&mut self, issued: Issued) {
-        self.pending += 1;
+        self.pending.insert(issued.id, issued.write);
         self.issued.push(issued);
     }
 
-    fn slot(&mut self, held: &impl Fn(Key) -> bool) -> u64 {
-        if self.free.is_empty() && self.next_slot == self.capacity {
-            let free = &mut self.free;
-            self.slots.retain(|&key, slot| {
-                let keep = held(key);
-                if !keep {
-                    free.push(*slot);
-                }
-                keep
-            });
-            free.sort_unstable_by(|a, b| b.cmp(a));
-        }
-        self.free.pop().unwrap_or_else(|| {
+    fn slot(&mut self, key: Key) -> u64 {
+        let slot = self.free.pop().unwrap_or_else(|| {
             self.next_slot += 1;
             self.next_slot - 1
-        })
+        });
+        self.slots.insert(key, slot);
+        slot
     }
 }
 
@@ -84,7 +90,7 @@ impl Engine {
     /// Somebody else has yet to answer.
     pub(crate) fn owed(&self) -> bool {
         let outbox = self.server.as_ref().and_then(|server| server.tiers.outbox.as_ref());
-        outbox.is_some_and(|outbox| outbox.pending > 0)
+        outbox.is_some_and(|outbox| !outbox.pending.is_empty())
     }
 
     /// Notes whose transfers the new ones are, while the tiers' name for each request is still its own.
@@ -105,11 +111,18 @@ impl Engine {
         std::mem::take(&mut outbox.issued)
     }
 
-    /// Such a transfer ended at `at`, or now, if that has passed.
-    pub fn complete_io(&mut self, id: IoId, at: Ticks) {
+    /// Chunks that the disk tier has dropped since the last call, in that order; before the transfers issued since.
+    pub fn take_dropped(&mut self) -> Vec<Key> {
+        self.outbox().map_or_else(Vec::new, |outbox| std::mem::take(&mut outbox.dropped))
+    }
+
+    /// Such a transfer ended at `at`, or now, if that has passed. The `failed` ones of a write's chunks are not on
+    /// disk. A transfer that nobody waits for changes nothing.
+    pub fn complete_io(&mut self, id: IoId, at: Ticks, failed: Vec<Key>) {
         let end = at.max(self.now);
-        if let Some(outbox) = self.outbox() {
-            outbox.pending = outbox.pending.saturating_sub(1);
+        let Some(write) = self.outbox().and_then(|outbox| outbox.pending.remove(&id)) else { return };
+        if let Some(outbox) = self.outbox().filter(|_| write && !failed.is_empty()) {
+            outbox.failed.insert(id, failed);
         }
         if let Some(server) = &mut self.server {
             let quiet = server.tiers.is_quiet(id);
@@ -119,17 +132,39 @@ impl Engine {
 }
 
 #[cfg(test)]
+impl Outbox {
+    /// Slots are those of the chunks that the disk holds or is being given, each of one chunk.
+    pub fn check(&self, on_disk: &[Key], capacity: u64) {
+        let slots: BTreeSet<u64> = self.slots.values().copied().collect();
+        assert_eq!(slots.len(), self.slots.len(), "two chunks in one slot");
+        assert!(slots.iter().all(|&slot| slot < capacity), "a slot that the device does not have");
+        assert!(self.free.iter().all(|slot| !slots.contains(slot)), "a free slot that is in use");
+        assert_eq!(
+            on_disk.iter().collect::<BTreeSet<_>>(),
+            self.slots.keys().collect(),
+            "slots of other chunks than the disk's"
+        );
+        assert!(self.failed.keys().all(|id| !self.pending.contains_key(id)));
+    }
+
+    pub fn check_idle(&self) {
+        assert!(self.pending.is_empty() && self.failed.is_empty());
+    }
+}
+
+#[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
     fn slots_of_dropped_chunks_are_used_again() {
-        let mut outbox = Outbox::new(3);
-        outbox.write(0, 7, [10, 11, 12].into_iter(), |_| true);
-        outbox.write(1, 7, [13].into_iter(), |key| key != 11);
+        let mut outbox = Outbox::default();
+        outbox.write(0, 7, [10, 11, 12].into_iter());
+        outbox.drop_chunks(&[11]);
+        outbox.write(1, 7, [13].into_iter());
         outbox.read(2, 8, [12, 13].into_iter());
         let chunks: Vec<_> = outbox.issued.iter().map(|issued| issued.chunks.clone()).collect();
         assert_eq!(chunks, [vec![(10, 0), (11, 1), (12, 2)], vec![(13, 1)], vec![(12, 2), (13, 1)]]);
-        assert_eq!(outbox.pending, 3);
+        assert_eq!((outbox.pending.len(), &outbox.dropped), (3, &vec![11]));
     }
 }

@@ -4,7 +4,7 @@ use crate::cache::{keep_first, marked};
 use crate::chunks::{At, NEW, NONE, Walk, new_if_none};
 use crate::keys::{Key, Part};
 use crate::tier_config::{Placement, TickShare};
-use crate::tiers::{Ended, Op, Slot, Tiers, with};
+use crate::tiers::{Ended, IoId, Op, Slot, Tiers, with};
 use crate::time::{FOREVER, Ticks};
 
 impl Tiers {
@@ -147,30 +147,38 @@ impl Tiers {
     }
 
     fn begin_write(&mut self, part: &Part, marks: &mut Vec<At>) -> u64 {
-        match &mut self.disk {
-            Some(disk) => disk.begin_write(part, marks),
-            None => {
-                marks.clear();
-                0
-            }
+        let Some(disk) = &mut self.disk else {
+            marks.clear();
+            return 0;
+        };
+        let count = disk.begin_write(part, marks);
+        if let Some(outbox) = &mut self.outbox {
+            outbox.drop_chunks(disk.gone());
         }
+        count
     }
 
     /// When the write of these chunks ends. FOREVER: somebody else makes it, and will tell.
     fn issue_write(&mut self, now: Ticks, slot: Slot, part: &Part, marks: &[At], count: u64) -> Ticks {
-        if let (Some(outbox), Some(disk)) = (&mut self.outbox, &self.disk) {
-            let held = |key| disk.has(disk.find(&mut Walk::new(), &[key], 0));
-            outbox.write(self.transfers.next_id(), slot, keys(part, marks), held);
+        if let Some(outbox) = &mut self.outbox {
+            outbox.write(self.transfers.next_id(), slot, keys(part, marks));
             return FOREVER;
         }
         self.disk_write.submit(now, count, count * self.config.chunk_bytes)
     }
 
-    pub(crate) fn written(&mut self, marks: &mut [At], stores: bool) {
+    /// A write to disk has ended. Chunks that somebody else could not write are as if they had never been begun.
+    pub(crate) fn written(&mut self, id: IoId, marks: &mut [At], stores: bool) {
         self.counters.stores_ended += if stores { marked(marks).count() as u64 } else { 0 };
-        if let Some(disk) = &mut self.disk {
-            disk.end_write(marks);
-        }
+        let Some(disk) = &mut self.disk else { return };
+        let Some(outbox) = &mut self.outbox else { return disk.end_write(marks) };
+        let failed = outbox.take_failed(id);
+        let (lost, mut arrived): (Vec<At>, Vec<At>) =
+            marked(marks).partition(|&at| failed.contains(&disk.key(at)));
+        let lost_keys: Vec<Key> = lost.iter().map(|&at| disk.key(at)).collect();
+        disk.end_write(&mut arrived);
+        disk.give_up(&lost);
+        outbox.drop_chunks(&lost_keys);
     }
 
     /// How many chunks the next tick drops.

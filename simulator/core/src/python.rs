@@ -216,8 +216,12 @@ impl Engine {
         issued.into_iter().map(|one| (one.id, one.owner, one.write, one.chunks)).collect()
     }
 
-    fn complete_io(&mut self, id: u64, at_s: f64) -> PyResult<()> {
-        self.engine.complete_io(id, moment("at_s", at_s)?);
+    fn take_dropped(&mut self) -> Vec<u64> {
+        self.engine.take_dropped()
+    }
+
+    fn complete_io(&mut self, id: u64, at_s: f64, failed: Vec<u64>) -> PyResult<()> {
+        self.engine.complete_io(id, moment("at_s", at_s)?, failed);
         Ok(())
     }
 

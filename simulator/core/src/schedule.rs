@@ -325,9 +325,8 @@ impl Engine {
 
     fn compute(&mut self, slot: Slot, tokens: u64, batch: &mut Batch) {
         let request = &mut self.requests[slot];
-        let decoding = request.decoding();
-        batch.steady &= decoding;
-        batch.work.add(tokens, request.computed, decoding);
+        batch.steady &= request.decoding();
+        batch.work.add(tokens, request.computed);
         batch.slots.push(slot);
         request.computed += tokens;
         let prefills = request.computed < request.tokens_known();

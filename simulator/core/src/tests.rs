@@ -90,7 +90,8 @@ pub(crate) fn config(gpu_blocks: u32, tiers: Option<TierConfig>) -> EngineConfig
             step_s: 2e-3,
             token_s: 1e-4,
             attention_s: 1e-7,
-            decode_context_s: 1e-7,
+            attention_context_s: 1.5e-7,
+            context_s: 1e-7,
             request_s: 1e-3,
             request_token_s: 1e-6,
             ..CostConfig::default()

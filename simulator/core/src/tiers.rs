@@ -68,7 +68,7 @@ impl Tiers {
         let ticks = config.policy.tick_s > 0.0 && !config.policy.evicts();
         let tick_every = if ticks { time::from_s(config.policy.tick_s) } else { 0 };
         Self {
-            outbox: config.disk_chunks.filter(|_| config.external_disk).map(Outbox::new),
+            outbox: config.disk_chunks.filter(|_| config.external_disk).map(|_| Outbox::default()),
             cpu: config.cpu_tier(false),
             disk: config.disk_tier(false),
             loose: false,
@@ -227,13 +227,13 @@ impl Tiers {
                 self.spill(now, slot, &part, spilled).unwrap_or(Ended::Store(slot))
             }
             Some(Op::Spill { slot, mut marks }) => {
-                self.written(&mut marks, true);
+                self.written(id, &mut marks, true);
                 Ended::Store(slot)
             }
             Some(Op::DiskWrite { cpu, mut disk, stores }) => {
                 self.journal.note("written", || vec![id]);
                 marked(&cpu).for_each(|at| self.cpu.unlock(at));
-                self.written(&mut disk, stores);
+                self.written(id, &mut disk, stores);
                 self.put_back(cpu);
                 self.put_back(disk);
                 Ended::Nothing
@@ -249,6 +249,9 @@ impl Tiers {
     pub fn reset_disk(&mut self) {
         if let Some(disk) = &mut self.disk {
             disk.reset();
+        }
+        if let Some(outbox) = &mut self.outbox {
+            outbox.drop_all();
         }
     }
 
@@ -326,6 +329,9 @@ impl Tiers {
     pub fn check(&self, hits: &[&Hit]) {
         self.cpu.check();
         self.disk.iter().for_each(Disk::check);
+        if let (Some(outbox), Some(disk)) = (&self.outbox, &self.disk) {
+            outbox.check(&disk.keys(), self.config.disk_chunks.unwrap_or(0));
+        }
         let mut pins: KeyMap<u32> = KeyMap::default();
         let mut pin = |keys: &[Key]| keys.iter().for_each(|&key| *pins.entry(key).or_default() += 1);
         let keys =
@@ -343,10 +349,18 @@ impl Tiers {
         pins.iter().for_each(|(key, &times)| assert_eq!(held(key), times, "pins of {key:x}"));
     }
 
+    /// Held or being written, in order.
+    pub fn keys_on_disk(&self) -> Vec<Key> {
+        let mut keys = self.disk.as_ref().map_or_else(Vec::new, Disk::keys);
+        keys.sort_unstable();
+        keys
+    }
+
     pub fn check_idle(&self) {
         self.check(&[]);
         self.cpu.check_idle();
         self.disk.iter().for_each(Disk::check_idle);
+        self.outbox.iter().for_each(Outbox::check_idle);
         assert_eq!((self.prefetching, self.prefetching_chunks, self.passing.len()), (0, 0, 0));
         assert!(self.waiting_lookups.is_empty());
         assert_eq!(self.counters.stores_begun, self.counters.stores_ended);

@@ -9,8 +9,9 @@ use std::ptr::{self, NonNull};
 
 pub const BLOCK: usize = 4096;
 const STAMP: usize = 16;
+const HUGE: usize = 2 << 20;
 
-/// Page-aligned, zeroed memory. Huge pages where there are some: an 8 MiB transfer then pins 4 pages, not 2,048.
+/// Zeroed memory, aligned to its pages.
 pub struct Buffer {
     start: NonNull<u8>,
     len: usize,
@@ -21,27 +22,35 @@ pub struct Buffer {
 unsafe impl Send for Buffer {}
 
 impl Buffer {
-    pub fn new(len: usize) -> io::Result<Self> {
-        let (protection, flags) =
-            (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS);
+    /// huge: of huge pages where there are some; an 8 MiB transfer then pins 4 of them, not 2,048. Else of none.
+    pub fn new(len: usize, huge: bool) -> io::Result<Self> {
+        let protection = libc::PROT_READ | libc::PROT_WRITE;
+        // A deep queue of large chunks is mostly never filled.
+        let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
+        // Whole huge pages, and one more, of which the parts before the first whole one and behind the last go again.
+        let page = if huge { HUGE } else { BLOCK };
+        let len = len.checked_next_multiple_of(page).ok_or(io::ErrorKind::OutOfMemory)?;
+        let mapped = if huge { len.checked_add(HUGE).ok_or(io::ErrorKind::OutOfMemory)? } else { len };
         // SAFETY: a fresh anonymous mapping; its result is checked.
-        let start = unsafe { libc::mmap(ptr::null_mut(), len, protection, flags, -1, 0) };
-        if start == libc::MAP_FAILED {
+        let found = unsafe { libc::mmap(ptr::null_mut(), mapped, protection, flags, -1, 0) };
+        if found == libc::MAP_FAILED {
             return Err(io::Error::last_os_error());
         }
-        // SAFETY: the mapping above; advice that the kernel may refuse.
-        unsafe { libc::madvise(start, len, libc::MADV_HUGEPAGE) };
+        let before = (found as usize).next_multiple_of(page) - found as usize;
+        // SAFETY: `before` bytes, `len` and what is left are the mapping above, whole pages each; the advice may be
+        // refused.
+        let start = unsafe {
+            let start = found.byte_add(before);
+            for (at, bytes) in [(found, before), (start.byte_add(len), mapped - before - len)] {
+                if bytes > 0 {
+                    libc::munmap(at, bytes);
+                }
+            }
+            libc::madvise(start, len, if huge { libc::MADV_HUGEPAGE } else { libc::MADV_NOHUGEPAGE });
+            start
+        };
         let start = NonNull::new(start.cast()).ok_or_else(io::Error::last_os_error)?;
         Ok(Self { start, len })
-    }
-
-    /// A buffer with the pattern in it; `stamp` makes it a chunk's.
-    pub fn patterned(len: usize) -> io::Result<Self> {
-        let mut buffer = Self::new(len)?;
-        for (index, block) in buffer.bytes_mut().chunks_mut(BLOCK).enumerate() {
-            fill(block, index);
-        }
-        Ok(buffer)
     }
 
     pub fn at(&self, offset: usize) -> *mut u8 {
@@ -50,13 +59,8 @@ impl Buffer {
         unsafe { self.start.as_ptr().add(offset) }
     }
 
-    pub fn bytes(&self) -> &[u8] {
-        // SAFETY: the mapping is len bytes long and initialized (zeroed by the kernel).
-        unsafe { std::slice::from_raw_parts(self.start.as_ptr(), self.len) }
-    }
-
     pub fn bytes_mut(&mut self) -> &mut [u8] {
-        // SAFETY: as above, and borrowed mutably.
+        // SAFETY: the mapping is len bytes long and initialized (zeroed by the kernel).
         unsafe { std::slice::from_raw_parts_mut(self.start.as_ptr(), self.len) }
     }
 }
@@ -65,6 +69,36 @@ impl Drop for Buffer {
     fn drop(&mut self) {
         // SAFETY: mapped by `new`, unmapped once.
         unsafe { libc::munmap(self.start.as_ptr().cast(), self.len) };
+    }
+}
+
+/// Memory for transfers of equal size, side by side: small ones share huge pages.
+pub struct Places {
+    memory: Buffer,
+    each: usize,
+    patterned: bool,
+    used: Vec<bool>,
+}
+
+impl Places {
+    /// patterned: with the pattern in each; `stamp` makes it a chunk's. each: whole blocks.
+    pub fn new(count: usize, each: usize, huge: bool, patterned: bool) -> io::Result<Self> {
+        let len = count.checked_mul(each).ok_or(io::ErrorKind::OutOfMemory)?;
+        Ok(Self { memory: Buffer::new(len, huge)?, each, patterned, used: vec![false; count] })
+    }
+
+    pub fn at(&self, index: usize, offset: usize) -> *mut u8 {
+        self.memory.at(index * self.each + offset)
+    }
+
+    pub fn bytes_mut(&mut self, index: usize) -> &mut [u8] {
+        assert!(index < self.used.len());
+        // SAFETY: inside the mapping, initialized, and of this place alone: others may be under way.
+        let place = unsafe { std::slice::from_raw_parts_mut(self.at(index, 0), self.each) };
+        if self.patterned && !std::mem::replace(&mut self.used[index], true) {
+            place.chunks_mut(BLOCK).enumerate().for_each(|(block, bytes)| fill(bytes, block));
+        }
+        place
     }
 }
 
@@ -111,13 +145,17 @@ mod tests {
 
     #[test]
     fn content_tells_chunks_and_places_apart() {
-        let mut buffer = Buffer::patterned(4 * BLOCK).unwrap();
-        stamp(buffer.bytes_mut(), 7);
-        assert_eq!(wrong(buffer.bytes(), 7), None);
-        assert!(wrong(buffer.bytes(), 8).is_some());
-        assert!(wrong(&buffer.bytes()[BLOCK..], 7).is_some());
-        buffer.bytes_mut()[3 * BLOCK + 99] ^= 1;
-        assert!(wrong(buffer.bytes(), 7).is_some_and(|text| text.ends_with("12288")));
-        assert_eq!(buffer.at(0) as usize % BLOCK, 0);
+        let mut places = Places::new(3, 4 * BLOCK, true, true).unwrap();
+        for index in 0..3 {
+            let bytes = places.bytes_mut(index);
+            stamp(bytes, 7);
+            assert_eq!(wrong(bytes, 7), None);
+            assert!(wrong(bytes, 8).is_some());
+            assert!(wrong(&bytes[BLOCK..], 7).is_some());
+            bytes[3 * BLOCK + 99] ^= 1;
+            assert!(wrong(bytes, 7).is_some_and(|text| text.ends_with("12288")));
+        }
+        assert_eq!(places.at(0, 0) as usize % HUGE, 0);
+        assert_eq!(places.at(2, 5) as usize, places.at(0, 0) as usize + 8 * BLOCK + 5);
     }
 }

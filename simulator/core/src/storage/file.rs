@@ -1,8 +1,8 @@
 //! The file that holds the chunks: one slab of equal slots in a folder, gone when the process is gone.
 //!
 //! It has no name from the beginning (O_TMPFILE) or loses it at once, so that nothing stays behind, not even after
-//! SIGKILL; `keep` gives it a name instead. One file and no file a chunk: what is measured is the device's reads and
-//! writes, not opening and renaming (a cache server's own adapter is measured through that server).
+//! SIGKILL; `keep` gives it a name instead. One file and no file a chunk (files.rs): what is measured is the device's
+//! reads and writes, not opening and renaming.
 
 use std::ffi::CString;
 use std::fs::{self, File, OpenOptions};
@@ -57,7 +57,7 @@ pub fn open(place: &Place) -> Result<Slab, String> {
     Ok(Slab { file, buffered_because, path: place.keep.then(|| place.folder.join(KEPT_NAME)) })
 }
 
-fn check_space(place: &Place) -> Result<(), String> {
+pub fn check_space(place: &Place) -> Result<(), String> {
     let at = place.folder.display();
     let path = CString::new(place.folder.as_os_str().as_bytes()).map_err(|_| format!("{at}: not a path"))?;
     let mut found = MaybeUninit::<libc::statvfs>::zeroed();

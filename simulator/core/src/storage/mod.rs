@@ -1,10 +1,12 @@
-//! Real devices: chunks in equal slots of a file, of memory, or of nothing, many operations in flight.
+//! Real devices: chunks in equal slots of a file, of memory, or of nothing, or each in a file, many operations in flight.
 //!
 //! `submit` queues operations, `poll` keeps up to `depth` of them going and returns those that ended, in the order in
 //! which they did. An operation that fails is a `Done` with an error; nothing here panics because of a device.
 
 mod buffer;
 mod file;
+mod files;
+mod open;
 #[cfg(feature = "python")]
 pub mod python;
 mod queue;
@@ -15,15 +17,20 @@ use std::collections::VecDeque;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use buffer::{BLOCK, Buffer};
-use file::{Place, Slab};
-use queue::{Answer, Call, Kind, Queue, Ring, Threads};
+use buffer::{BLOCK, Places};
+use open::{Device, open_device};
+use queue::{Answer, Call, Kind, TICK};
 
 #[derive(Clone, Debug)]
 #[cfg_attr(feature = "python", derive(pyo3::FromPyObject))]
 pub struct StoreConfig {
     /// "file" (in `folder`), "ram", or "null": nothing is moved.
     pub device: String,
+    /// "slab": slots of one file; "files": a file a chunk, written and read as LMCache's `adapter` does it (files.rs),
+    /// which says what goes on at once: `depth` and `io` are not asked, and `fsync` is not to be had.
+    pub layout: String,
+    pub adapter: String,
+    pub model_name: String,
     pub folder: PathBuf,
     /// Bytes of a chunk; a slot is that, rounded up to 4 KiB, which is what direct I/O moves.
     pub chunk_bytes: u64,
@@ -62,29 +69,34 @@ pub struct Done {
     pub error: Option<String>,
 }
 
+/// An operation that waits, and those that wait for its end.
+struct Queued {
+    op: Op,
+    queued_s: f64,
+    then: VecDeque<Op>,
+}
+
 struct Frame {
     op: Op,
     queued_s: f64,
+    then: VecDeque<Op>,
     began_s: f64,
     moved: usize,
     syncing: bool,
 }
 
-enum Device {
-    File { queue: Queue, slab: Slab },
-    Ram(Buffer),
-    Null,
-}
-
 pub struct Store {
     config: StoreConfig,
     slot_bytes: usize,
-    waiting: VecDeque<(Op, f64)>,
+    /// Bytes that each operation moves.
+    op_bytes: usize,
+    pending: usize,
+    waiting: VecDeque<Queued>,
     frames: Vec<Option<Frame>>,
     free: Vec<usize>,
-    /// Of each frame: memory to read into, and to write from, made when first needed.
-    reads: Vec<Option<Buffer>>,
-    writes: Vec<Option<Buffer>>,
+    /// Memory to read into, and to write from, a place a frame; made when first needed.
+    reads: Option<Places>,
+    writes: Option<Places>,
     done: Vec<Done>,
     io: String,
     device: Device,
@@ -105,14 +117,19 @@ impl Store {
             return Err(text);
         };
         let (device, io) = open_device(&config, total)?;
-        let places = config.depth as usize;
+        let (op_bytes, places) = match &device {
+            Device::Files { folder, .. } => (folder.file_bytes as usize, folder.adapter.workers()),
+            _ => (slot_bytes as usize, config.depth as usize),
+        };
         Ok(Self {
             slot_bytes: slot_bytes as usize,
+            op_bytes,
+            pending: 0,
             waiting: VecDeque::new(),
             frames: (0..places).map(|_| None).collect(),
             free: (0..places).rev().collect(),
-            reads: (0..places).map(|_| None).collect(),
-            writes: (0..places).map(|_| None).collect(),
+            reads: None,
+            writes: None,
             done: Vec::new(),
             io,
             device,
@@ -120,8 +137,9 @@ impl Store {
         })
     }
 
+    /// Bytes that each operation moves.
     pub fn slot_bytes(&self) -> u64 {
-        self.slot_bytes as u64
+        self.op_bytes as u64
     }
 
     /// How operations get to the device: "io_uring", "threads (…)", "memory" or "nothing".
@@ -133,30 +151,47 @@ impl Store {
     pub fn buffered_because(&self) -> Option<&str> {
         match &self.device {
             Device::File { slab, .. } => slab.buffered_because.as_deref(),
+            Device::Files { folder, .. } => folder.buffered_because.as_deref(),
             _ => None,
         }
     }
 
-    /// The file, if it is kept.
+    /// The file, or the folder of files, if it is kept.
     pub fn path(&self) -> Option<&Path> {
         match &self.device {
             Device::File { slab, .. } => slab.path.as_deref(),
+            Device::Files { folder, .. } => folder.kept(),
             _ => None,
         }
     }
 
     /// Operations that have not ended.
     pub fn pending(&self) -> usize {
-        self.waiting.len() + self.in_flight()
+        self.pending
     }
 
-    /// Queues operations. Error: a slot that is not there (nothing is queued then).
+    /// These chunks are not there any more: their files go. Whatever was asked of them has ended.
+    pub fn forget(&mut self, keys: &[u64]) {
+        if let Device::Files { folder, .. } = &self.device {
+            keys.iter().for_each(|&key| folder.delete(key));
+        }
+    }
+
+    /// Queues operations, those of one call as one transfer. Error: a slot that is not there (nothing is queued then).
     pub fn submit(&mut self, ops: Vec<Op>) -> Result<(), String> {
         if let Some(op) = ops.iter().find(|op| op.slot >= self.config.slots) {
             return Err(format!("slot {} is not one of the store's {}", op.slot, self.config.slots));
         }
-        let now_s = monotonic_s();
-        self.waiting.extend(ops.into_iter().map(|op| (op, now_s)));
+        let queued_s = monotonic_s();
+        self.pending += ops.len();
+        let Device::Files { folder, .. } = &self.device else {
+            self.waiting.extend(ops.into_iter().map(|op| Queued { op, queued_s, then: VecDeque::new() }));
+            return Ok(());
+        };
+        for mut then in folder.adapter.parts(ops) {
+            let first = then.pop_front();
+            self.waiting.extend(first.map(|op| Queued { op, queued_s, then }));
+        }
         Ok(())
     }
 
@@ -169,7 +204,7 @@ impl Store {
         while self.in_flight() > 0 {
             let enough = self.done.len() >= least;
             let left = if enough { Duration::ZERO } else { until.saturating_duration_since(Instant::now()) };
-            self.wait(left, &mut answers)?;
+            self.wait(left, timeout > TICK, &mut answers)?;
             let quiet = answers.is_empty();
             // Each gives its place to the next one before the others are looked at: the device is kept busy.
             for answer in answers.drain(..) {
@@ -180,17 +215,28 @@ impl Store {
                 break;
             }
         }
+        self.flush()?;
         Ok(std::mem::take(&mut self.done))
+    }
+
+    /// The device gets what was begun, though nobody waits for it now.
+    fn flush(&mut self) -> Result<(), String> {
+        match &mut self.device {
+            Device::File { queue, .. } => {
+                queue.flush().map_err(|error| format!("the device's queue takes no more: {error}"))
+            }
+            _ => Ok(()),
+        }
     }
 
     fn in_flight(&self) -> usize {
         self.frames.len() - self.free.len()
     }
 
-    fn wait(&mut self, timeout: Duration, answers: &mut Vec<Answer>) -> Result<(), String> {
+    fn wait(&mut self, timeout: Duration, rough: bool, answers: &mut Vec<Answer>) -> Result<(), String> {
         match &mut self.device {
-            Device::File { queue, .. } => queue
-                .wait(timeout, answers)
+            Device::File { queue, .. } | Device::Files { queue, .. } => queue
+                .wait(timeout, rough, answers)
                 .map_err(|error| format!("waiting for the device failed: {error}")),
             _ => Ok(()),
         }
@@ -199,16 +245,16 @@ impl Store {
     /// Begins what waits, as far as the depth goes. Memory and nothing answer at once.
     fn fill(&mut self) {
         while let Some(index) = self.free.pop() {
-            let Some((op, queued_s)) = self.waiting.pop_front() else {
+            let Some(Queued { op, queued_s, then }) = self.waiting.pop_front() else {
                 self.free.push(index);
                 return;
             };
             self.frames[index] =
-                Some(Frame { op, queued_s, began_s: monotonic_s(), moved: 0, syncing: false });
+                Some(Frame { op, queued_s, then, began_s: monotonic_s(), moved: 0, syncing: false });
             let begun = self.begin(index);
             match (begun, &self.device) {
                 (Err(error), _) => self.end(index, Some(error)),
-                (Ok(()), Device::File { .. }) => {}
+                (Ok(()), Device::File { .. } | Device::Files { .. }) => {}
                 (Ok(()), _) => self.ended(index),
             }
         }
@@ -220,22 +266,22 @@ impl Store {
             self.moved(index, self.slot_bytes);
             return Ok(());
         }
-        let memory = if write { &mut self.writes[index] } else { &mut self.reads[index] };
+        let memory = if write { &mut self.writes } else { &mut self.reads };
         if memory.is_none() {
-            let make = if write { Buffer::patterned } else { Buffer::new };
-            *memory =
-                Some(make(self.slot_bytes).map_err(|error| format!("no memory for a transfer: {error}"))?);
+            let huge = !matches!(self.device, Device::Files { .. });
+            let made = Places::new(self.frames.len(), self.slot_bytes, huge, write);
+            *memory = Some(made.map_err(|error| format!("no memory for transfers: {error}"))?);
         }
         let Some(memory) = memory else { return Ok(()) };
         if write {
-            buffer::stamp(memory.bytes_mut(), key);
+            buffer::stamp(memory.bytes_mut(index), key);
         }
         if let Device::Ram(all) = &mut self.device {
             let start = slot as usize * self.slot_bytes;
             let held = &mut all.bytes_mut()[start..start + self.slot_bytes];
             match write {
-                true => held.copy_from_slice(memory.bytes()),
-                false => memory.bytes_mut().copy_from_slice(held),
+                true => held.copy_from_slice(memory.bytes_mut(index)),
+                false => memory.bytes_mut(index).copy_from_slice(held),
             }
             self.moved(index, self.slot_bytes);
             return Ok(());
@@ -246,8 +292,13 @@ impl Store {
     /// Hands the rest of a frame's data, or its sync, to the file.
     fn call(&mut self, index: usize) -> Result<(), String> {
         let Some(frame) = &self.frames[index] else { return Ok(()) };
-        let memory = if frame.op.write { &self.writes[index] } else { &self.reads[index] };
-        let (Some(memory), Device::File { queue, .. }) = (memory, &mut self.device) else { return Ok(()) };
+        let memory = if frame.op.write { &self.writes } else { &self.reads };
+        let Some(memory) = memory else { return Ok(()) };
+        let (queue, start) = match &mut self.device {
+            Device::File { queue, .. } => (queue, frame.op.slot * self.slot_bytes as u64),
+            Device::Files { queue, .. } => (queue, 0),
+            _ => return Ok(()),
+        };
         let kind = match (frame.syncing, frame.op.write) {
             (true, _) => Kind::Sync,
             (false, true) => Kind::Write,
@@ -256,9 +307,10 @@ impl Store {
         let call = Call {
             token: index as u64,
             kind,
-            at: memory.at(frame.moved),
-            len: self.slot_bytes - frame.moved,
-            offset: frame.op.slot * self.slot_bytes as u64 + frame.moved as u64,
+            at: memory.at(index, frame.moved),
+            len: self.op_bytes - frame.moved,
+            file: frame.op.key,
+            offset: start + frame.moved as u64,
         };
         queue.push(call).map_err(|error| format!("the device's queue takes no more: {error}"))
     }
@@ -281,13 +333,14 @@ impl Store {
             }
             Ok(_) if frame.syncing => false,
             Ok(0) => {
-                let at = frame.op.slot * self.slot_bytes as u64 + frame.moved as u64;
-                return self.end(index, Some(format!("the file ends at byte {at}: it was truncated")));
+                let text =
+                    format!("the file ends after {} bytes of the chunk: it was truncated", frame.moved);
+                return self.end(index, Some(text));
             }
             Ok(bytes) => {
                 frame.moved += bytes;
-                frame.syncing = frame.moved >= self.slot_bytes && frame.op.write && self.config.fsync;
-                frame.syncing || frame.moved < self.slot_bytes
+                frame.syncing = frame.moved >= self.op_bytes && frame.op.write && self.config.fsync;
+                frame.syncing || frame.moved < self.op_bytes
             }
         };
         match again.then(|| self.call(index)) {
@@ -299,9 +352,9 @@ impl Store {
 
     /// All of a frame's bytes have moved.
     fn ended(&mut self, index: usize) {
-        let wrong = match (&self.frames[index], &self.reads[index]) {
+        let wrong = match (&self.frames[index], &mut self.reads) {
             (Some(frame), Some(memory)) if self.config.verify && !frame.op.write => {
-                buffer::wrong(memory.bytes(), frame.op.key)
+                buffer::wrong(&memory.bytes_mut(index)[..self.op_bytes], frame.op.key)
             }
             _ => None,
         };
@@ -309,8 +362,12 @@ impl Store {
     }
 
     fn end(&mut self, index: usize, error: Option<String>) {
-        let Some(frame) = self.frames[index].take() else { return };
+        let Some(mut frame) = self.frames[index].take() else { return };
         self.free.push(index);
+        self.pending -= 1;
+        if let Some(op) = frame.then.pop_front() {
+            self.waiting.push_back(Queued { op, queued_s: frame.queued_s, then: frame.then });
+        }
         self.done.push(Done {
             id: frame.op.id,
             write: frame.op.write,
@@ -328,7 +385,7 @@ impl Drop for Store {
     fn drop(&mut self) {
         self.waiting.clear();
         let mut answers = Vec::new();
-        while self.in_flight() > 0 && self.wait(Duration::from_secs(1), &mut answers).is_ok() {
+        while self.in_flight() > 0 && self.wait(Duration::from_secs(1), false, &mut answers).is_ok() {
             for (token, _) in answers.drain(..) {
                 if self.frames[token as usize].take().is_some() {
                     self.free.push(token as usize);
@@ -337,49 +394,8 @@ impl Drop for Store {
         }
         if self.in_flight() > 0 {
             // The queue broke with transfers under way: memory that is still written to is better lost.
-            std::mem::forget(std::mem::take(&mut self.reads));
-            std::mem::forget(std::mem::take(&mut self.writes));
+            std::mem::forget((self.reads.take(), self.writes.take()));
         }
-    }
-}
-
-fn open_device(config: &StoreConfig, total: u64) -> Result<(Device, String), String> {
-    match config.device.as_str() {
-        "null" => Ok((Device::Null, "nothing".to_string())),
-        "ram" => {
-            let memory = Buffer::new(total as usize)
-                .map_err(|error| format!("{total} bytes of memory: {error}; lower the capacity"))?;
-            Ok((Device::Ram(memory), "memory".to_string()))
-        }
-        "file" => {
-            let place = Place {
-                folder: config.folder.clone(),
-                bytes: total,
-                reserve: config.reserve_bytes,
-                direct: config.direct,
-                preallocate: config.preallocate,
-                keep: config.keep_files,
-            };
-            let slab = file::open(&place)?;
-            let (queue, io) = open_queue(config, &slab)?;
-            Ok((Device::File { queue, slab }, io))
-        }
-        other => Err(format!("device {other:?} is not known; use file, ram or null")),
-    }
-}
-
-fn open_queue(config: &StoreConfig, slab: &Slab) -> Result<(Queue, String), String> {
-    let threads = |because: &str| {
-        let queue = Threads::new(config.depth, &slab.file);
-        let queue = queue.map_err(|error| format!("{} threads cannot be started: {error}", config.depth))?;
-        Ok((Queue::Threads(queue), format!("threads{because}")))
-    };
-    match (config.io.as_str(), Ring::new(config.depth, &slab.file)) {
-        ("threads", _) => threads(""),
-        ("io_uring" | "auto", Ok(ring)) => Ok((Queue::Ring(Box::new(ring)), "io_uring".to_string())),
-        ("auto", Err(error)) => threads(&format!(" (io_uring is refused: {error})")),
-        ("io_uring", Err(error)) => Err(format!("io_uring is refused ({error}); use io: auto or threads")),
-        (other, _) => Err(format!("io {other:?} is not known; use auto, io_uring or threads")),
     }
 }
 

@@ -90,6 +90,11 @@ impl Store {
         Ok(all)
     }
 
+    fn forget(&self, keys: Vec<u64>) -> PyResult<()> {
+        self.held()?.as_mut().ok_or_else(closed)?.forget(&keys);
+        Ok(())
+    }
+
     /// Waits for what the device has begun, forgets the rest, and lets go of file and memory. Safe to call twice.
     fn close(&self, py: Python<'_>) -> PyResult<()> {
         let store = self.held()?.take();

@@ -26,6 +26,8 @@ pub struct Call {
     pub kind: Kind,
     pub at: *mut u8,
     pub len: usize,
+    /// Whose file it is, where each chunk has one.
+    pub file: u64,
     pub offset: u64,
 }
 
@@ -34,6 +36,14 @@ unsafe impl Send for Call {}
 
 /// A token, and the bytes moved or the error number.
 pub type Answer = (u64, Result<usize, i32>);
+
+/// Carries a call out: the bytes moved or the error number.
+pub type Perform = Arc<dyn Fn(Call) -> Result<usize, i32> + Send + Sync>;
+
+/// How long a rough wait may be too long.
+pub const TICK: Duration = Duration::from_millis(100);
+static TICK_TIME: types::Timespec = types::Timespec::new().nsec(TICK.subsec_nanos());
+const TICK_TOKEN: u64 = u64::MAX;
 
 pub enum Queue {
     Ring(Box<Ring>),
@@ -48,9 +58,18 @@ impl Queue {
         }
     }
 
-    /// Appends answers: at least one, unless `timeout` ends first.
-    pub fn wait(&mut self, timeout: Duration, answers: &mut Vec<Answer>) -> io::Result<()> {
+    /// Hands over what `push` has kept back.
+    pub fn flush(&mut self) -> io::Result<()> {
         match self {
+            Self::Ring(ring) => ring.flush(),
+            Self::Threads(_) => Ok(()),
+        }
+    }
+
+    /// Appends answers: at least one, unless `timeout` ends first; if it is `rough`, in some moment before or after.
+    pub fn wait(&mut self, timeout: Duration, rough: bool, answers: &mut Vec<Answer>) -> io::Result<()> {
+        match self {
+            Self::Ring(ring) if rough && !timeout.is_zero() => ring.wait_roughly(answers),
             Self::Ring(ring) => ring.wait(timeout, answers),
             Self::Threads(threads) => threads.wait(timeout, answers),
         }
@@ -59,10 +78,12 @@ impl Queue {
 
 pub struct Ring {
     ring: IoUring,
-    /// So many calls are handed over at once, the rest by `wait`: one by one a deep queue costs more than it gains, and
-    /// all together a shallow one runs dry meanwhile.
+    /// So many calls are handed over at once, the rest by `wait`: a call that follows each answer goes with the wait
+    /// for the next one, and all together a deep queue would run dry meanwhile.
     batch: usize,
     file: File,
+    /// A call of ours that ends a rough wait is on its way.
+    ticking: bool,
 }
 
 impl Ring {
@@ -72,11 +93,12 @@ impl Ring {
         // us, and a wait ends with the first of them. Older kernels do not know that.
         let mut builder = IoUring::builder();
         builder.setup_coop_taskrun().setup_single_issuer().setup_defer_taskrun();
-        let ring = builder.build(depth).or_else(|_| IoUring::new(depth))?;
+        let entries = depth + 1; // one for the tick
+        let ring = builder.build(entries).or_else(|_| IoUring::new(entries))?;
         if !ring.params().is_feature_ext_arg() {
             return Err(io::Error::from_raw_os_error(libc::ENOSYS));
         }
-        Ok(Self { ring, batch: (depth as usize / 4).max(1), file: file.try_clone()? })
+        Ok(Self { ring, batch: (depth as usize / 4).max(2), file: file.try_clone()?, ticking: false })
     }
 
     fn push(&mut self, call: Call) -> io::Result<()> {
@@ -89,7 +111,11 @@ impl Ring {
         // SAFETY: the memory outlives the call (see Call). The ring has a place for every call in flight.
         let pushed = unsafe { self.ring.submission().push(&entry.user_data(call.token)) };
         pushed.map_err(|_| io::Error::from_raw_os_error(libc::EBUSY))?;
-        if self.ring.submission().len() < self.batch {
+        if self.ring.submission().len() < self.batch { Ok(()) } else { self.flush() }
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        if self.ring.submission().is_empty() {
             return Ok(());
         }
         match self.ring.submit() {
@@ -105,11 +131,35 @@ impl Ring {
             Err(error) if !passes(&error) => return Err(error),
             _ => {}
         }
+        self.take(answers);
+        Ok(())
+    }
+
+    /// A timer for each wait costs as much as waking up; this is one every TICK.
+    fn wait_roughly(&mut self, answers: &mut Vec<Answer>) -> io::Result<()> {
+        if !self.ticking {
+            self.flush()?;
+            let entry = opcode::Timeout::new(&TICK_TIME).build().user_data(TICK_TOKEN);
+            // SAFETY: the time is there for ever.
+            let pushed = unsafe { self.ring.submission().push(&entry) };
+            self.ticking = pushed.is_ok();
+        }
+        match self.ring.submit_and_wait(1) {
+            Err(error) if !passes(&error) => return Err(error),
+            _ => {}
+        }
+        self.take(answers);
+        Ok(())
+    }
+
+    fn take(&mut self, answers: &mut Vec<Answer>) {
         for entry in self.ring.completion() {
             let moved = entry.result();
-            answers.push((entry.user_data(), usize::try_from(moved).map_err(|_| -moved)));
+            match entry.user_data() {
+                TICK_TOKEN => self.ticking = false,
+                token => answers.push((token, usize::try_from(moved).map_err(|_| -moved))),
+            }
         }
-        Ok(())
     }
 }
 
@@ -125,18 +175,18 @@ pub struct Threads {
 }
 
 impl Threads {
-    pub fn new(depth: u32, file: &File) -> io::Result<Self> {
+    pub fn new(count: usize, perform: Perform) -> io::Result<Self> {
         let (calls, taken) = channel::<Call>();
         let (given, answers) = channel();
         let taken = Arc::new(Mutex::new(taken));
         let mut threads = Vec::new();
-        for _ in 0..depth {
-            let (taken, given, file) = (Arc::clone(&taken), given.clone(), file.try_clone()?);
+        for _ in 0..count {
+            let (taken, given, perform) = (Arc::clone(&taken), given.clone(), Arc::clone(&perform));
             threads.push(std::thread::Builder::new().name("kv-io".to_string()).spawn(move || {
                 loop {
                     let next = taken.lock().unwrap_or_else(PoisonError::into_inner).recv();
                     let Ok(call) = next else { return };
-                    if given.send((call.token, perform(&file, call))).is_err() {
+                    if given.send((call.token, perform(call))).is_err() {
                         return;
                     }
                 }
@@ -170,12 +220,19 @@ impl Drop for Threads {
     }
 }
 
-fn perform(file: &File, call: Call) -> Result<usize, i32> {
-    // SAFETY: the caller leaves this memory to us until the answer (see Call).
-    let bytes = unsafe { std::slice::from_raw_parts_mut(call.at, call.len) };
-    let done = match call.kind {
-        Kind::Read => file.read_at(bytes, call.offset),
-        Kind::Write => file.write_at(bytes, call.offset),
+impl Call {
+    pub fn bytes(&mut self) -> &mut [u8] {
+        // SAFETY: whoever made the call leaves this memory to us until the answer (see `at`).
+        unsafe { std::slice::from_raw_parts_mut(self.at, self.len) }
+    }
+}
+
+/// A call on the one file that all calls are on.
+pub fn perform(file: &File, mut call: Call) -> Result<usize, i32> {
+    let (kind, offset) = (call.kind, call.offset);
+    let done = match kind {
+        Kind::Read => file.read_at(call.bytes(), offset),
+        Kind::Write => file.write_at(call.bytes(), offset),
         Kind::Sync => file.sync_data().map(|()| 0),
     };
     done.map_err(|error| error.raw_os_error().unwrap_or(libc::EIO))

@@ -1,5 +1,6 @@
 use std::fs;
 
+use super::files::Adapter;
 use super::*;
 
 fn folder(name: &str) -> PathBuf {
@@ -11,6 +12,9 @@ fn folder(name: &str) -> PathBuf {
 fn config(device: &str, folder: PathBuf) -> StoreConfig {
     StoreConfig {
         device: device.to_string(),
+        layout: "slab".to_string(),
+        adapter: "fs".to_string(),
+        model_name: "some/model".to_string(),
         folder,
         chunk_bytes: 130_000,
         slots: 16,
@@ -23,6 +27,10 @@ fn config(device: &str, folder: PathBuf) -> StoreConfig {
         reserve_bytes: 0,
         keep_files: false,
     }
+}
+
+fn files(base: &StoreConfig) -> StoreConfig {
+    StoreConfig { layout: "files".to_string(), ..base.clone() }
 }
 
 fn ops(write: bool, keys: std::ops::Range<u64>) -> Vec<Op> {
@@ -97,7 +105,13 @@ fn what_cannot_work_is_refused_on_one_line() {
         (StoreConfig { slots: u64::MAX / 2, ..base.clone() }, "too large"),
         (StoreConfig { depth: 0, ..base.clone() }, "depth"),
         (StoreConfig { device: "tape".to_string(), ..base.clone() }, "tape"),
-        (StoreConfig { io: "magic".to_string(), ..base }, "magic"),
+        (StoreConfig { io: "magic".to_string(), ..base.clone() }, "magic"),
+        (StoreConfig { layout: "heap".to_string(), ..base.clone() }, "heap"),
+        (StoreConfig { adapter: "nfs".to_string(), ..files(&base) }, "nfs"),
+        (StoreConfig { fsync: true, ..files(&base) }, "fsync"),
+        (StoreConfig { reserve_bytes: u64::MAX / 2, ..files(&base) }, "reserve"),
+        (StoreConfig { folder: at.join("absent/too"), ..files(&base) }, "in no folder"),
+        (files(&base), "exists already"),
     ];
     for (config, word) in bad {
         let text = Store::new(config).err().unwrap();
@@ -117,4 +131,66 @@ fn a_store_dropped_with_work_under_way_waits_for_it() {
     }
     assert_eq!(fs::read_dir(&at).unwrap().count(), 0);
     fs::remove_dir(at).unwrap();
+}
+
+#[test]
+fn files_are_written_read_and_deleted_one_by_one_and_their_folder_goes() {
+    let above = folder("files");
+    for (adapter, direct, bytes) in [
+        ("fs", false, 130_000),
+        ("fs", true, 130_000),
+        ("fs_native", true, 131_072),
+        ("fs_native", false, 130_000),
+    ] {
+        let base = StoreConfig { adapter: adapter.to_string(), direct, ..config("file", above.join("kv")) };
+        let mut store = Store::new(files(&base)).unwrap();
+        assert_eq!((store.slot_bytes(), store.buffered_because().is_none()), (bytes, bytes == 131_072));
+        for (write, keys) in [(true, 0..16), (false, 0..16)] {
+            let done = all(&mut store, ops(write, keys));
+            assert!(done.iter().all(|one| one.error.is_none() && one.bytes == bytes), "{done:?}");
+            assert_eq!(done.len(), 16);
+            if adapter == "fs" {
+                assert!(
+                    done.windows(2).all(|pair| pair[0].id < pair[1].id && pair[0].ended_s <= pair[1].began_s)
+                );
+            }
+        }
+        let names =
+            |at: &Path| fs::read_dir(at).unwrap().map(|entry| entry.unwrap().path()).collect::<Vec<_>>();
+        assert_eq!(names(&above.join("kv")).len(), 16);
+        let again = all(&mut store, ops(true, 3..4));
+        assert!(again[0].error.as_ref().is_some_and(|text| text.contains("exists")), "{again:?}");
+        store.forget(&[3, 99]);
+        assert_eq!(names(&above.join("kv")).len(), 15);
+        assert!(all(&mut store, ops(false, 3..4))[0].error.is_some());
+        let cut = above.join("kv").join(format!("some-SEP-model@0x01000100@0@{:064x}.data", 5));
+        fs::OpenOptions::new().write(true).open(cut).unwrap().set_len(4096).unwrap();
+        assert!(
+            all(&mut store, ops(false, 5..6))[0]
+                .error
+                .as_ref()
+                .is_some_and(|text| text.contains("4096 bytes"))
+        );
+        assert_eq!(store.pending(), 0);
+        drop(store);
+        assert_eq!(names(&above), Vec::<PathBuf>::new());
+    }
+    let mut kept =
+        Store::new(StoreConfig { keep_files: true, ..files(&config("file", above.join("kept"))) }).unwrap();
+    all(&mut kept, ops(true, 0..2));
+    assert_eq!(kept.path(), Some(above.join("kept").as_path()));
+    drop(kept);
+    assert_eq!(fs::read_dir(above.join("kept")).unwrap().count(), 2);
+    fs::remove_dir_all(above).unwrap();
+}
+
+#[test]
+fn a_transfer_is_cut_into_stretches_as_the_native_adapter_does() {
+    let sizes = |adapter: Adapter, count: u64| {
+        adapter.parts(ops(true, 0..count)).iter().map(VecDeque::len).collect::<Vec<_>>()
+    };
+    assert_eq!(sizes(Adapter::FsNative, 10), [3, 3, 2, 2]); // seen by strace
+    assert_eq!(sizes(Adapter::FsNative, 2), [1, 1]);
+    assert_eq!(sizes(Adapter::Fs, 10), [10]);
+    assert_eq!(sizes(Adapter::FsNative, 0), [0]);
 }

@@ -1,6 +1,8 @@
 //! Random configurations and loads with the invariants checked at every stop. PROPTEST_CASES=N tries more of them,
 //! PROPTEST_RNG_SEED=N others.
 
+use std::collections::BTreeSet;
+
 use proptest::prelude::*;
 use proptest::test_runner::RngSeed;
 
@@ -9,6 +11,7 @@ use crate::cache::{Cache, marked};
 use crate::chunks::{At, NONE, Walk, new_if_none};
 use crate::engine::{Counters, Engine, EngineConfig};
 use crate::eviction::EvictionKind;
+use crate::external::Issued;
 use crate::keys::{Key, Part};
 use crate::request::{Completion, Lookup, Submission};
 use crate::server::Server;
@@ -306,6 +309,82 @@ proptest! {
         loose.server = loose.server.take().map(|server| Box::new(Server::new(server.tiers.loose())));
         prop_assert_eq!(replay(&mut chained, "a", &load, 0.011), replay(&mut loose, "a", &load, 0.011));
         prop_assert_eq!(chained.take_journal(), loose.take_journal());
+    }
+}
+
+/// Somebody else's disk: what it holds, and what was asked of it and is not answered.
+#[derive(Default)]
+struct Elsewhere {
+    held: BTreeSet<Key>,
+    asked: Vec<Issued>,
+}
+
+impl Elsewhere {
+    /// Takes what is new: nothing is read that is not there, and nothing written twice.
+    fn take(&mut self, engine: &mut Engine) {
+        for key in engine.take_dropped() {
+            self.held.remove(&key);
+        }
+        for issued in engine.take_issued() {
+            let there = |(key, _): &(Key, u64)| self.held.contains(key);
+            match issued.write {
+                true => assert!(!issued.chunks.iter().any(there), "written and there already"),
+                false => assert!(issued.chunks.iter().all(there), "read and not there"),
+            }
+            self.asked.push(issued);
+        }
+    }
+
+    /// Answers one transfer; `fails` says which of a write's chunks do not arrive.
+    fn answer(&mut self, engine: &mut Engine, which: usize, fails: u64) {
+        let issued = self.asked.remove(which % self.asked.len());
+        let keys = issued.chunks.iter().map(|(key, _)| *key);
+        let (failed, arrived): (Vec<Key>, Vec<Key>) = keys.partition(|key| fails != 0 && key % fails == 0);
+        if issued.write {
+            self.held.extend(arrived);
+        }
+        engine.complete_io(issued.id, engine.now(), failed.clone());
+        engine.complete_io(issued.id, engine.now(), failed);
+    }
+}
+
+proptest! {
+    #![proptest_config(cases(150))]
+    #[test]
+    fn a_disk_elsewhere_is_asked_for_what_it_has_though_writes_fail(
+        config in any_config().prop_filter("a disk", |c| c.tiers.as_ref().is_some_and(|t| t.disk_chunks.is_some())),
+        load in any_load(), answers in prop::collection::vec((0usize..9, 0u64..4), 1..40), reset in any::<bool>(),
+    ) {
+        let mut config = config;
+        config.tiers.iter_mut().for_each(|tiers| tiers.external_disk = true);
+        let (mut engine, mut disk) = (Engine::new(config).expect("a good configuration"), Elsewhere::default());
+        for (index, (prompt, output, _)) in load.iter().enumerate() {
+            engine.submit(ask(&format!("a{index}"), prompt, *output), 0).expect("a request that is taken");
+        }
+        let (mut answers, mut rows, mut idle) = (answers.iter().cycle(), 0, false);
+        while !idle {
+            let some = engine.advance(engine.now() + from_s(0.02)).expect("no dead end");
+            rows += some.len();
+            disk.take(&mut engine);
+            check(&engine);
+            let (which, fails) = answers.next().expect("a cycle");
+            if !disk.asked.is_empty() && *which > 3 {
+                disk.answer(&mut engine, *which, *fails);
+                check(&engine);
+            } else if some.is_empty() && engine.next_event().is_none() {
+                idle = disk.asked.is_empty();
+                if !idle {
+                    disk.answer(&mut engine, *which, *fails);
+                }
+            }
+        }
+        prop_assert_eq!(rows, load.len());
+        prop_assert!(engine.idle());
+        engine.reset(false, false, reset, false).expect("idle");
+        disk.take(&mut engine);
+        let tiers = &engine.server.as_ref().expect("tiers").tiers;
+        tiers.check_idle();
+        prop_assert_eq!(disk.held.iter().copied().collect::<Vec<_>>(), tiers.keys_on_disk());
     }
 }
 

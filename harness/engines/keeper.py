@@ -1,0 +1,40 @@
+"""Keeps a folder of chunk files: drops them from the page cache when told to, deletes them when the harness is gone.
+
+    python -I -S keeper.py FOLDER delete|keep       each line in drops the files, and is answered by one
+
+It is a process of its own for both: end-of-file means that the harness has ended, even by SIGKILL, and a trace of the
+harness's I/O shows what its storage does and not what a measurement does with it. Needs the standard library only.
+"""
+
+import os
+import shutil
+import signal
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+
+
+def main() -> None:
+    folder, at_end = Path(sys.argv[1]), sys.argv[2]
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
+    for _ in sys.stdin:
+        drop_from_page_cache(folder.glob("*.data"))
+        print(flush=True)
+    if at_end == "delete":
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def drop_from_page_cache(files: Iterable[Path]) -> None:
+    """Writes the files back first: what is dirty stays."""
+    for file in files:
+        descriptor = os.open(file, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+            os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+        finally:
+            os.close(descriptor)
+
+
+if __name__ == "__main__":
+    main()
