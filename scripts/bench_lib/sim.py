@@ -120,8 +120,9 @@ def _together(
     # Where each segment lies in the one repetition that there is.
     at = np.arange(new_ends[-1]) + np.repeat(starts[index] - (new_ends - lengths), lengths)
     namespaces = (np.asarray(numbers)[number]) * NAMESPACE
+    names = [f"{number}-" for number in numbers]
     return RequestColumns(
-        ids=[f"{numbers[n]}-{one.ids[i]}" for n, i in zip(number.tolist(), index.tolist(), strict=True)],
+        ids=[names[n] + one.ids[i] for n, i in zip(number.tolist(), index.tolist(), strict=True)],
         hash_ids=np.asarray(one.hash_ids)[at] + np.repeat(namespaces, lengths),
         segment_tokens=np.asarray(one.segment_tokens)[at],
         segment_ends=new_ends,

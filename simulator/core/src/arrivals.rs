@@ -1,39 +1,47 @@
 //! From a submission to a request that waits, or to an error.
 
-use std::cmp::Reverse;
-use std::collections::BinaryHeap;
+use std::collections::{BTreeMap, VecDeque};
 
+use crate::blocks::Held;
 use crate::engine::Engine;
-use crate::keys::{Segment, block_keys, block_runs};
+use crate::keys::{Part, Segment, block_keys, block_runs};
 use crate::request::{Completion, Request, Submission};
 use crate::time::{FOREVER, Ticks};
 
 /// Submissions by a moment, such as when they reach the scheduler; of those of one moment, by their number.
 #[derive(Default)]
 pub struct Arrivals {
-    order: BinaryHeap<Reverse<(Ticks, u64, usize)>>,
-    submissions: Vec<Option<Submission>>,
-    spare: Vec<usize>,
+    /// Those that came in their order, as nearly all do.
+    queue: VecDeque<(Ticks, u64, Submission)>,
+    /// Those that came after a later one.
+    others: BTreeMap<(Ticks, u64), Submission>,
 }
 
 impl Arrivals {
     pub fn push(&mut self, at: Ticks, number: u64, submission: Submission) {
-        let index = self.spare.pop().unwrap_or(self.submissions.len());
-        if index == self.submissions.len() {
-            self.submissions.push(None);
+        match self.queue.back() {
+            Some((last, before, _)) if (*last, *before) > (at, number) => {
+                self.others.insert((at, number), submission);
+            }
+            _ => self.queue.push_back((at, number, submission)),
         }
-        self.submissions[index] = Some(submission);
-        self.order.push(Reverse((at, number, index)));
     }
 
     pub fn next_at(&self) -> Ticks {
-        self.order.peek().map_or(FOREVER, |Reverse((at, _, _))| *at)
+        self.first().0
     }
 
     pub fn pop(&mut self) -> Option<(Ticks, Submission)> {
-        let Reverse((at, _, index)) = self.order.pop()?;
-        self.spare.push(index);
-        self.submissions[index].take().map(|submission| (at, submission))
+        let first = self.first();
+        if self.queue.front().is_some_and(|(at, number, _)| (*at, *number) == first) {
+            return self.queue.pop_front().map(|(at, _, submission)| (at, submission));
+        }
+        self.others.pop_first().map(|((at, _), submission)| (at, submission))
+    }
+
+    fn first(&self) -> (Ticks, u64) {
+        let first = self.queue.front().map_or((FOREVER, u64::MAX), |(at, number, _)| (*at, *number));
+        self.others.first_key_value().map_or(first, |(other, _)| first.min(*other))
     }
 }
 
@@ -71,19 +79,21 @@ impl Engine {
             return;
         }
         let prompt: u64 = submission.prompt.iter().map(|segment| segment.tokens).sum();
-        let chunk_keys = match self.server {
-            Some(_) => block_keys(&submission.prompt, self.config.chunk_tokens),
-            None => Vec::new(),
+        let chunks = match self.server {
+            Some(_) => Part::of(block_keys(&submission.prompt, self.config.chunk_tokens)),
+            None => Part::default(),
         };
         let mut recipe = submission.prompt;
         recipe.push(Segment { hash_id: submission.reply_id, tokens: submission.output_tokens });
+        let runs = block_runs(&recipe, self.config.block_tokens);
         let request = Request {
             id: submission.id,
             owner: submission.reply_id,
             prompt,
             output: submission.output_tokens,
-            runs: block_runs(&recipe, self.config.block_tokens),
-            chunk_keys,
+            blocks: Held::of(&runs),
+            runs,
+            chunks,
             ..Request::default()
         };
         let slot = self.spare.pop().unwrap_or(self.requests.len());

@@ -4,6 +4,8 @@
 //! Blocks come, are used and go in runs, so the pool keeps extents: blocks in a row of one run that have the same
 //! users and lie side by side in the free queue. `blocks_oracle.rs` says block by block what must come out.
 
+use std::collections::hash_map::Entry;
+
 use crate::journal::Journal;
 use crate::keys::{Key, KeyMap, Run};
 
@@ -90,6 +92,11 @@ pub struct Held {
 }
 
 impl Held {
+    /// None, with room for what a request of these runs will hold.
+    pub fn of(runs: &[Run]) -> Self {
+        Self { pieces: Vec::with_capacity(runs.len()), ..Self::default() }
+    }
+
     pub fn len(&self) -> u64 {
         self.findable.blocks + self.plain
     }
@@ -238,22 +245,25 @@ impl BlockPool {
     }
 
     fn add(&mut self, key: Key, start: u32, blocks: u32, held: &mut Held) {
-        let first = self.first.get(&key).copied();
-        if let (Some((id, length)), Some(first)) = (held.pieces.last_mut(), first) {
+        if let Some((id, length)) = held.pieces.last_mut() {
             let extent = &mut self.extents[*id as usize];
-            let follows = first == *id && extent.blocks == *length && extent.start + *length == start;
-            if follows && extent.users == 1 && extent.twin == NONE {
+            let follows =
+                extent.key == Some(key) && extent.blocks == *length && extent.start + *length == start;
+            let only = extent.users == 1 && extent.twin == NONE;
+            if follows && only && self.first.get(&key) == Some(&*id) {
                 extent.blocks += blocks;
                 *length += blocks;
                 return;
             }
         }
-        let extent = Extent { key: Some(key), start, blocks, users: 1, ..PLAIN };
-        let id = self.keep(extent);
+        let id = self.keep(Extent { key: Some(key), start, blocks, users: 1, ..PLAIN });
         held.pieces.push((id, blocks));
-        let Some(mut last) = first else {
-            self.first.insert(key, id);
-            return;
+        let mut last = match self.first.entry(key) {
+            Entry::Vacant(vacant) => {
+                vacant.insert(id);
+                return;
+            }
+            Entry::Occupied(first) => *first.get(),
         };
         while self.extents[last as usize].twin != NONE {
             last = self.extents[last as usize].twin;

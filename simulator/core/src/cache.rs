@@ -3,9 +3,9 @@
 //!
 //! The policy knows a key from the moment at which room for it is reserved. Counts of chunks stand for bytes.
 
-use crate::chunks::{At, Chunk, Chunks};
-use crate::eviction::{Eviction, EvictionKind};
-use crate::keys::Key;
+use crate::chunks::{At, Chunk, Chunks, NEW, NONE, Walk};
+use crate::eviction::{Eviction, EvictionKind, Policy};
+use crate::keys::{Key, Part};
 use crate::time::Ticks;
 
 #[derive(Debug)]
@@ -16,21 +16,36 @@ pub struct Cache {
     /// Chunks that are settled.
     evictable: u64,
     chunks: Chunks,
-    eviction: Box<dyn Eviction>,
+    eviction: Policy,
+    /// Keys that went, until somebody takes them out.
+    pub gone: Vec<Key>,
+    /// Kept for its memory only.
+    touched: Vec<At>,
 }
 
 impl Cache {
-    pub fn new(capacity: u64, eviction: EvictionKind, lease: Ticks) -> Self {
-        let eviction = eviction.make(capacity, lease);
-        Self { capacity, used: 0, tracked: 0, evictable: 0, chunks: Chunks::default(), eviction }
+    /// loose: its chunks can be found without the prompt that they belong to.
+    pub fn new(capacity: u64, eviction: EvictionKind, lease: Ticks, loose: bool) -> Self {
+        let (eviction, chunks) = (eviction.make(capacity, lease), Chunks::new(loose));
+        let (gone, touched) = (Vec::new(), Vec::new());
+        Self { capacity, used: 0, tracked: 0, evictable: 0, chunks, eviction, gone, touched }
     }
 
     pub fn clock(&mut self, now: Ticks) {
         self.eviction.clock(now);
     }
 
-    pub fn contains(&self, key: Key) -> bool {
-        self.chunks.find(key).is_some_and(|at| self.chunks[at].resident)
+    /// Where the chunk of that number of a prompt is held or reserved, or NONE.
+    pub fn find(&self, walk: &mut Walk, prompt: &[Key], number: usize) -> At {
+        self.chunks.find(walk, prompt, number)
+    }
+
+    pub fn key(&self, at: At) -> Key {
+        self.chunks[at].key
+    }
+
+    pub fn holds(&self, at: At) -> bool {
+        at != NONE && self.chunks[at].resident
     }
 
     /// Held or reserved, as a share of what there is room for.
@@ -47,9 +62,9 @@ impl Cache {
         self.tracked
     }
 
-    /// A store would not write this key: it is resident or being stored.
-    pub fn has(&self, key: Key) -> bool {
-        self.chunks.find(key).is_some_and(|at| self.chunks[at].resident || self.chunks[at].storing)
+    /// A store would not write this chunk: it is resident or being stored.
+    pub fn has(&self, at: At) -> bool {
+        at != NONE && (self.chunks[at].resident || self.chunks[at].storing)
     }
 
     /// Chunks that could come, if `evicts` in the place of others.
@@ -58,44 +73,45 @@ impl Cache {
         self.capacity.saturating_sub(self.used) + if evicts { ready() } else { 0 }
     }
 
-    /// Room for all of the keys or for none of them, if `evicts` in the place of others. Some: the keys that went.
-    pub fn reserve(&mut self, keys: &[Key], storing: bool, evicts: bool) -> Option<Vec<Key>> {
-        if keys.len() as u64 > self.room(evicts) {
-            return None;
+    /// Room for the marked chunks of a part, all of them or none, if `evicts` in the place of others. True: all marked
+    /// chunks have their places now. `before`: where the chunk before the first marked one was.
+    pub fn reserve(
+        &mut self,
+        part: &Part,
+        (before, marks): (At, &mut [At]),
+        storing: bool,
+        evicts: bool,
+    ) -> bool {
+        if marked(marks).count() as u64 > self.room(evicts) {
+            return false;
         }
-        let mut gone = Vec::new();
-        for &key in keys.iter().rev() {
-            self.eviction.miss(key);
-            self.evict(&mut gone, |cache, _| cache.used < cache.capacity);
+        self.chunks.add(part.prompt(), part.first(), before, marks);
+        for at in marked(marks).rev() {
+            self.eviction.miss(self.chunks[at].key);
+            self.evict(|cache, _| cache.used < cache.capacity);
             self.used += 1;
-            let at = self.chunks.find_or_add(key);
-            self.change(at, |chunk| {
-                chunk.staged += 1;
-                chunk.storing |= storing;
-            });
+            // It is not resident, so not settled either, before or after.
+            let chunk = &mut self.chunks[at];
+            chunk.staged += 1;
+            chunk.storing |= storing;
             self.written(at);
         }
-        Some(gone)
+        true
     }
 
-    /// Ends a store. Returns the keys that became resident; the others were so already, and their room is given back.
-    pub fn admit_stored(&mut self, keys: &[Key]) -> Vec<Key> {
-        let mut admitted = Vec::with_capacity(keys.len());
-        for &key in keys.iter().rev() {
-            let Some(at) = self.chunks.find(key) else { continue };
-            self.change(at, |chunk| chunk.storing = false);
-            if self.admit(at, false) {
-                admitted.push(key);
+    /// Ends a store. Chunks stay marked that became resident; the others were so already, and their room is given back.
+    pub fn admit_stored(&mut self, marks: &mut [At]) {
+        for mark in marks.iter_mut().rev().filter(|mark| **mark != NONE) {
+            self.change(*mark, |chunk| chunk.storing = false);
+            if !self.admit(*mark, false) {
+                *mark = NONE;
             }
         }
-        admitted.reverse();
-        admitted
     }
 
-    /// Ends a read from below; each of the keys has one more reader.
-    pub fn admit_loaded(&mut self, keys: &[Key], temporary: bool) {
-        for &key in keys.iter().rev() {
-            let Some(at) = self.chunks.find(key) else { continue };
+    /// Ends a read from below; each of the chunks has one more reader.
+    pub fn admit_loaded(&mut self, marks: &[At], temporary: bool) {
+        for at in marked(marks).rev() {
             self.change(at, |chunk| chunk.readers += 1);
             if self.admit(at, temporary) {
                 self.chunks[at].fresh = true;
@@ -104,9 +120,8 @@ impl Cache {
     }
 
     /// Ends writes that brought nothing.
-    pub fn give_up(&mut self, keys: &[Key]) {
-        for &key in keys {
-            let Some(at) = self.chunks.find(key) else { continue };
+    pub fn give_up(&mut self, marks: &[At]) {
+        for at in marked(marks) {
             self.change(at, |chunk| chunk.staged -= 1);
             self.used -= 1;
             if self.chunks[at].staged == 0 && !self.chunks[at].resident {
@@ -116,24 +131,19 @@ impl Cache {
     }
 
     /// Ends a store that brought nothing.
-    pub fn give_up_stored(&mut self, keys: &[Key]) {
-        for &key in keys {
-            if let Some(at) = self.chunks.find(key) {
-                self.change(at, |chunk| chunk.storing = false);
-            }
+    pub fn give_up_stored(&mut self, marks: &[At]) {
+        for at in marked(marks) {
+            self.change(at, |chunk| chunk.storing = false);
         }
-        self.give_up(keys);
+        self.give_up(marks);
     }
 
-    /// One more reader for this key, if it is there.
-    pub fn lock(&mut self, key: Key) {
-        if let Some(at) = self.chunks.find(key) {
-            self.change(at, |chunk| chunk.readers += 1);
-        }
+    /// One more reader for a chunk that is there.
+    pub fn lock(&mut self, at: At) {
+        self.change(at, |chunk| chunk.readers += 1);
     }
 
-    pub fn unlock(&mut self, key: Key) {
-        let Some(at) = self.chunks.find(key) else { return };
+    pub fn unlock(&mut self, at: At) {
         self.change(at, |chunk| chunk.readers = chunk.readers.saturating_sub(1));
         let chunk = &self.chunks[at];
         if chunk.temporary && chunk.resident && chunk.readers == 0 {
@@ -141,10 +151,21 @@ impl Cache {
         }
     }
 
-    /// Counts a use of those of the keys that are known, the first as the last use.
-    pub fn touch(&mut self, keys: &[Key]) {
-        for &key in keys.iter().rev() {
-            let Some(at) = self.chunks.find(key).filter(|&at| self.chunks[at].queued()) else { continue };
+    /// Counts a use of those of the chunks that are known, the first as the last use.
+    pub fn touch(&mut self, part: &Part) {
+        let (mut walk, mut touched) = (Walk::new(), std::mem::take(&mut self.touched));
+        let numbers = part.first()..part.prompt().len();
+        touched.extend(numbers.map(|number| self.find(&mut walk, part.prompt(), number)));
+        self.touch_at(&touched);
+        touched.clear();
+        self.touched = touched;
+    }
+
+    pub fn touch_at(&mut self, marks: &[At]) {
+        for at in marked(marks).rev() {
+            if !self.chunks[at].queued() {
+                continue;
+            }
             if std::mem::take(&mut self.chunks[at].fresh) {
                 self.eviction.used_first(&mut self.chunks, at);
             } else {
@@ -155,27 +176,23 @@ impl Cache {
 
     /// Picks up to `count` of the resident keys that nobody reads, and drops them. One that is being written once more
     /// is picked and stays.
-    pub fn drop_some(&mut self, count: u64) -> Vec<Key> {
-        let mut gone = Vec::new();
-        self.evict(&mut gone, |_, picked| picked >= count);
-        gone
+    pub fn drop_some(&mut self, count: u64) {
+        self.evict(|_, picked| picked >= count);
     }
 
     /// Evicts until no more than so many are held, as far as it can.
-    pub fn shrink(&mut self, most: u64) -> Vec<Key> {
-        let mut gone = Vec::new();
-        self.evict(&mut gone, |cache, _| cache.used <= most);
-        gone
+    pub fn shrink(&mut self, most: u64) {
+        self.evict(|cache, _| cache.used <= most);
     }
 
     /// Drops everything. What the policy remembers of chunks that are not there stays, as in LMCache's clear.
     pub fn clear(&mut self) {
-        for at in self.chunks.places() {
+        for at in self.chunks.places().collect::<Vec<_>>() {
             if self.chunks[at].queued() {
                 self.eviction.remove(&mut self.chunks, at, false);
             }
         }
-        self.chunks = Chunks::default();
+        self.chunks.clear();
         (self.used, self.tracked, self.evictable) = (0, 0, 0);
     }
 
@@ -185,7 +202,7 @@ impl Cache {
     }
 
     /// Evicts until it is enough, told how many were picked, or nothing is left that may go.
-    fn evict(&mut self, gone: &mut Vec<Key>, enough: impl Fn(&Self, u64) -> bool) {
+    fn evict(&mut self, enough: impl Fn(&Self, u64) -> bool) {
         let (mut picked, mut passed) = (0, Vec::new());
         while !enough(self, picked)
             && let Some(at) = self.eviction.victim(&mut self.chunks)
@@ -195,7 +212,7 @@ impl Cache {
                 self.chunks[at].passed = true;
                 passed.push(at);
             } else {
-                gone.push(self.chunks[at].key);
+                self.gone.push(self.chunks[at].key);
                 self.remove(at, true);
             }
         }
@@ -252,10 +269,32 @@ impl Cache {
     }
 }
 
+/// The places of marked chunks.
+pub fn marked(marks: &[At]) -> impl DoubleEndedIterator<Item = At> {
+    marks.iter().copied().filter(|&at| at != NONE)
+}
+
+/// Leaves no more than the first `most` of the marks, and says how many those are.
+pub fn keep_first(marks: &mut [At], most: u64) -> u64 {
+    let mut kept = 0;
+    for mark in marks.iter_mut().filter(|mark| **mark != NONE) {
+        if kept == most {
+            *mark = NONE;
+        } else {
+            kept += 1;
+        }
+    }
+    kept
+}
+
 #[cfg(test)]
 impl Cache {
     pub fn readers(&self, key: Key) -> u32 {
-        self.chunks.find(key).map_or(0, |at| self.chunks[at].readers)
+        self.chunks.iter().find(|chunk| chunk.key == key).map_or(0, |chunk| chunk.readers)
+    }
+
+    pub fn contains(&self, key: Key) -> bool {
+        self.chunks.iter().any(|chunk| chunk.key == key && chunk.resident)
     }
 
     /// Resident or being written.
@@ -291,16 +330,20 @@ impl Cache {
 
 /// Which of these uses hit a cache of so many chunks that starts empty and takes each chunk that it lacks.
 pub fn replay(eviction: EvictionKind, capacity: u64, keys: &[Key]) -> Vec<bool> {
-    let mut cache = Cache::new(capacity, eviction, 0);
-    keys.iter()
-        .map(|&key| {
-            let hit = cache.contains(key);
-            if hit {
-                cache.touch(&[key]);
-            } else if cache.reserve(&[key], true, true).is_some() {
-                cache.admit_stored(&[key]);
-            }
-            hit
-        })
-        .collect()
+    let mut cache = Cache::new(capacity, eviction, 0, true);
+    let mut use_one = |key| {
+        let part = Part::of(vec![key]);
+        let at = cache.find(&mut Walk::new(), part.prompt(), 0);
+        if cache.holds(at) {
+            cache.touch_at(&[at]);
+            return true;
+        }
+        let mut marks = [NEW];
+        if cache.reserve(&part, (NONE, &mut marks[..]), true, true) {
+            cache.admit_stored(&mut marks);
+        }
+        cache.gone.clear();
+        false
+    };
+    keys.iter().map(|&key| use_one(key)).collect()
 }

@@ -1,19 +1,25 @@
-//! Chunks that a tier knows, by key, and the queues that eviction policies keep them in.
+//! Chunks that a tier knows, and the queues that eviction policies keep them in.
 //!
-//! A chunk lies in one queue at most. Its state and its links share one place, so that a key is hashed once.
+//! A chunk lies in one queue at most. Its state and its links share one place. A chunk's key tells all that comes before
+//! it in its prompt, so chunks that were brought together are chained, and a prompt is walked along: only a chain's
+//! first chunk is in the index. No chain is longer than a row, so that a walk to any chunk begins not far before it.
 
 use std::ops::{Index, IndexMut};
 
 use hashbrown::HashTable;
-use hashbrown::hash_table::Entry;
 
 use crate::keys::Key;
 
 /// A chunk's place in `Chunks`.
 pub type At = u32;
 
-const NONE: At = At::MAX;
+/// No place.
+pub const NONE: At = At::MAX;
+/// A place that is yet to be given.
+pub const NEW: At = At::MAX - 1;
 const NO_QUEUE: u8 = u8::MAX;
+/// Chains begin anew at each chunk of a prompt whose number divides by this.
+const ROW: usize = 16;
 
 #[derive(Clone, Copy, Debug)]
 pub struct Chunk {
@@ -35,6 +41,9 @@ pub struct Chunk {
     pub passed: bool,
     older: At,
     newer: At,
+    /// Its neighbours in the chain.
+    before: At,
+    after: At,
 }
 
 impl Chunk {
@@ -53,28 +62,111 @@ impl Chunk {
     }
 }
 
-#[derive(Debug, Default)]
+/// The mark of a chunk that is to come to where it lies, if that is anywhere.
+pub fn new_if_none(at: At) -> At {
+    if at == NONE { NEW } else { at }
+}
+
+/// How far a prompt has been walked along.
+pub struct Walk {
+    next: usize,
+    at: At,
+    /// Where the chunk before the one that was found first lies, if it can be chained to that.
+    before: Option<At>,
+}
+
+impl Walk {
+    pub fn new() -> Self {
+        Self { next: 0, at: NONE, before: None }
+    }
+
+    /// Before what was found first; NONE if nothing was.
+    pub fn before(&self) -> At {
+        self.before.unwrap_or(NONE)
+    }
+}
+
+/// The first chunk of a chain. `tag` is a part of its key: those that differ are told apart without a look at the chunk.
+#[derive(Clone, Copy, Debug)]
+struct First {
+    tag: u32,
+    at: At,
+}
+
+fn tag(key: Key) -> u32 {
+    (key >> 24) as u32
+}
+
+#[derive(Debug)]
 pub struct Chunks {
-    /// Places only, by their chunks' keys, which are hashes already: a third of the memory of a map from keys.
-    index: HashTable<At>,
+    /// Every chunk is in the index: for callers that know a chunk's key and not its prompt.
+    loose: bool,
+    /// By their chunks' keys, which are hashes already.
+    index: HashTable<First>,
     places: Vec<Chunk>,
     spare: Vec<At>,
 }
 
 impl Chunks {
-    pub fn find(&self, key: Key) -> Option<At> {
-        self.index.find(key, |&at| self[at].key == key).copied()
+    pub fn new(loose: bool) -> Self {
+        Self { loose, index: HashTable::new(), places: Vec::new(), spare: Vec::new() }
     }
 
-    pub fn find_or_add(&mut self, key: Key) -> At {
-        let (places, spare) = (&mut self.places, &mut self.spare);
-        let same = |&at: &At| places[at as usize].key == key;
-        let vacant = match self.index.entry(key, same, |&at| places[at as usize].key) {
-            Entry::Occupied(found) => return *found.get(),
-            Entry::Vacant(vacant) => vacant,
-        };
-        let at = spare.pop().unwrap_or(places.len() as At);
-        vacant.insert(at);
+    /// Where the chunk of that number of a prompt lies, or NONE.
+    pub fn find(&self, walk: &mut Walk, keys: &[Key], number: usize) -> At {
+        if self.loose {
+            return self.first(keys[number]);
+        }
+        let row = number - number % ROW;
+        if walk.next <= row || walk.next > number {
+            (walk.next, walk.at) = (row, NONE);
+        }
+        for &key in &keys[walk.next..number] {
+            walk.at = self.behind(walk.at, key);
+        }
+        walk.before.get_or_insert(walk.at);
+        walk.at = self.behind(walk.at, keys[number]);
+        walk.next = number + 1;
+        walk.at
+    }
+
+    /// The first of a chain.
+    fn first(&self, key: Key) -> At {
+        let same = |first: &First| first.tag == tag(key) && self[first.at].key == key;
+        self.index.find(key, same).map_or(NONE, |first| first.at)
+    }
+
+    fn behind(&self, at: At, key: Key) -> At {
+        if at != NONE {
+            let after = self[at].after;
+            if after != NONE && self[after].key == key {
+                return after;
+            }
+        }
+        self.first(key)
+    }
+
+    /// Gives a place to each of a prompt's chunks from number `first` on that is to have a NEW one. `before`: where the
+    /// chunk before the first marked one was.
+    pub fn add(&mut self, keys: &[Key], first: usize, before: At, marks: &mut [At]) {
+        let (mut before, mut passed) = (before, false);
+        for (number, mark) in (first..).zip(marks) {
+            if *mark == NEW {
+                let chained = !number.is_multiple_of(ROW) && self.lies(before, keys[number - 1], passed);
+                *mark = self.add_one(keys[number], if chained { before } else { NONE });
+            }
+            passed |= *mark != NONE;
+            before = if passed { *mark } else { before };
+        }
+    }
+
+    /// The chunk of that key lies there still, which is certain of one that was `passed`.
+    fn lies(&self, at: At, key: Key, passed: bool) -> bool {
+        passed || at != NONE && self[at].key == key && (self[at].resident || self[at].staged > 0)
+    }
+
+    fn add_one(&mut self, key: Key, before: At) -> At {
+        let chained = !self.loose && before != NONE && self[before].after == NONE;
         let chunk = Chunk {
             key,
             readers: 0,
@@ -88,29 +180,58 @@ impl Chunks {
             passed: false,
             older: NONE,
             newer: NONE,
+            before: if chained { before } else { NONE },
+            after: NONE,
         };
-        match places.get_mut(at as usize) {
+        let at = self.spare.pop().unwrap_or(self.places.len() as At);
+        match self.places.get_mut(at as usize) {
             Some(place) => *place = chunk,
-            None => places.push(chunk),
+            None => self.places.push(chunk),
+        }
+        if chained {
+            self[before].after = at;
+        } else {
+            self.index_first(at);
         }
         at
     }
 
     pub fn remove(&mut self, at: At) {
-        let key = self[at].key;
-        if let Ok(found) = self.index.find_entry(key, |&other| other == at) {
+        let Chunk { key, before, after, .. } = self[at];
+        if before != NONE {
+            self[before].after = NONE;
+        } else if let Ok(found) = self.index.find_entry(key, |other| other.at == at) {
             found.remove();
+        }
+        if after != NONE {
+            self[after].before = NONE;
+            self.index_first(after);
         }
         self.spare.push(at);
     }
 
-    pub fn places(&self) -> Vec<At> {
-        self.index.iter().copied().collect()
+    fn index_first(&mut self, at: At) {
+        let places = &self.places;
+        let key = places[at as usize].key;
+        self.index.insert_unique(key, First { tag: tag(key), at }, |first| places[first.at as usize].key);
+    }
+
+    /// Forgets all chunks.
+    pub fn clear(&mut self) {
+        self.index.clear();
+        self.places.clear();
+        self.spare.clear();
+    }
+
+    /// Where all chunks lie, chain by chain.
+    pub fn places(&self) -> impl Iterator<Item = At> {
+        let next = |&at: &At| Some(self[at].after).filter(|&after| after != NONE);
+        self.index.iter().flat_map(move |first| std::iter::successors(Some(first.at), next))
     }
 
     #[cfg(test)]
     pub fn iter(&self) -> impl Iterator<Item = &Chunk> {
-        self.index.iter().map(|&at| &self[at])
+        self.places().map(|at| &self[at])
     }
 }
 

@@ -61,6 +61,56 @@ impl Work {
     }
 }
 
+/// Decode steps in a row: what the first one takes, and by how much each takes longer than the one before it.
+#[derive(Clone, Copy, Debug)]
+pub struct Pace {
+    first: Ticks,
+    growth: Ticks,
+}
+
+impl Pace {
+    /// Time of so many steps.
+    pub fn steps(&self, steps: u64) -> Ticks {
+        let k = u128::from(steps);
+        // k(k-1)/2 is written so that no step wraps for k = 0.
+        self.first * k + self.growth * (k * k.saturating_sub(1) / 2)
+    }
+
+    /// How many steps, `most` at most, take less than `room`.
+    pub fn within(&self, room: Ticks, most: u64) -> u64 {
+        if most == 0 || self.steps(most) < room {
+            return most;
+        }
+        // Real numbers come close; what they miss by, integers find.
+        let (half, room_real) = (self.growth as f64 / 2.0, room as f64);
+        let rest = self.first as f64 - half;
+        let guess = 2.0 * room_real / (rest + (rest * rest + 4.0 * half * room_real).sqrt());
+        let guess = (guess as u64).min(most - 1);
+        let fits = |steps: u64| self.steps(steps) < room;
+        if (guess == 0 || fits(guess)) && !fits(guess + 1) {
+            return guess;
+        }
+        largest(most, fits)
+    }
+}
+
+/// The largest n up to `most` for which `holds`, which is true of 0 and, once false, stays so.
+pub fn largest(most: u64, holds: impl Fn(u64) -> bool) -> u64 {
+    if most == 0 || holds(most) {
+        return most;
+    }
+    let (mut low, mut high) = (0, most - 1);
+    while low < high {
+        let middle = low + (high - low).div_ceil(2);
+        if holds(middle) {
+            low = middle;
+        } else {
+            high = middle - 1;
+        }
+    }
+    low
+}
+
 impl Cost {
     pub fn new(config: &CostConfig) -> Self {
         Self {
@@ -85,13 +135,12 @@ impl Cost {
             + self.context * work.context
     }
 
-    /// Time of `steps` decode steps in a row of `sequences` whose contexts sum up to `context` at the first.
-    pub fn decode(&self, sequences: u64, context: u64, steps: u64) -> Ticks {
-        let (n, c, k) = (u128::from(sequences), u128::from(context), u128::from(steps));
+    /// What decode steps in a row of `sequences` take whose contexts sum up to `context` at the first.
+    pub fn pace(&self, sequences: u64, context: u64) -> Pace {
+        let (n, c) = (u128::from(sequences), u128::from(context));
         let first = Work { new_tokens: n, new_pairs_twice: n, context_pairs: c, context: c };
         let growth = n * (self.attention_context + self.context);
-        // k(k-1)/2 is written so that no step wraps for k = 0.
-        self.step(&first) * k + growth * (k * k.saturating_sub(1) / 2)
+        Pace { first: self.step(&first), growth }
     }
 
     /// Time that the front end spends on a request, before it turns to the next one.
@@ -121,7 +170,7 @@ mod tests {
         };
         let cost = Cost::new(&config);
         let mut contexts = [5u64, 1_000, 77_777];
-        let closed = cost.decode(3, contexts.iter().sum(), 1_000);
+        let pace = cost.pace(3, contexts.iter().sum());
         let mut total = 0;
         for _ in 0..1_000 {
             let mut work = Work::default();
@@ -131,7 +180,12 @@ mod tests {
             }
             total += cost.step(&work);
         }
-        assert_eq!(closed, total);
+        assert_eq!(pace.steps(1_000), total);
+        for room in [0, 1, pace.steps(1), pace.steps(1) + 1, pace.steps(17), pace.steps(999) + 1, Ticks::MAX]
+        {
+            let within = (1..=1_000).take_while(|&steps| pace.steps(steps) < room).count() as u64;
+            assert_eq!(pace.within(room, 1_000), within);
+        }
     }
 
     #[test]

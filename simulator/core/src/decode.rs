@@ -6,6 +6,7 @@
 
 use std::cmp::Reverse;
 
+use crate::cost::{Pace, largest};
 use crate::engine::{Engine, Step};
 use crate::time::{FOREVER, Ticks};
 
@@ -14,15 +15,20 @@ pub struct Decode {
     start: Ticks,
     pub end: Ticks,
     steps: u64,
-    sequences: u64,
-    /// Sum of the contexts at the first step.
-    context: u64,
+    pace: Pace,
     /// Steps whose blocks the requests have.
     met: u64,
     /// Steps whose tokens the requests have.
     told: u64,
     /// Nothing has happened since that the next schedule would have to heed.
     steady: bool,
+}
+
+impl Decode {
+    /// How many of the steps have begun before `at`; the first has.
+    fn steps_begun(&self, at: Ticks) -> u64 {
+        self.pace.within(at.saturating_sub(self.start), self.steps - 1) + 1
+    }
 }
 
 impl Engine {
@@ -42,11 +48,11 @@ impl Engine {
         let context = requests.clone().map(|request| request.computed).sum();
         let most = requests.map(|request| request.output - request.generated).min().unwrap_or(0);
         let room = self.next_stop().saturating_sub(self.now);
-        let before = largest(most, |steps| self.cost.decode(sequences, context, steps) < room);
-        let steps = self.undisturbed(most.min(before + 1));
-        let end = self.now + self.cost.decode(sequences, context, steps);
+        let pace = self.cost.pace(sequences, context);
+        let steps = self.undisturbed(most.min(pace.within(room, most) + 1));
+        let end = self.now + pace.steps(steps);
         let (start, met, told, steady) = (self.now, 0, 0, true);
-        let decode = Decode { start, end, steps, sequences, context, met, told, steady };
+        let decode = Decode { start, end, steps, pace, met, told, steady };
         (steps > 0).then_some(decode)
     }
 
@@ -96,7 +102,7 @@ impl Engine {
         let Some(Step::Decode(mut decode)) = self.step.take_if(|step| matches!(step, Step::Decode(_))) else {
             return;
         };
-        let steps = self.steps_begun(&decode, self.now);
+        let steps = decode.steps_begun(self.now);
         self.meet_needs(&mut decode, steps);
         self.step = Some(Step::Decode(decode));
     }
@@ -104,19 +110,12 @@ impl Engine {
     /// Takes back the steps that have not begun before `at`.
     pub(crate) fn cut_decode(&mut self, at: Ticks) {
         let Some(Step::Decode(mut decode)) = self.step.take() else { return };
-        let steps = self.steps_begun(&decode, at);
+        let steps = decode.steps_begun(at);
         decode.steps = steps;
-        decode.end = decode.start + self.cost.decode(decode.sequences, decode.context, steps);
+        decode.end = decode.start + decode.pace.steps(steps);
         decode.steady = false;
         self.meet_needs(&mut decode, steps);
         self.step = Some(Step::Decode(decode));
-    }
-
-    /// How many of the steps have begun before `at`; the first has.
-    fn steps_begun(&self, decode: &Decode, at: Ticks) -> u64 {
-        let room = at.saturating_sub(decode.start);
-        let cost = |steps| self.cost.decode(decode.sequences, decode.context, steps);
-        largest(decode.steps - 1, |steps| cost(steps) < room) + 1
     }
 
     /// Gives the requests the tokens of the steps that have ended, where they are told one by one.
@@ -128,8 +127,7 @@ impl Engine {
             return;
         };
         let room = self.now.saturating_sub(decode.start);
-        let ended =
-            largest(decode.steps, |steps| self.cost.decode(decode.sequences, decode.context, steps) <= room);
+        let ended = largest(decode.steps, |steps| decode.pace.steps(steps) <= room);
         self.tell(&mut decode, ended);
         self.step = Some(Step::Decode(decode));
     }
@@ -139,7 +137,8 @@ impl Engine {
         if more == 0 {
             return;
         }
-        let at = |step| decode.start + self.cost.decode(decode.sequences, decode.context, step);
+        let (start, pace) = (decode.start, decode.pace);
+        let at = |step| start + pace.steps(step);
         let last = at(steps);
         for &slot in &self.running {
             let request = &mut self.requests[slot];
@@ -167,26 +166,9 @@ impl Engine {
     pub(crate) fn next_token(&self) -> Ticks {
         match &self.step {
             Some(Step::Decode(decode)) if self.config.record_token_times => {
-                decode.start + self.cost.decode(decode.sequences, decode.context, decode.told + 1)
+                decode.start + decode.pace.steps(decode.told + 1)
             }
             _ => FOREVER,
         }
     }
-}
-
-/// The largest n up to `most` for which `holds`, which is true of 0 and, once false, stays so.
-fn largest(most: u64, holds: impl Fn(u64) -> bool) -> u64 {
-    if most == 0 || holds(most) {
-        return most;
-    }
-    let (mut low, mut high) = (0, most - 1);
-    while low < high {
-        let middle = low + (high - low).div_ceil(2);
-        if holds(middle) {
-            low = middle;
-        } else {
-            high = middle - 1;
-        }
-    }
-    low
 }

@@ -1,8 +1,9 @@
 //! What the disk tier holds, and what of it the page cache holds too.
 
-use crate::cache::Cache;
+use crate::cache::{Cache, keep_first, marked};
+use crate::chunks::{At, NONE, Walk, new_if_none};
 use crate::eviction::EvictionKind;
-use crate::keys::{Key, KeyMap};
+use crate::keys::{Key, KeyMap, Part};
 use crate::time::Ticks;
 
 #[derive(Clone, Copy, Debug)]
@@ -17,6 +18,8 @@ pub struct DiskRules {
     pub odirect: bool,
     pub eviction: EvictionKind,
     pub lease: Ticks,
+    /// Chunks can be found without the prompt that they belong to.
+    pub loose: bool,
 }
 
 #[derive(Debug)]
@@ -28,7 +31,7 @@ pub struct Disk {
 
 impl Disk {
     pub fn new(rules: DiskRules) -> Self {
-        let held = Cache::new(rules.chunks, rules.eviction, rules.lease);
+        let held = Cache::new(rules.chunks, rules.eviction, rules.lease, rules.loose);
         Self { rules, held, in_page_cache: KeyMap::default() }
     }
 
@@ -36,13 +39,18 @@ impl Disk {
         self.held.clock(now);
     }
 
-    pub fn contains(&self, key: Key) -> bool {
-        self.held.contains(key)
+    /// Where the chunk of that number of a prompt is held or reserved, or NONE.
+    pub fn find(&self, walk: &mut Walk, prompt: &[Key], number: usize) -> At {
+        self.held.find(walk, prompt, number)
+    }
+
+    pub fn holds(&self, at: At) -> bool {
+        self.held.holds(at)
     }
 
     /// Held or being written.
-    pub fn has(&self, key: Key) -> bool {
-        self.held.has(key)
+    pub fn has(&self, at: At) -> bool {
+        self.held.has(at)
     }
 
     /// Chunks held and being written.
@@ -59,58 +67,79 @@ impl Disk {
         self.in_page_cache.clear();
     }
 
-    /// Those of the keys that the disk lacks and has room for, marked as being written; and those that went for them.
-    pub fn begin_write(&mut self, keys: &[Key]) -> (Vec<Key>, Vec<Key>) {
+    /// Marks those of the marked chunks of a part that the disk lacks and has room for, as being written. Returns their
+    /// number.
+    pub fn begin_write(&mut self, part: &Part, marks: &mut Vec<At>) -> u64 {
         let evicts = self.rules.evicts;
+        self.held.gone.clear();
         if !evicts && self.held.room(false) == 0 {
-            return (Vec::new(), Vec::new());
+            marks.clear();
+            return 0;
         }
-        let mut writes: Vec<Key> = keys.iter().filter(|key| !self.held.has(**key)).copied().collect();
-        let mut gone = Vec::new();
-        if evicts && self.held.used() + writes.len() as u64 > self.rules.watermark {
-            gone = self.held.shrink(self.rules.target.saturating_sub(writes.len() as u64));
+        let mut walk = Walk::new();
+        for (number, mark) in (part.first()..).zip(marks.iter_mut()).filter(|(_, mark)| **mark != NONE) {
+            let at = self.held.find(&mut walk, part.prompt(), number);
+            *mark = if self.held.has(at) { NONE } else { new_if_none(at) };
         }
-        writes.truncate(self.held.room(evicts).min(writes.len() as u64) as usize);
-        gone.extend(self.held.reserve(&writes, true, evicts).unwrap_or_default());
-        for key in &gone {
+        let mut count = marked(marks).count() as u64;
+        if evicts && self.held.used() + count > self.rules.watermark {
+            self.held.shrink(self.rules.target.saturating_sub(count));
+        }
+        count = keep_first(marks, self.held.room(evicts));
+        self.held.reserve(part, (walk.before(), &mut marks[..]), true, evicts);
+        for key in self.held.gone.iter().filter(|_| !self.rules.odirect) {
             self.in_page_cache.remove(key);
         }
-        (writes, gone)
+        count
+    }
+
+    /// The keys that went for the last write.
+    pub fn gone(&self) -> &[Key] {
+        &self.held.gone
+    }
+
+    pub fn key(&self, at: At) -> Key {
+        self.held.key(at)
     }
 
     /// These writes have failed.
-    pub fn give_up(&mut self, keys: &[Key]) {
-        self.held.give_up_stored(keys);
+    pub fn give_up(&mut self, marks: &[At]) {
+        self.held.give_up_stored(marks);
     }
 
-    pub fn end_write(&mut self, keys: &[Key]) {
-        self.held.admit_stored(keys);
+    pub fn end_write(&mut self, marks: &mut [At]) {
         if !self.rules.odirect {
-            self.in_page_cache.extend(keys.iter().map(|&key| (key, ())));
+            self.in_page_cache.extend(marked(marks).map(|at| (self.held.key(at), ())));
         }
+        self.held.admit_stored(marks);
     }
 
     /// Uses chunks that are locked. Returns how many of them the page cache held; it holds all of them now.
-    pub fn begin_read(&mut self, keys: &[Key]) -> u64 {
+    pub fn begin_read(&mut self, marks: &[At]) -> u64 {
         let mut warm = 0;
-        self.held.touch(keys);
-        for &key in keys {
+        self.held.touch_at(marks);
+        for at in marked(marks) {
+            let key = self.held.key(at);
             warm += u64::from(!self.rules.odirect && self.in_page_cache.insert(key, ()).is_some());
         }
         warm
     }
 
-    pub fn lock(&mut self, key: Key) {
-        self.held.lock(key);
+    pub fn lock(&mut self, at: At) {
+        self.held.lock(at);
     }
 
-    pub fn unlock(&mut self, key: Key) {
-        self.held.unlock(key);
+    pub fn unlock(&mut self, at: At) {
+        self.held.unlock(at);
     }
 }
 
 #[cfg(test)]
 impl Disk {
+    pub fn contains(&self, key: Key) -> bool {
+        self.held.contains(key)
+    }
+
     pub fn check(&self) {
         self.held.check();
         assert!(self.in_page_cache.keys().all(|&key| self.held.contains(key)));

@@ -3,7 +3,7 @@
 //! Events (arrivals, ends of transfers) come first at any moment, then the end of the step in flight, then the next
 //! schedule. `schedule.rs` decides what a step computes, `decode.rs` takes many decode steps at once.
 
-use std::collections::{BTreeSet, VecDeque};
+use std::collections::VecDeque;
 
 use hashbrown::HashSet;
 
@@ -80,13 +80,15 @@ pub struct Engine {
     /// Waiting requests that hold blocks (their load is in flight or done): looked at before all others.
     pub(crate) holding: VecDeque<Slot>,
     /// Requests that are prefilling or loading: the blocks that they still lack are spoken for.
-    pub(crate) prefilling: BTreeSet<Slot>,
+    pub(crate) prefilling: Vec<Slot>,
     pub(crate) counters: Counters,
     /// The block that would lengthen the hit of the request that waits for blocks: its run's key, its number there.
     pub(crate) watched: Option<(Key, u32)>,
     /// The last schedule would be made again and again until an event or a request's end.
     pub(crate) steady: bool,
     pub(crate) step: Option<Step>,
+    /// A batch's, kept for its memory only.
+    pub(crate) slots: Vec<Slot>,
     /// Requests that have not been sent yet, and those that have, by when the front end and the way from there are
     /// behind them.
     pub(crate) sends: Arrivals,
@@ -144,11 +146,12 @@ impl Engine {
             running: Vec::new(),
             waiting: VecDeque::new(),
             holding: VecDeque::new(),
-            prefilling: BTreeSet::new(),
+            prefilling: Vec::new(),
             counters: Counters::default(),
             watched: None,
             steady: false,
             step: None,
+            slots: Vec::new(),
             sends: Arrivals::default(),
             arrivals: Arrivals::default(),
             front_end_until: 0,
@@ -372,7 +375,8 @@ impl Engine {
     /// Tokens appear, chunks are stored, requests finish.
     fn end_batch(&mut self, batch: Batch) {
         self.steady = batch.steady;
-        for slot in batch.slots {
+        let mut slots = batch.slots;
+        for slot in slots.drain(..) {
             self.store_chunks(slot);
             let request = &mut self.requests[slot];
             if request.computed < request.tokens_known() {
@@ -388,6 +392,7 @@ impl Engine {
                 self.finish(slot);
             }
         }
+        self.slots = slots;
     }
 
     /// Begins to store the prompt's whole chunks that are computed and were not stored or loaded before.
@@ -395,13 +400,13 @@ impl Engine {
         let name = self.server_slot(slot);
         let Some(server) = &mut self.server else { return };
         let request = &mut self.requests[slot];
-        if request.stored_chunks == request.chunk_keys.len() as u64 {
+        if request.stored_chunks == request.chunks.len() as u64 {
             return;
         }
         let computed = request.computed.min(request.prompt) / self.config.chunk_tokens;
         if computed > request.stored_chunks {
-            let keys = &request.chunk_keys[request.stored_chunks as usize..computed as usize];
-            request.stores_in_flight += u64::from(server.tiers.store(self.now, name, keys));
+            let part = request.chunks.part(request.stored_chunks as usize..computed as usize);
+            request.stores_in_flight += u64::from(server.tiers.store(self.now, name, part));
             request.stored_chunks = computed;
         }
     }
@@ -411,19 +416,11 @@ impl Engine {
         self.running.retain(|&other| other != slot);
         let request = &mut self.requests[slot];
         if let Some(server) = &mut self.server {
-            server.tiers.end(&request.chunk_keys);
+            server.tiers.end(&request.chunks);
         }
         self.ids.remove(&request.id);
         self.unfinished -= 1;
-        let stores_in_flight = request.stores_in_flight;
-        let kept = Request {
-            owner: request.owner,
-            status: Status::Finished,
-            blocks: std::mem::take(&mut request.blocks),
-            stores_in_flight,
-            ..Request::default()
-        };
-        self.completed.push(std::mem::replace(request, kept).into_completion());
+        self.completed.push(request.finish());
         if self.requests[slot].retires() {
             self.retire(slot);
         } else {

@@ -74,22 +74,90 @@ impl EvictionKind {
         ("lmcache-arc", Self::LmcacheArc),
     ];
 
-    pub fn make(self, capacity: u64, lease: Ticks) -> Box<dyn Eviction> {
-        match self {
-            Self::Lru => Box::new(Lru(Queue::new(0))),
+    pub fn make(self, capacity: u64, lease: Ticks) -> Policy {
+        Policy::Other(match self {
+            Self::Lru => return Policy::Lru(Lru(Queue::new(0))),
             Self::Fifo => Box::new(Fifo(Queue::new(0))),
             Self::Lfu => Box::new(Lfu::default()),
             Self::S3Fifo => Box::new(S3Fifo::new(capacity)),
             Self::Arc => Box::new(Arc::new(capacity)),
             Self::Lease => Box::new(Lease::new(lease)),
             Self::LmcacheArc => Box::new(LmcacheArc::new()),
+        })
+    }
+}
+
+/// LRU decides most often by far, so it is called without a detour.
+#[derive(Debug)]
+pub enum Policy {
+    Lru(Lru),
+    Other(Box<dyn Eviction>),
+}
+
+impl Eviction for Policy {
+    fn clock(&mut self, now: Ticks) {
+        if let Self::Other(policy) = self {
+            policy.clock(now);
+        }
+    }
+    fn next_change(&self) -> Option<Ticks> {
+        match self {
+            Self::Lru(_) => None,
+            Self::Other(policy) => policy.next_change(),
+        }
+    }
+    fn ready(&self, chunks: &Chunks) -> Option<u64> {
+        match self {
+            Self::Lru(_) => None,
+            Self::Other(policy) => policy.ready(chunks),
+        }
+    }
+    fn miss(&mut self, key: Key) {
+        if let Self::Other(policy) = self {
+            policy.miss(key);
+        }
+    }
+    fn insert(&mut self, chunks: &mut Chunks, at: At) {
+        match self {
+            Self::Lru(lru) => lru.insert(chunks, at),
+            Self::Other(policy) => policy.insert(chunks, at),
+        }
+    }
+    fn written(&mut self, chunks: &mut Chunks, at: At) {
+        match self {
+            Self::Lru(lru) => lru.written(chunks, at),
+            Self::Other(policy) => policy.written(chunks, at),
+        }
+    }
+    fn used_first(&mut self, chunks: &mut Chunks, at: At) {
+        match self {
+            Self::Lru(lru) => lru.used_first(chunks, at),
+            Self::Other(policy) => policy.used_first(chunks, at),
+        }
+    }
+    fn used(&mut self, chunks: &mut Chunks, at: At) {
+        match self {
+            Self::Lru(lru) => lru.used(chunks, at),
+            Self::Other(policy) => policy.used(chunks, at),
+        }
+    }
+    fn victim(&mut self, chunks: &mut Chunks) -> Option<At> {
+        match self {
+            Self::Lru(lru) => lru.victim(chunks),
+            Self::Other(policy) => policy.victim(chunks),
+        }
+    }
+    fn remove(&mut self, chunks: &mut Chunks, at: At, evicted: bool) {
+        match self {
+            Self::Lru(lru) => lru.remove(chunks, at, evicted),
+            Self::Other(policy) => policy.remove(chunks, at, evicted),
         }
     }
 }
 
 /// The least recently used chunk goes.
 #[derive(Debug)]
-struct Lru(Queue);
+pub struct Lru(Queue);
 
 impl Eviction for Lru {
     fn insert(&mut self, chunks: &mut Chunks, at: At) {

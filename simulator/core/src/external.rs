@@ -37,13 +37,13 @@ pub struct Outbox {
 }
 
 impl Outbox {
-    pub fn read(&mut self, id: IoId, slot: Slot, keys: &[Key]) {
-        let chunks = keys.iter().filter_map(|key| Some((*key, *self.slots.get(key)?))).collect();
+    pub fn read(&mut self, id: IoId, slot: Slot, keys: impl Iterator<Item = Key>) {
+        let chunks = keys.filter_map(|key| Some((key, *self.slots.get(&key)?))).collect();
         self.issue(Issued { id, owner: 0, slot, write: false, chunks });
     }
 
-    pub fn write(&mut self, id: IoId, of: Slot, keys: &[Key]) {
-        let chunks = keys.iter().map(|&key| (key, self.slot(key))).collect();
+    pub fn write(&mut self, id: IoId, of: Slot, keys: impl Iterator<Item = Key>) {
+        let chunks = keys.map(|key| (key, self.slot(key))).collect();
         self.issue(Issued { id, owner: 0, slot: of, write: true, chunks });
     }
 
@@ -159,10 +159,10 @@ mod tests {
     #[test]
     fn slots_of_dropped_chunks_are_used_again() {
         let mut outbox = Outbox::default();
-        outbox.write(0, 7, &[10, 11, 12]);
+        outbox.write(0, 7, [10, 11, 12].into_iter());
         outbox.drop_chunks(&[11]);
-        outbox.write(1, 7, &[13]);
-        outbox.read(2, 8, &[12, 13]);
+        outbox.write(1, 7, [13].into_iter());
+        outbox.read(2, 8, [12, 13].into_iter());
         let chunks: Vec<_> = outbox.issued.iter().map(|issued| issued.chunks.clone()).collect();
         assert_eq!(chunks, [vec![(10, 0), (11, 1), (12, 2)], vec![(13, 1)], vec![(12, 2), (13, 1)]]);
         assert_eq!((outbox.pending.len(), &outbox.dropped), (3, &vec![11]));

@@ -2,6 +2,8 @@
 
 use std::collections::HashMap;
 use std::hash::{BuildHasherDefault, Hasher};
+use std::ops::Range;
+use std::sync::Arc;
 
 pub type Key = u64;
 
@@ -65,6 +67,55 @@ pub fn block_keys(recipe: &[Segment], size: u64) -> Vec<Key> {
         }
     }
     keys
+}
+
+/// Blocks in a row of a prompt, which knows those before them too.
+#[derive(Clone, Debug, Default)]
+pub struct Part {
+    prompt: Arc<[Key]>,
+    first: usize,
+    end: usize,
+}
+
+impl Part {
+    /// All blocks of a prompt.
+    pub fn of(keys: Vec<Key>) -> Self {
+        Self { first: 0, end: keys.len(), prompt: keys.into() }
+    }
+
+    /// Those of these numbers, counted from its own first block.
+    pub fn part(&self, range: Range<usize>) -> Self {
+        Self { prompt: self.prompt.clone(), first: self.first + range.start, end: self.first + range.end }
+    }
+
+    /// Takes the blocks from `at` on out of it.
+    pub fn split_off(&mut self, at: usize) -> Self {
+        let beyond = self.part(at..self.len());
+        self.end = beyond.first;
+        beyond
+    }
+
+    pub fn len(&self) -> usize {
+        self.end - self.first
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.first == self.end
+    }
+
+    /// The number in the prompt of its first block.
+    pub fn first(&self) -> usize {
+        self.first
+    }
+
+    pub fn keys(&self) -> &[Key] {
+        &self.prompt[self.first..self.end]
+    }
+
+    /// The prompt's keys up to its end.
+    pub fn prompt(&self) -> &[Key] {
+        &self.prompt[..self.end]
+    }
 }
 
 /// Whole blocks in a row that lie in one segment, or one block that spans several. The i-th of them is (key, i).

@@ -33,6 +33,7 @@ mod stream;
 mod tier_config;
 mod tiers;
 mod time;
+mod transfers;
 
 #[cfg(test)]
 mod tests;

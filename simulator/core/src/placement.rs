@@ -1,140 +1,184 @@
 //! Where chunks go: what a store writes to which tier, and what moves down when a tier drops it.
 
-use crate::keys::Key;
+use crate::cache::{keep_first, marked};
+use crate::chunks::{At, NEW, NONE, Walk, new_if_none};
+use crate::keys::{Key, Part};
 use crate::tier_config::{Placement, TickShare};
 use crate::tiers::{Ended, IoId, Op, Slot, Tiers, with};
 use crate::time::{FOREVER, Ticks};
 
 impl Tiers {
     /// Begins to copy chunks from the GPU to the tiers that lack them. False: nothing begun.
-    pub fn store(&mut self, now: Ticks, slot: Slot, keys: &[Key]) -> bool {
-        let (cpu, disk) = self.placed(keys);
-        if !self.config.policy.end_uses && cpu.len() + disk.len() < keys.len() {
-            let there: Vec<Key> = keys.iter().filter(|key| self.cpu.has(**key)).copied().collect();
-            self.cpu.touch(&there);
-        }
-        let count = cpu.len() as u64;
-        let begins = count > 0 && self.reserve(now, slot, &cpu, true);
-        self.journal.note("store", || with(self.next_io, keys));
-        self.journal.note("storing", || if begins { cpu.clone() } else { Vec::new() });
+    pub fn store(&mut self, now: Ticks, slot: Slot, part: Part) -> bool {
+        let mut marks = self.fresh_marks();
+        let (before, spilled) = self.place(&part, &mut marks);
+        let count = marked(&marks).count() as u64;
+        let begins = count > 0 && self.reserve(now, slot, &part, (before, &mut marks[..]), true);
+        self.journal.note("store", || with(self.transfers.next_id(), part.keys()));
+        self.journal.note("storing", || if begins { keys(&part, &marks).collect() } else { Vec::new() });
         if !begins {
             self.short_of_room |= count > 0;
-            return self.spill(now, slot, disk).is_some();
+            self.put_back(marks);
+            return self.spill(now, slot, &part, spilled).is_some();
         }
         self.counters.stores_begun += count;
         let end = self.cpu_write.submit(now, count, count * self.config.chunk_bytes);
-        self.begin(end, Op::Store { slot, keys: cpu, spilled: disk });
+        self.begin(end, Op::Store { slot, part, marks, spilled });
         true
     }
 
-    /// Those of the keys that a store writes to the CPU tier, and those that it writes past it to disk.
-    fn placed(&mut self, keys: &[Key]) -> (Vec<Key>, Vec<Key>) {
+    /// Marks the chunks of a part that a store writes to the CPU tier, and returns where the chunk before them lies there
+    /// and the marks of those that it writes past it to disk. Of what is there already, this is a use, unless requests' ends are.
+    fn place(&mut self, part: &Part, marks: &mut Vec<At>) -> (At, Vec<At>) {
         let policy = &self.config.policy;
-        let lacks = |key: &&Key| match policy.placement {
-            Placement::Copy => !self.cpu.has(**key),
-            _ => !self.cpu.has(**key) && !self.disk.as_ref().is_some_and(|disk| disk.has(**key)),
-        };
-        let mut cpu: Vec<Key> = keys.iter().filter(lacks).copied().collect();
+        let (mut cpu_walk, mut disk_walk) = (Walk::new(), Walk::new());
+        let mut there = Vec::new();
+        for number in part.first()..part.prompt().len() {
+            let at = self.cpu.find(&mut cpu_walk, part.prompt(), number);
+            let has = self.cpu.has(at);
+            let skips = has
+                || policy.placement != Placement::Copy
+                    && self
+                        .disk
+                        .as_ref()
+                        .is_some_and(|disk| disk.has(disk.find(&mut disk_walk, part.prompt(), number)));
+            if has && !policy.end_uses {
+                there.push(at);
+            }
+            marks.push(if skips { NONE } else { new_if_none(at) });
+        }
+        let mut spilled = Vec::new();
         if policy.placement == Placement::Spillover {
             let limit = policy.watermark * self.config.cpu_chunks as f64;
-            let fits = (0..cpu.len() as u64).take_while(|more| ((self.cpu.used() + more + 1) as f64) < limit);
-            let disk = cpu.split_off(fits.count());
-            return (cpu, disk);
+            let lacking = marked(marks).count() as u64;
+            let fits = (0..lacking).take_while(|more| ((self.cpu.used() + more + 1) as f64) < limit).count();
+            spilled = marks.clone();
+            let kept = keep_first(marks, fits as u64);
+            let gone = spilled.iter_mut().filter(|mark| **mark != NONE).take(kept as usize);
+            gone.for_each(|mark| *mark = NONE);
+        } else if policy.partial_stores {
+            let room = self.cpu.room(policy.evicts());
+            self.short_of_room |= room < marked(marks).count() as u64;
+            keep_first(marks, room);
         }
-        let room = self.cpu.room(policy.evicts());
-        if policy.partial_stores && room < cpu.len() as u64 {
-            cpu.truncate(room as usize);
-            self.short_of_room = true;
-        }
-        (cpu, Vec::new())
+        self.cpu.touch_at(&there);
+        (cpu_walk.before(), spilled)
     }
 
-    /// Room in the CPU tier for all of the keys or for none of them.
-    pub(crate) fn reserve(&mut self, now: Ticks, slot: Slot, keys: &[Key], storing: bool) -> bool {
-        let gone = self.cpu.reserve(keys, storing, self.config.policy.evicts());
-        gone.map(|gone| self.demote(now, slot, gone)).is_some()
+    /// Room in the CPU tier for all of the marked chunks or for none of them.
+    pub(crate) fn reserve(
+        &mut self,
+        now: Ticks,
+        slot: Slot,
+        part: &Part,
+        marks: (At, &mut [At]),
+        storing: bool,
+    ) -> bool {
+        let reserved = self.cpu.reserve(part, marks, storing, self.config.policy.evicts());
+        self.demote(now, slot);
+        reserved
     }
 
     /// Chunks that the CPU tier has dropped go to disk, if this placement says so. They are found again once they are
     /// there.
-    fn demote(&mut self, now: Ticks, slot: Slot, mut gone: Vec<Key>) {
-        if self.config.policy.placement != Placement::Waterfall || gone.is_empty() {
-            return;
+    fn demote(&mut self, now: Ticks, slot: Slot) {
+        if self.config.policy.placement != Placement::Waterfall || self.cpu.gone.is_empty() {
+            return self.cpu.gone.clear();
         }
+        let mut gone = std::mem::take(&mut self.cpu.gone);
         gone.reverse();
-        self.write_down(now, slot, Vec::new(), &gone, false);
+        let marks = vec![NEW; gone.len()];
+        self.write_down(now, slot, &Part::of(gone), marks, None);
     }
 
-    /// Begins to write chunks past the CPU tier to disk. None: it takes none.
-    pub(crate) fn spill(&mut self, now: Ticks, slot: Slot, keys: Vec<Key>) -> Option<Ended> {
-        let keys = self.begin_disk_write(&keys);
-        let count = keys.len() as u64;
+    /// Begins to write marked chunks past the CPU tier to disk. None: it takes none.
+    pub(crate) fn spill(&mut self, now: Ticks, slot: Slot, part: &Part, mut marks: Vec<At>) -> Option<Ended> {
+        let count = self.begin_write(part, &mut marks);
         if count == 0 {
             return None;
         }
         self.counters.stores_begun += count;
-        let end = self.issue_write(now, slot, &keys);
-        self.begin(end, Op::Spill { slot, keys });
+        let end = self.issue_write(now, slot, part, &marks, count);
+        self.begin(end, Op::Spill { slot, marks });
         Some(Ended::Nothing)
     }
 
     /// Chunks have arrived in the CPU tier: they can be found from now on, and are copied to disk if this placement
     /// says so.
-    pub(crate) fn stored(&mut self, now: Ticks, id: u64, slot: Slot, keys: &[Key]) {
-        let admitted = self.cpu.admit_stored(keys);
-        self.journal.note("stored", || vec![id, self.next_io]);
-        let written = match self.config.policy.placement {
-            Placement::Copy => self.write_down(now, slot, admitted.clone(), &admitted, true),
-            _ => 0,
-        };
-        self.counters.stores_ended += keys.len() as u64 - written;
+    pub(crate) fn stored(&mut self, now: Ticks, id: u64, slot: Slot, part: &Part, mut marks: Vec<At>) {
+        let count = marked(&marks).count() as u64;
+        self.cpu.admit_stored(&mut marks);
+        self.journal.note("stored", || vec![id, self.transfers.next_id()]);
+        if self.config.policy.placement == Placement::Copy {
+            let mut to_disk = self.fresh_marks();
+            to_disk.extend_from_slice(&marks);
+            self.counters.stores_ended += count - self.write_down(now, slot, part, to_disk, Some(marks));
+        } else {
+            self.put_back(marks);
+            self.counters.stores_ended += count;
+        }
     }
 
-    /// Begins to write those of the keys to disk that it lacks, and locks `read` in the CPU tier meanwhile.
-    fn write_down(&mut self, now: Ticks, slot: Slot, read: Vec<Key>, keys: &[Key], stores: bool) -> u64 {
-        let writes = self.begin_disk_write(keys);
-        let count = writes.len() as u64;
+    /// Begins to write those of the marked chunks to disk that it lacks. `stored`: their places in the CPU tier, where
+    /// they are locked meanwhile; None: they have gone from there.
+    fn write_down(
+        &mut self,
+        now: Ticks,
+        slot: Slot,
+        part: &Part,
+        mut marks: Vec<At>,
+        stored: Option<Vec<At>>,
+    ) -> u64 {
+        let count = self.begin_write(part, &mut marks);
+        let stores = stored.is_some();
         if stores {
-            self.journal.note("writes", || writes.clone());
+            self.journal.note("writes", || keys(part, &marks).collect());
         }
+        let cpu = stored.unwrap_or_default();
         if count > 0 {
-            read.iter().for_each(|&key| self.cpu.lock(key));
-            let end = self.issue_write(now, slot, &writes);
-            self.begin(end, Op::DiskWrite { keys: read, writes, stores });
+            marked(&cpu).for_each(|at| self.cpu.lock(at));
+            let end = self.issue_write(now, slot, part, &marks, count);
+            self.begin(end, Op::DiskWrite { cpu, disk: marks, stores });
+        } else {
+            self.put_back(cpu);
+            self.put_back(marks);
         }
         count
     }
 
-    /// Room on disk for those of the keys that it lacks and takes.
-    fn begin_disk_write(&mut self, keys: &[Key]) -> Vec<Key> {
-        let Some(disk) = &mut self.disk else { return Vec::new() };
-        let (writes, gone) = disk.begin_write(keys);
+    fn begin_write(&mut self, part: &Part, marks: &mut Vec<At>) -> u64 {
+        let Some(disk) = &mut self.disk else {
+            marks.clear();
+            return 0;
+        };
+        let count = disk.begin_write(part, marks);
         if let Some(outbox) = &mut self.outbox {
-            outbox.drop_chunks(&gone);
+            outbox.drop_chunks(disk.gone());
         }
-        writes
+        count
     }
 
     /// When the write of these chunks ends. FOREVER: somebody else makes it, and will tell.
-    fn issue_write(&mut self, now: Ticks, slot: Slot, keys: &[Key]) -> Ticks {
+    fn issue_write(&mut self, now: Ticks, slot: Slot, part: &Part, marks: &[At], count: u64) -> Ticks {
         if let Some(outbox) = &mut self.outbox {
-            outbox.write(self.next_io, slot, keys);
+            outbox.write(self.transfers.next_id(), slot, keys(part, marks));
             return FOREVER;
         }
-        let count = keys.len() as u64;
         self.disk_write.submit(now, count, count * self.config.chunk_bytes)
     }
 
     /// A write to disk has ended. Chunks that somebody else could not write are as if they had never been begun.
-    pub(crate) fn written(&mut self, id: IoId, keys: &[Key], stores: bool) {
-        self.counters.stores_ended += if stores { keys.len() as u64 } else { 0 };
+    pub(crate) fn written(&mut self, id: IoId, marks: &mut [At], stores: bool) {
+        self.counters.stores_ended += if stores { marked(marks).count() as u64 } else { 0 };
         let Some(disk) = &mut self.disk else { return };
-        let Some(outbox) = &mut self.outbox else { return disk.end_write(keys) };
+        let Some(outbox) = &mut self.outbox else { return disk.end_write(marks) };
         let failed = outbox.take_failed(id);
-        let (lost, arrived): (Vec<Key>, Vec<Key>) = keys.iter().partition(|key| failed.contains(key));
-        disk.end_write(&arrived);
+        let (lost, mut arrived): (Vec<At>, Vec<At>) =
+            marked(marks).partition(|&at| failed.contains(&disk.key(at)));
+        let lost_keys: Vec<Key> = lost.iter().map(|&at| disk.key(at)).collect();
+        disk.end_write(&mut arrived);
         disk.give_up(&lost);
-        outbox.drop_chunks(&lost);
+        outbox.drop_chunks(&lost_keys);
     }
 
     /// How many chunks the next tick drops.
@@ -150,4 +194,9 @@ impl Tiers {
             _ => 0,
         }
     }
+}
+
+/// The keys of a part's marked chunks.
+fn keys(part: &Part, marks: &[At]) -> impl Iterator<Item = Key> {
+    part.keys().iter().zip(marks).filter(|(_, mark)| **mark != NONE).map(|(key, _)| *key)
 }

@@ -1,25 +1,18 @@
 //! Look-ups: which chunks of a prompt the tiers hold, and what is read from disk before they answer.
 
-use crate::keys::Key;
+use crate::chunks::{At, NONE, Walk, new_if_none};
+use crate::keys::Part;
 use crate::tiers::{Ended, Hit, Op, Prefetch, Read, Slot, Tiers, with};
 use crate::time::{self, FOREVER, Ticks};
 
 impl Tiers {
     /// Looks and locks; reads from disk what only the disk holds.
-    pub(crate) fn start(&mut self, now: Ticks, slot: Slot, keys: &[Key]) -> Option<Hit> {
-        let mut hit = Hit::default();
-        for &key in keys {
-            let in_cpu = self.cpu.contains(key);
-            if !in_cpu && !self.disk.as_ref().is_some_and(|disk| disk.contains(key)) {
-                break;
-            }
-            hit.keys.push(key);
-            hit.in_cpu.push(in_cpu);
-        }
+    pub(crate) fn start(&mut self, now: Ticks, slot: Slot, part: &Part) -> Option<Hit> {
+        let (mut hit, mut room) = self.find(part);
         self.lock_hit(&hit);
         if hit.disk_chunks() > 0 {
-            if self.may_prefetch(now, slot, &hit) {
-                self.prefetch(now, slot, hit);
+            if self.may_prefetch(now, slot, &hit, &mut room) {
+                self.prefetch(now, slot, hit, room);
                 return None;
             }
             // Without room for all of them the hit ends before the first chunk that only the disk holds.
@@ -30,18 +23,43 @@ impl Tiers {
         Some(hit)
     }
 
+    /// The prefix that the tiers hold, and in the CPU tier the marks of its chunks that only the disk holds.
+    fn find(&self, part: &Part) -> (Hit, Vec<At>) {
+        let (mut hit, mut room) = (Hit::default(), Vec::new());
+        let (mut cpu_walk, mut disk_walk) = (Walk::new(), Walk::new());
+        for number in 0..part.len() {
+            let at = self.cpu.find(&mut cpu_walk, part.prompt(), number);
+            let in_cpu = self.cpu.holds(at);
+            let place = match &self.disk {
+                _ if in_cpu => at,
+                Some(disk) => disk.find(&mut disk_walk, part.prompt(), number),
+                None => NONE,
+            };
+            if !in_cpu && !self.disk.as_ref().is_some_and(|disk| disk.holds(place)) {
+                break;
+            }
+            hit.in_cpu.push(in_cpu);
+            hit.places.push(place);
+            room.push(if in_cpu { NONE } else { new_if_none(at) });
+        }
+        if !hit.places.is_empty() {
+            hit.part = part.part(0..hit.places.len());
+        }
+        (hit, room)
+    }
+
     /// Keeps each chunk where it was found.
     fn lock_hit(&mut self, hit: &Hit) {
-        hit.keys_where(true).for_each(|key| self.cpu.lock(key));
+        hit.places_where(true).for_each(|at| self.cpu.lock(at));
         if let Some(disk) = &mut self.disk {
-            hit.keys_where(false).for_each(|key| disk.lock(key));
+            hit.places_where(false).for_each(|at| disk.lock(at));
         }
     }
 
     fn unlock_hit(&mut self, hit: &Hit) {
-        hit.keys_where(true).for_each(|key| self.cpu.unlock(key));
+        hit.places_where(true).for_each(|at| self.cpu.unlock(at));
         if let Some(disk) = &mut self.disk {
-            hit.keys_where(false).for_each(|key| disk.unlock(key));
+            hit.places_where(false).for_each(|at| disk.unlock(at));
         }
     }
 
@@ -49,7 +67,7 @@ impl Tiers {
         self.journal.note("answer", || {
             with(slot as u64, &hit.in_cpu.iter().map(|&held| u64::from(held)).collect::<Vec<_>>())
         });
-        self.cpu.touch(&hit.keys);
+        self.cpu.touch(&hit.part);
         self.count_hit(hit);
     }
 
@@ -59,28 +77,27 @@ impl Tiers {
     }
 
     /// Whether a hit's chunks may be read from disk; takes the room in the CPU tier that this needs.
-    fn may_prefetch(&mut self, now: Ticks, slot: Slot, hit: &Hit) -> bool {
+    fn may_prefetch(&mut self, now: Ticks, slot: Slot, hit: &Hit, room: &mut [At]) -> bool {
         let policy = &self.config.policy;
         let limit = policy.prefetch_share.map(|share| share * self.config.cpu_chunks as f64);
         hit.disk_chunks() * self.config.chunk_tokens >= policy.min_prefetch_tokens
             && limit.is_none_or(|limit| (self.prefetching_chunks as f64) < limit)
-            && (policy.read_in_place
-                || self.reserve(now, slot, &hit.keys_where(false).collect::<Vec<_>>(), false))
+            && (policy.read_in_place || self.reserve(now, slot, &hit.part, (NONE, room), false))
     }
 
     /// Begins to read a hit's chunks from disk.
-    fn prefetch(&mut self, now: Ticks, slot: Slot, hit: Hit) {
+    fn prefetch(&mut self, now: Ticks, slot: Slot, hit: Hit, room: Vec<At>) {
         let count = hit.disk_chunks();
         self.prefetching += 1;
         self.prefetching_chunks += count;
-        let keys: Vec<Key> = hit.keys_where(false).collect();
-        let warm = self.disk.as_mut().map_or(0, |disk| disk.begin_read(&keys));
+        let places: Vec<At> = hit.places_where(false).collect();
+        let warm = self.disk.as_mut().map_or(0, |disk| disk.begin_read(&places));
         let cold = count - warm;
         self.counters.storage_read_bytes += cold * self.config.chunk_bytes;
-        let mut prefetch =
-            Prefetch { slot, hit, began: now, chunks: cold, warm, deadline: self.deadline(now, count) };
+        let deadline = self.deadline(now, count);
+        let mut prefetch = Box::new(Prefetch { slot, hit, room, began: now, chunks: cold, warm, deadline });
         if let Some(outbox) = &mut self.outbox {
-            outbox.read(self.next_io, slot, &keys);
+            outbox.read(self.transfers.next_id(), slot, prefetch.hit.disk_keys());
             (prefetch.warm, prefetch.deadline) = (0, FOREVER);
             return self.begin(FOREVER, Op::Prefetch(prefetch, Read::External));
         }
@@ -99,7 +116,7 @@ impl Tiers {
         policy.prefetch_timeout_s.map_or(FOREVER, |base_s| now.saturating_add(most_s(base_s)))
     }
 
-    fn read_page_cache(&mut self, now: Ticks, mut prefetch: Prefetch) {
+    fn read_page_cache(&mut self, now: Ticks, mut prefetch: Box<Prefetch>) {
         let chunks = std::mem::take(&mut prefetch.warm);
         (prefetch.began, prefetch.chunks) = (now, chunks);
         let (id, end) = self.page_cache_read.submit(now, chunks, chunks * self.config.chunk_bytes);
@@ -116,13 +133,13 @@ impl Tiers {
     }
 
     /// A read was to end now; others that joined it meanwhile may have made it longer.
-    pub(crate) fn read_on(&mut self, now: Ticks, prefetch: Prefetch, read: Read) -> Ended {
+    pub(crate) fn read_on(&mut self, now: Ticks, prefetch: Box<Prefetch>, read: Read) -> Ended {
         match self.read_ended(now, read) {
             Err(end) if now >= prefetch.deadline => {
                 let missing = prefetch.chunks + prefetch.warm - self.read_by(now, end, &prefetch, read);
                 self.begin(end, Op::Rest(read));
                 let arrived = prefetch.hit.position_of_disk_chunk(prefetch.hit.disk_chunks() - missing);
-                self.prefetched(now, prefetch.slot, prefetch.hit, arrived)
+                self.prefetched(now, *prefetch, arrived)
             }
             Err(end) => {
                 self.begin(end.min(prefetch.deadline), Op::Prefetch(prefetch, read));
@@ -133,8 +150,8 @@ impl Tiers {
                 Ended::Nothing
             }
             Ok(()) => {
-                let arrived = prefetch.hit.keys.len();
-                self.prefetched(now, prefetch.slot, prefetch.hit, arrived)
+                let arrived = prefetch.hit.part.len();
+                self.prefetched(now, *prefetch, arrived)
             }
         }
     }
@@ -150,28 +167,36 @@ impl Tiers {
         (now.saturating_sub(first) / each).min(u128::from(prefetch.chunks)) as u64
     }
 
-    pub(crate) fn prefetched(&mut self, now: Ticks, slot: Slot, mut hit: Hit, arrived: usize) -> Ended {
+    pub(crate) fn prefetched(&mut self, now: Ticks, prefetch: Prefetch, arrived: usize) -> Ended {
+        let Prefetch { slot, mut hit, room, .. } = prefetch;
         self.journal.note("prefetched", || vec![slot as u64]);
         self.prefetching -= 1;
         self.prefetching_chunks -= hit.disk_chunks();
         let beyond = hit.split_off(arrived);
         self.unlock_hit(&beyond);
         if let Some(disk) = &mut self.disk {
-            hit.keys_where(false).for_each(|key| disk.unlock(key));
+            hit.places_where(false).for_each(|at| disk.unlock(at));
         }
         self.counters.disk_loaded_chunks += hit.disk_chunks();
-        let loaded: Vec<Key> = hit.keys_where(false).collect();
         if self.config.policy.read_in_place {
-            loaded.iter().for_each(|&key| *self.passing.entry(key).or_default() += 1);
+            hit.disk_keys().for_each(|key| *self.passing.entry(key).or_default() += 1);
         } else {
-            self.cpu.give_up(&beyond.keys_where(false).collect::<Vec<_>>());
-            self.cpu.admit_loaded(&loaded, !self.config.policy.keep_prefetched);
+            let (came, missing) = room.split_at(arrived);
+            self.cpu.give_up(missing);
+            self.cpu.admit_loaded(came, !self.config.policy.keep_prefetched);
+        }
+        for ((place, in_cpu), room) in hit.places.iter_mut().zip(&hit.in_cpu).zip(room) {
+            *place = match in_cpu {
+                true => *place,
+                false if self.config.policy.read_in_place => NONE,
+                false => room,
+            };
         }
         self.answered(slot, &hit);
         while self.prefetching < self.config.policy.prefetches()
-            && let Some((slot, keys)) = self.waiting_lookups.pop_front()
+            && let Some((slot, part)) = self.waiting_lookups.pop_front()
         {
-            if let Some(hit) = self.start(now, slot, &keys) {
+            if let Some(hit) = self.start(now, slot, &part) {
                 self.begin(now, Op::Answer { slot, hit });
             }
         }

@@ -59,11 +59,11 @@ fn column<T: Element>(name: &str, buffer: &PyBuffer<T>, py: Python<'_>, length: 
 }
 
 fn counts(name: &str, buffer: &PyBuffer<i64>, py: Python<'_>, length: usize) -> PyResult<Vec<u64>> {
-    let count = |value: i64| {
-        u64::try_from(value)
-            .map_err(|_| PyValueError::new_err(format!("{name}: {value} is not a usable value")))
-    };
-    column(name, buffer, py, length)?.into_iter().map(count).collect()
+    let values = column(name, buffer, py, length)?;
+    match values.iter().find(|value| **value < 0) {
+        Some(value) => Err(PyValueError::new_err(format!("{name}: {value} is not a usable value"))),
+        None => Ok(values.into_iter().map(|value| value as u64).collect()),
+    }
 }
 
 /// The moment at which a request is sent. now_s is a rounding of the engine's time; a request for it is one for now.
@@ -96,7 +96,9 @@ pub fn each_submission(
             return Err(PyValueError::new_err(text));
         };
         let segment = |(&hash_id, &tokens)| Segment { hash_id, tokens };
-        let prompt = hash_ids.iter().zip(tokens).map(segment).collect();
+        // The reply will be one more.
+        let mut prompt = Vec::with_capacity(tokens.len() + 1);
+        prompt.extend(hash_ids.iter().zip(tokens).map(segment));
         let submission = Submission { id, prompt, output_tokens: outputs[index], reply_id: replies[index] };
         submit(submission, moments[index])?;
     }

@@ -1,7 +1,7 @@
 //! What the engine keeps of a request, and what it says of it in the end.
 
 use crate::blocks::Held;
-use crate::keys::{Key, Run, Segment};
+use crate::keys::{Part, Run, Segment};
 use crate::tiers::Hit;
 use crate::time::Ticks;
 
@@ -96,8 +96,8 @@ pub struct Request {
     pub output: u64,
     /// All whole blocks that prompt and output will fill.
     pub runs: Vec<Run>,
-    /// Keys of the prompt's whole chunks.
-    pub chunk_keys: Vec<Key>,
+    /// The prompt's whole chunks.
+    pub chunks: Part,
     pub status: Status,
     pub blocks: Held,
     /// Tokens whose KV is there; after scheduling it counts the step in flight.
@@ -129,12 +129,15 @@ impl Request {
         self.status == Status::Finished && self.stores_in_flight == 0
     }
 
-    pub fn into_completion(self) -> Completion {
+    /// What it says in the end. Its blocks, and what its stores need, are left of it.
+    pub fn finish(&mut self) -> Completion {
+        self.status = Status::Finished;
+        (self.runs, self.chunks, self.lookup) = (Vec::new(), Part::default(), Lookup::NotAsked);
         Completion {
-            id: self.id,
+            id: std::mem::take(&mut self.id),
             first_token: self.first_token,
             last_token: self.last_token,
-            tokens: self.tokens,
+            tokens: std::mem::take(&mut self.tokens),
             prompt_tokens: self.prompt,
             output_tokens: self.generated,
             sources: self.sources,

@@ -40,7 +40,7 @@ struct Prefix {
 
 impl Engine {
     pub(crate) fn schedule(&mut self) -> Batch {
-        let slots = Vec::with_capacity(self.running.len() + 4);
+        let slots = std::mem::take(&mut self.slots);
         let mut batch = Batch { slots, steady: true, ..Batch::default() };
         self.watched = None;
         let mut budget = self.config.max_num_batched_tokens;
@@ -96,7 +96,7 @@ impl Engine {
         request.preemptions += 1;
         request.lookup = Lookup::NotAsked;
         request.status = Status::Waiting;
-        self.prefilling.remove(&slot);
+        self.note_prefilling(slot, false);
         self.waiting.push_front(slot);
     }
 
@@ -157,7 +157,7 @@ impl Engine {
         let request = &mut self.requests[slot];
         if let Lookup::NotAsked = request.lookup {
             batch.steady = false;
-            request.lookup = match server.tiers.lookup(self.now, name, &request.chunk_keys) {
+            request.lookup = match server.tiers.lookup(self.now, name, &request.chunks) {
                 Some(hit) => Lookup::Answered(hit),
                 None => Lookup::Pending,
             };
@@ -229,7 +229,8 @@ impl Engine {
         let request = &mut self.requests[slot];
         request.status = Status::Loading;
         request.computed = end;
-        self.prefilling.insert(slot);
+        self.note_prefilling(slot, true);
+        let request = &mut self.requests[slot];
         if let (Some(server), Lookup::Answered(hit)) = (&mut self.server, &mut request.lookup) {
             let first = prefix.local_tokens / self.config.chunk_tokens;
             let start = self.now.max(self.loading_until);
@@ -291,7 +292,7 @@ impl Engine {
     fn release_hit(&mut self, slot: Slot) {
         let request = &mut self.requests[slot];
         if let (Some(server), Lookup::Answered(hit)) = (&mut self.server, &mut request.lookup) {
-            server.tiers.release(&std::mem::take(hit).keys);
+            server.tiers.release(&std::mem::take(hit));
         }
     }
 
@@ -328,10 +329,18 @@ impl Engine {
         batch.work.add(tokens, request.computed);
         batch.slots.push(slot);
         request.computed += tokens;
-        if request.computed < request.tokens_known() {
-            self.prefilling.insert(slot);
-        } else {
-            self.prefilling.remove(&slot);
+        let prefills = request.computed < request.tokens_known();
+        self.note_prefilling(slot, prefills);
+    }
+
+    /// Few do at a time.
+    fn note_prefilling(&mut self, slot: Slot, prefills: bool) {
+        match (self.prefilling.iter().position(|&other| other == slot), prefills) {
+            (None, true) => self.prefilling.push(slot),
+            (Some(index), false) => {
+                self.prefilling.swap_remove(index);
+            }
+            _ => {}
         }
     }
 }

@@ -54,11 +54,11 @@ impl Server {
 
     /// Notes when the transfers end that the tiers have begun since the last call.
     pub fn take_begun(&mut self) {
-        for begun in self.tiers.take_begun() {
-            // Others end at a moment that somebody else will tell (`ends`).
-            if begun.end != FOREVER {
-                self.ends(begun);
-            }
+        let (loud, quiet) = (&mut self.loud, &mut self.quiet);
+        // Others end at a moment that somebody else will tell (`ends`).
+        for begun in self.tiers.take_begun().filter(|begun| begun.end != FOREVER) {
+            let ends = if begun.quiet { &mut *quiet } else { &mut *loud };
+            ends.push(Reverse((begun.end, begun.id)));
         }
     }
 

@@ -295,7 +295,7 @@ fn a_load_from_disk_is_serial() {
     let ttft_s = to_s(done.first_token.expect("a token") - sent);
     let arrival_s = 1e-3 + 65e-6;
     let transfers_s = (5e-3 + 8e-4 + 8000.0 * 2e-5) + (1e-3 + 8e-4 + 8000.0 * 1e-6);
-    let step_s = 2e-3 + 1e-4 + 1e-7 * 64.5;
+    let step_s = 2e-3 + 1e-4 + 1e-7 * 0.5 + (1.5e-7 + 1e-7) * 64.0;
     assert!((ttft_s - arrival_s - transfers_s - step_s).abs() < 1e-12, "{ttft_s}");
 }
 

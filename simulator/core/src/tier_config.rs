@@ -150,12 +150,14 @@ impl TierConfig {
         })
     }
 
-    pub fn cpu_tier(&self) -> Cache {
-        Cache::new(self.cpu_chunks, self.policy.eviction, time::from_s(self.policy.lease_s))
+    pub fn cpu_tier(&self, loose: bool) -> Cache {
+        Cache::new(self.cpu_chunks, self.policy.eviction, time::from_s(self.policy.lease_s), loose)
     }
 
-    pub fn disk_tier(&self) -> Option<Disk> {
+    pub fn disk_tier(&self, loose: bool) -> Option<Disk> {
         let policy = &self.policy;
+        // What falls down a waterfall, and who keeps a real disk's slots, know single chunks only.
+        let loose = loose || self.external_disk || policy.placement == Placement::Waterfall;
         let share = |share: f64, chunks: u64| (share * chunks as f64) as u64;
         let rules = |chunks| DiskRules {
             chunks,
@@ -165,6 +167,7 @@ impl TierConfig {
             odirect: self.odirect,
             eviction: policy.disk_eviction,
             lease: time::from_s(policy.lease_s),
+            loose,
         };
         self.disk_chunks.map(|chunks| Disk::new(rules(chunks)))
     }

@@ -3,127 +3,19 @@
 //! Sans I/O: the tiers say which transfer ends when, and act when told that it ended (`io_done`). Chunk counts stand
 //! for bytes throughout.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::VecDeque;
 
-use crate::cache::Cache;
+use crate::cache::{Cache, marked};
+use crate::chunks::{At, NONE, Walk};
 use crate::device::{Device, SharedDevice};
 use crate::disk::Disk;
 use crate::external::Outbox;
 use crate::journal::Journal;
-use crate::keys::{Key, KeyMap};
+use crate::keys::{Key, KeyMap, Part};
 use crate::tier_config::TierConfig;
-use crate::time::{self, Ticks};
-
-pub type IoId = u64;
-/// The engine's name for a request, handed back in `Ended`.
-pub type Slot = usize;
-
-/// A prefix of a request's chunks that the tiers hold, locked until `release`. The first `in_cpu.len()` chunks.
-#[derive(Clone, Debug, Default)]
-pub struct Hit {
-    pub keys: Vec<Key>,
-    /// Chunk by chunk: found in the CPU tier (else read from disk).
-    pub in_cpu: Vec<bool>,
-}
-
-impl Hit {
-    pub fn chunks(&self) -> u64 {
-        self.in_cpu.len() as u64
-    }
-
-    /// Takes the chunks from `at` on out of it.
-    pub(crate) fn split_off(&mut self, at: usize) -> Self {
-        Self { keys: self.keys.split_off(at), in_cpu: self.in_cpu.split_off(at) }
-    }
-
-    /// Where in the prompt the disk's chunk of that number lies; behind all chunks, if there are not so many.
-    pub(crate) fn position_of_disk_chunk(&self, number: u64) -> usize {
-        let mut on_disk = (0..self.in_cpu.len()).filter(|&index| !self.in_cpu[index]);
-        on_disk.nth(number as usize).unwrap_or(self.in_cpu.len())
-    }
-
-    pub(crate) fn disk_chunks(&self) -> u64 {
-        self.in_cpu.iter().filter(|in_cpu| !**in_cpu).count() as u64
-    }
-
-    pub(crate) fn keys_where(&self, in_cpu: bool) -> impl Iterator<Item = Key> {
-        let of = self.keys.iter().zip(&self.in_cpu).filter(move |(_, held)| **held == in_cpu);
-        of.map(|(key, _)| *key)
-    }
-}
-
-/// What the engine has to know of a transfer that ended.
-#[derive(Debug)]
-pub enum Ended {
-    Lookup(Slot, Hit),
-    Load(Slot),
-    Store(Slot),
-    Nothing,
-}
-
-/// A transfer, and when it ends. Quiet: no request waits for it.
-#[derive(Debug)]
-pub struct Begun {
-    pub end: Ticks,
-    pub id: IoId,
-    pub quiet: bool,
-}
-
-/// A transfer of one of the devices that read for the disk tier.
-#[derive(Clone, Copy, Debug)]
-pub(crate) enum Read {
-    Disk(u64),
-    PageCache(u64),
-    /// Somebody else's.
-    External,
-}
-
-/// A hit that is being read from disk: `chunks` by the transfer under way since `began`, `warm` after it from the page
-/// cache. At the deadline it is answered with what is there.
-#[derive(Debug)]
-pub(crate) struct Prefetch {
-    pub slot: Slot,
-    pub hit: Hit,
-    pub began: Ticks,
-    pub chunks: u64,
-    pub warm: u64,
-    pub deadline: Ticks,
-}
-
-#[derive(Debug)]
-pub(crate) enum Op {
-    /// Disk to CPU.
-    Prefetch(Prefetch, Read),
-    /// What is left of a read that was not waited for.
-    Rest(Read),
-    Load {
-        slot: Slot,
-        keys: Vec<Key>,
-    },
-    /// An answer that needs no transfer, to a request that had to wait for others to be answered.
-    Answer {
-        slot: Slot,
-        hit: Hit,
-    },
-    /// GPU to CPU; `spilled` chunks go to disk after that.
-    Store {
-        slot: Slot,
-        keys: Vec<Key>,
-        spilled: Vec<Key>,
-    },
-    /// GPU to disk.
-    Spill {
-        slot: Slot,
-        keys: Vec<Key>,
-    },
-    /// CPU to disk: `keys` are read, those in `writes` are new to the disk. With them a store ends, or else chunks that
-    /// the CPU tier has dropped move down.
-    DiskWrite {
-        keys: Vec<Key>,
-        writes: Vec<Key>,
-        stores: bool,
-    },
-}
+use crate::time::{self, FOREVER, Ticks};
+use crate::transfers::Transfers;
+pub(crate) use crate::transfers::{Begun, Ended, Hit, IoId, Op, Prefetch, Read, Slot};
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct TierCounters {
@@ -145,21 +37,24 @@ pub struct Tiers {
     pub(crate) disk_read: SharedDevice,
     pub(crate) disk_write: Device,
     pub(crate) page_cache_read: SharedDevice,
-    ops: BTreeMap<IoId, Op>,
-    pub(crate) next_io: IoId,
+    pub(crate) transfers: Transfers,
     /// Look-ups that read from disk, and how many chunks.
     pub(crate) prefetching: u64,
     pub(crate) prefetching_chunks: u64,
-    pub(crate) waiting_lookups: VecDeque<(Slot, Vec<Key>)>,
+    pub(crate) waiting_lookups: VecDeque<(Slot, Part)>,
     /// Chunks of hits that were read from disk past the CPU tier, and how often `release` will name them.
     pub(crate) passing: KeyMap<u32>,
-    /// The number of the next tick.
+    tick_every: Ticks,
+    /// The number of the next tick, and when it is due.
     next_tick: u128,
+    tick_due: Ticks,
     /// A store found no room since the last eviction.
     pub(crate) short_of_room: bool,
     pub(crate) counters: TierCounters,
     /// Transfers begun since the engine last looked.
     begun: Vec<Begun>,
+    /// Marks of transfers that have ended, kept for their memory only.
+    spare: Vec<Vec<At>>,
     pub outbox: Option<Outbox>,
     /// Numbers are a slot or a transfer's id, then keys. "tick": how many ticks, then the keys dropped. "answer": slot,
     /// then a flag for each chunk found: in the CPU tier or not.
@@ -168,25 +63,29 @@ pub struct Tiers {
 
 impl Tiers {
     pub fn new(config: TierConfig, journal: bool) -> Self {
+        let ticks = config.policy.tick_s > 0.0 && !config.policy.evicts();
+        let tick_every = if ticks { time::from_s(config.policy.tick_s) } else { 0 };
         Self {
             outbox: config.disk_chunks.filter(|_| config.external_disk).map(|_| Outbox::default()),
-            cpu: config.cpu_tier(),
-            disk: config.disk_tier(),
+            cpu: config.cpu_tier(false),
+            disk: config.disk_tier(false),
             cpu_read: Device::new(&config.cpu_read),
             cpu_write: Device::new(&config.cpu_write),
             disk_read: SharedDevice::new(&config.disk_read),
             disk_write: Device::new(&config.disk_write),
             page_cache_read: SharedDevice::new(&config.page_cache_read),
-            ops: BTreeMap::new(),
-            next_io: 0,
+            transfers: Transfers::default(),
             prefetching: 0,
             prefetching_chunks: 0,
             waiting_lookups: VecDeque::new(),
             passing: KeyMap::default(),
+            tick_every,
             next_tick: 1,
+            tick_due: if tick_every > 0 { tick_every } else { FOREVER },
             short_of_room: false,
             counters: TierCounters::default(),
             begun: Vec::new(),
+            spare: Vec::new(),
             journal: Journal::new(journal),
             config,
         }
@@ -197,21 +96,21 @@ impl Tiers {
     }
 
     pub fn idle(&self) -> bool {
-        self.ops.is_empty()
+        self.transfers.is_empty()
     }
 
-    pub fn take_begun(&mut self) -> Vec<Begun> {
-        std::mem::take(&mut self.begun)
+    pub fn take_begun(&mut self) -> impl Iterator<Item = Begun> {
+        self.begun.drain(..)
     }
 
     /// Runs the eviction ticks up to `now`. Use changes only at events, so ticks between two events can wait for the
     /// later one.
     pub fn tick(&mut self, now: Ticks) {
-        let every = time::from_s(self.config.policy.tick_s);
-        if !self.config.policy.evicts() && every > 0 && self.next_tick * every <= now {
-            let (first, last) = (self.next_tick, now / every);
-            let dropped = self.run_ticks(first, last, every);
+        if self.tick_due <= now {
+            let (first, last) = (self.next_tick, now / self.tick_every);
+            let dropped = self.run_ticks(first, last, self.tick_every);
             self.next_tick = last + 1;
+            self.tick_due = self.next_tick.saturating_mul(self.tick_every);
             self.journal.note("tick", || with((last - first + 1) as u64, &dropped));
         }
         self.clock(now);
@@ -225,15 +124,15 @@ impl Tiers {
             if share == 0 {
                 break;
             }
-            let gone = self.cpu.drop_some(share);
-            self.short_of_room &= gone.is_empty();
+            self.cpu.drop_some(share);
+            self.short_of_room &= self.cpu.gone.is_empty();
             tick += 1;
-            if gone.is_empty() {
+            if self.cpu.gone.is_empty() {
                 // What nothing can be dropped from now stays so until the next event, or until a lease runs out.
                 let Some(change) = self.cpu.next_change() else { break };
                 tick = tick.max(change.div_ceil(every));
             }
-            dropped.extend(gone);
+            dropped.append(&mut self.cpu.gone);
         }
         dropped
     }
@@ -245,26 +144,29 @@ impl Tiers {
         }
     }
 
-    /// Begins to look for a prefix of `keys`. Some: the answer at once; None: `Ended::Lookup` brings it.
-    pub fn lookup(&mut self, now: Ticks, slot: Slot, keys: &[Key]) -> Option<Hit> {
-        if keys.is_empty() {
+    /// Begins to look for a prefix of a prompt's chunks. Some: the answer at once; None: `Ended::Lookup` brings it.
+    pub fn lookup(&mut self, now: Ticks, slot: Slot, part: &Part) -> Option<Hit> {
+        if part.is_empty() {
             return Some(Hit::default());
         }
         // Decode steps that were taken at once have passed ticks.
         self.tick(now);
-        self.journal.note("lookup", || with(slot as u64, keys));
+        self.journal.note("lookup", || with(slot as u64, part.keys()));
         if self.disk.is_some() && self.prefetching >= self.config.policy.prefetches() {
-            self.waiting_lookups.push_back((slot, keys.to_vec()));
+            self.waiting_lookups.push_back((slot, part.clone()));
             return None;
         }
-        self.start(now, slot, keys)
+        self.start(now, slot, part)
     }
 
-    /// Of how many leading keys a chunk is held.
-    pub fn held(&self, keys: &[Key]) -> u64 {
-        let held =
-            |key: &Key| self.cpu.contains(*key) || self.disk.as_ref().is_some_and(|disk| disk.contains(*key));
-        keys.iter().take_while(|key| held(key)).count() as u64
+    /// Of how many leading keys of a prompt a chunk is held.
+    pub fn held(&self, prompt: &[Key]) -> u64 {
+        let (mut in_cpu, mut on_disk) = (Walk::new(), Walk::new());
+        let mut held = |number: &usize| {
+            self.cpu.holds(self.cpu.find(&mut in_cpu, prompt, *number))
+                || self.disk.as_ref().is_some_and(|disk| disk.holds(disk.find(&mut on_disk, prompt, *number)))
+        };
+        (0..prompt.len()).take_while(|number| held(number)).count() as u64
     }
 
     /// Exchanges the disk and what is in front of it with another server.
@@ -278,35 +180,35 @@ impl Tiers {
     /// Begins to copy a hit's chunks from `first` on to the GPU; those before are not needed. `Ended::Load` follows at
     /// the moment returned.
     pub fn load(&mut self, now: Ticks, slot: Slot, mut hit: Hit, first: usize) -> Ticks {
-        let keys = hit.keys.split_off(first.min(hit.keys.len()));
-        self.release(&hit.keys);
-        let count = keys.len() as u64;
+        let needed = hit.split_off(first.min(hit.part.len()));
+        self.release(&hit);
+        let count = needed.chunks();
         let end = self.cpu_read.submit(now, count, count * self.config.chunk_bytes);
-        self.begin(end, Op::Load { slot, keys });
+        self.begin(end, Op::Load { slot, hit: needed });
         end
     }
 
     /// Unlocks chunks of a hit that are not needed any more.
-    pub fn release(&mut self, keys: &[Key]) {
-        if !keys.is_empty() {
-            self.journal.note("release", || keys.to_vec());
-            keys.iter().for_each(|&key| self.unlock(key));
+    pub fn release(&mut self, hit: &Hit) {
+        if !hit.part.is_empty() {
+            self.journal.note("release", || hit.part.keys().to_vec());
+            (0..hit.part.len()).for_each(|index| self.unlock(hit, index));
         }
     }
 
     /// A request has ended: its prompt's chunks were used, wherever they came from.
-    pub fn end(&mut self, keys: &[Key]) {
-        if !keys.is_empty() && self.config.policy.end_uses {
-            self.journal.note("touch", || keys.to_vec());
-            self.cpu.touch(keys);
+    pub fn end(&mut self, part: &Part) {
+        if !part.is_empty() && self.config.policy.end_uses {
+            self.journal.note("touch", || part.keys().to_vec());
+            self.cpu.touch(part);
         }
     }
 
     /// Acts on the end of a transfer. An unknown id changes nothing.
     pub fn io_done(&mut self, now: Ticks, id: IoId) -> Ended {
-        match self.ops.remove(&id) {
-            Some(Op::Load { slot, keys }) => {
-                self.release(&keys);
+        match self.transfers.take(id) {
+            Some(Op::Load { slot, hit }) => {
+                self.release(&hit);
                 Ended::Load(slot)
             }
             Some(Op::Answer { slot, hit }) => Ended::Lookup(slot, hit),
@@ -317,18 +219,20 @@ impl Tiers {
                 }
                 Ended::Nothing
             }
-            Some(Op::Store { slot, keys, spilled }) => {
-                self.stored(now, id, slot, &keys);
-                self.spill(now, slot, spilled).unwrap_or(Ended::Store(slot))
+            Some(Op::Store { slot, part, marks, spilled }) => {
+                self.stored(now, id, slot, &part, marks);
+                self.spill(now, slot, &part, spilled).unwrap_or(Ended::Store(slot))
             }
-            Some(Op::Spill { slot, keys }) => {
-                self.written(id, &keys, true);
+            Some(Op::Spill { slot, mut marks }) => {
+                self.written(id, &mut marks, true);
                 Ended::Store(slot)
             }
-            Some(Op::DiskWrite { keys, writes, stores }) => {
+            Some(Op::DiskWrite { cpu, mut disk, stores }) => {
                 self.journal.note("written", || vec![id]);
-                keys.iter().for_each(|&key| self.cpu.unlock(key));
-                self.written(id, &writes, stores);
+                marked(&cpu).for_each(|at| self.cpu.unlock(at));
+                self.written(id, &mut disk, stores);
+                self.put_back(cpu);
+                self.put_back(disk);
                 Ended::Nothing
             }
             None => Ended::Nothing,
@@ -356,22 +260,45 @@ impl Tiers {
 
     /// No request waits for this transfer.
     pub fn is_quiet(&self, id: IoId) -> bool {
-        let op = self.ops.get(&id);
-        matches!(op, Some(Op::Store { .. } | Op::Spill { .. } | Op::DiskWrite { .. } | Op::Rest(_)))
+        self.transfers.get(id).is_some_and(Op::is_quiet)
+    }
+
+    /// Marks to be filled.
+    pub(crate) fn fresh_marks(&mut self) -> Vec<At> {
+        self.spare.pop().unwrap_or_default()
+    }
+
+    pub(crate) fn put_back(&mut self, mut marks: Vec<At>) {
+        if marks.capacity() > 0 {
+            marks.clear();
+            self.spare.push(marks);
+        }
     }
 
     pub(crate) fn begin(&mut self, end: Ticks, op: Op) {
-        self.ops.insert(self.next_io, op);
-        let quiet = self.is_quiet(self.next_io);
-        self.begun.push(Begun { end, id: self.next_io, quiet });
-        self.next_io += 1;
+        self.begun.push(Begun { end, id: self.transfers.next_id(), quiet: op.is_quiet() });
+        self.transfers.begin(op);
     }
 
-    fn unlock(&mut self, key: Key) {
-        match self.passing.get_mut(&key) {
-            Some(1) => drop(self.passing.remove(&key)),
-            Some(times) => *times -= 1,
-            None => self.cpu.unlock(key),
+    fn unlock(&mut self, hit: &Hit, index: usize) {
+        let key = hit.part.keys()[index];
+        if !self.passing.is_empty() {
+            match self.passing.get_mut(&key) {
+                Some(1) => {
+                    self.passing.remove(&key);
+                    return;
+                }
+                Some(times) => return *times -= 1,
+                None => {}
+            }
+        }
+        let number = hit.part.first() + index;
+        let at = match hit.places[index] {
+            NONE => self.cpu.find(&mut Walk::new(), hit.part.prompt(), number),
+            at => at,
+        };
+        if at != NONE {
+            self.cpu.unlock(at);
         }
     }
 }
@@ -383,6 +310,12 @@ pub(crate) fn with(id: u64, rest: &[u64]) -> Vec<u64> {
 
 #[cfg(test)]
 impl Tiers {
+    /// As they are when callers name chunks without their prompts.
+    pub fn loose(mut self) -> Self {
+        (self.cpu, self.disk) = (self.config.cpu_tier(true), self.config.disk_tier(true));
+        self
+    }
+
     /// Chunks held and being written: in the CPU tier, on disk.
     pub fn used(&self) -> (u64, u64) {
         (self.cpu.used(), self.disk.as_ref().map_or(0, Disk::used))
@@ -397,12 +330,14 @@ impl Tiers {
         }
         let mut pins: KeyMap<u32> = KeyMap::default();
         let mut pin = |keys: &[Key]| keys.iter().for_each(|&key| *pins.entry(key).or_default() += 1);
-        hits.iter().for_each(|hit| pin(&hit.keys));
-        for op in self.ops.values() {
+        let keys =
+            |places: &mut dyn Iterator<Item = At>| places.map(|at| self.cpu.key(at)).collect::<Vec<_>>();
+        hits.iter().for_each(|hit| pin(hit.part.keys()));
+        for op in self.transfers.iter() {
             match op {
-                Op::Load { keys, .. } | Op::DiskWrite { keys, .. } => pin(keys),
-                Op::Answer { hit, .. } => pin(&hit.keys),
-                Op::Prefetch(prefetch, _) => pin(&prefetch.hit.keys_where(true).collect::<Vec<_>>()),
+                Op::Load { hit, .. } | Op::Answer { hit, .. } => pin(hit.part.keys()),
+                Op::DiskWrite { cpu, .. } => pin(&keys(&mut marked(cpu))),
+                Op::Prefetch(prefetch, _) => pin(&keys(&mut prefetch.hit.places_where(true))),
                 Op::Store { .. } | Op::Spill { .. } | Op::Rest(_) => {}
             }
         }

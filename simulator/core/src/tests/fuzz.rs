@@ -7,12 +7,14 @@ use proptest::prelude::*;
 use proptest::test_runner::RngSeed;
 
 use super::{ask, tiers};
-use crate::cache::Cache;
+use crate::cache::{Cache, marked};
+use crate::chunks::{At, NONE, Walk, new_if_none};
 use crate::engine::{Counters, Engine, EngineConfig};
 use crate::eviction::EvictionKind;
 use crate::external::Issued;
-use crate::keys::Key;
+use crate::keys::{Key, Part};
 use crate::request::{Completion, Lookup, Submission};
+use crate::server::Server;
 use crate::tier_config::{Placement, TickShare, TierConfig, TierPolicy};
 use crate::time::{FOREVER, from_s};
 
@@ -197,41 +199,49 @@ fn any_act() -> impl Strategy<Value = Act> {
 struct Use {
     cache: Cache,
     evicts: bool,
-    writes: Vec<(Vec<Key>, bool)>,
-    pins: Vec<Key>,
+    writes: Vec<(Vec<At>, bool)>,
+    pins: Vec<(Key, At)>,
     now: u128,
 }
 
 impl Use {
+    fn find(&self, key: Key) -> At {
+        self.cache.find(&mut Walk::new(), &[key], 0)
+    }
+
     fn act(&mut self, act: &Act) {
+        self.cache.gone.clear();
         match act {
-            Act::Store(keys) => {
-                let lacks: Vec<Key> = keys.iter().filter(|key| !self.cache.has(**key)).copied().collect();
-                self.reserve(lacks, true);
-            }
-            Act::Load(keys) => {
-                let lacks: Vec<Key> =
-                    keys.iter().filter(|key| !self.cache.contains(**key)).copied().collect();
-                self.reserve(lacks, false);
-            }
+            Act::Store(keys) => self.reserve(keys, true),
+            Act::Load(keys) => self.reserve(keys, false),
             Act::EndOldest { arrives } if !self.writes.is_empty() => {
-                let (keys, storing) = self.writes.remove(0);
+                let (mut marks, storing) = self.writes.remove(0);
+                let places: Vec<At> = marked(&marks).collect();
                 match (storing, arrives) {
-                    (true, _) => drop(self.cache.admit_stored(&keys)),
-                    (false, false) => self.cache.give_up(&keys),
+                    (true, _) => self.cache.admit_stored(&mut marks),
+                    (false, false) => self.cache.give_up(&marks),
                     (false, true) => {
-                        self.cache.admit_loaded(&keys, keys[0] % 2 == 0);
-                        self.pins.extend(keys);
+                        let keys: Vec<Key> = places.iter().map(|&at| self.cache.key(at)).collect();
+                        self.cache.admit_loaded(&marks, keys[0].is_multiple_of(2));
+                        self.pins.extend(keys.into_iter().zip(places));
                     }
                 }
             }
             Act::Lock(key) if self.cache.contains(*key) => {
-                self.cache.lock(*key);
-                self.pins.push(*key);
+                let at = self.find(*key);
+                self.cache.lock(at);
+                self.pins.push((*key, at));
             }
-            Act::UnlockOldest if !self.pins.is_empty() => self.cache.unlock(self.pins.remove(0)),
-            Act::Touch(keys) => self.cache.touch(keys),
-            Act::Drop(count) => assert!(self.cache.drop_some(*count).len() as u64 <= *count),
+            Act::UnlockOldest if !self.pins.is_empty() => {
+                let (key, at) = self.pins.remove(0);
+                assert_eq!(self.find(key), at, "a pinned chunk moved");
+                self.cache.unlock(at);
+            }
+            Act::Touch(keys) => self.cache.touch(&Part::of(keys.clone())),
+            Act::Drop(count) => {
+                self.cache.drop_some(*count);
+                assert!(self.cache.gone.len() as u64 <= *count);
+            }
             Act::Clock(ticks) => {
                 self.now += u128::from(*ticks);
                 self.cache.clock(self.now);
@@ -240,14 +250,22 @@ impl Use {
         }
     }
 
-    fn reserve(&mut self, keys: Vec<Key>, storing: bool) {
+    /// Room for those of the keys that are not there.
+    fn reserve(&mut self, keys: &[Key], storing: bool) {
+        let mark = |&key: &Key| {
+            let at = self.find(key);
+            let there = if storing { self.cache.has(at) } else { self.cache.holds(at) };
+            if there { NONE } else { new_if_none(at) }
+        };
+        let mut marks: Vec<At> = keys.iter().map(mark).collect();
+        let count = marked(&marks).count() as u64;
         let (room, used) = (self.cache.room(self.evicts), self.cache.used());
-        match self.cache.reserve(&keys, storing, self.evicts) {
-            Some(gone) => {
-                assert_eq!(self.cache.used(), used + keys.len() as u64 - gone.len() as u64);
-                self.writes.extend((!keys.is_empty()).then_some((keys, storing)));
+        match self.cache.reserve(&Part::of(keys.to_vec()), (NONE, &mut marks[..]), storing, self.evicts) {
+            true => {
+                assert_eq!(self.cache.used(), used + count - self.cache.gone.len() as u64);
+                self.writes.extend((count > 0).then_some((marks, storing)));
             }
-            None => assert!(keys.len() as u64 > room && self.cache.used() == used, "all or none"),
+            false => assert!(count > room && self.cache.used() == used, "all or none"),
         }
     }
 }
@@ -259,12 +277,12 @@ proptest! {
         eviction in any_eviction(), capacity in 0u64..16, evicts in any::<bool>(),
         acts in prop::collection::vec(any_act(), 1..120),
     ) {
-        let cache = Cache::new(capacity, eviction, 20);
+        let cache = Cache::new(capacity, eviction, 20, true);
         let mut one = Use { cache, evicts, writes: Vec::new(), pins: Vec::new(), now: 0 };
         for act in &acts {
             one.act(act);
             one.cache.check();
-            prop_assert!(one.pins.iter().all(|&key| one.cache.contains(key)), "a pinned chunk went");
+            prop_assert!(one.pins.iter().all(|&(key, _)| one.cache.contains(key)), "a pinned chunk went");
         }
     }
 }
@@ -278,6 +296,19 @@ proptest! {
         let loads = [first, second];
         let singles = EngineConfig { macro_steps: false, ..config.clone() };
         prop_assert_eq!(outcome(config, &loads, reset), outcome(singles, &loads, reset));
+    }
+}
+
+proptest! {
+    #![proptest_config(cases(150))]
+    #[test]
+    fn chunks_that_are_chained_are_found_as_each_by_itself_is(config in any_config(), load in any_load()) {
+        let config = EngineConfig { journal: true, ..config };
+        let mut chained = Engine::new(config.clone()).expect("a good configuration");
+        let mut loose = Engine::new(config).expect("a good configuration");
+        loose.server = loose.server.take().map(|server| Box::new(Server::new(server.tiers.loose())));
+        prop_assert_eq!(replay(&mut chained, "a", &load, 0.011), replay(&mut loose, "a", &load, 0.011));
+        prop_assert_eq!(chained.take_journal(), loose.take_journal());
     }
 }
 

@@ -2,7 +2,7 @@
 
 use super::{lmcache, lru};
 use crate::eviction::EvictionKind;
-use crate::keys::Key;
+use crate::keys::{Key, Part};
 use crate::tier_config::{Placement, TickShare, TierConfig, TierPolicy};
 use crate::tiers::{Begun, Ended, Hit, Tiers};
 use crate::time::{Ticks, from_s, to_s};
@@ -13,6 +13,10 @@ struct Bench {
     now: Ticks,
     answered: Ticks,
     begun: Vec<Begun>,
+}
+
+fn part(keys: &[Key]) -> Part {
+    Part::of(keys.to_vec())
 }
 
 impl Bench {
@@ -31,7 +35,7 @@ impl Bench {
     }
 
     fn of(config: TierConfig) -> Self {
-        Self { tiers: Tiers::new(config, false), now: 0, answered: 0, begun: Vec::new() }
+        Self { tiers: Tiers::new(config, false).loose(), now: 0, answered: 0, begun: Vec::new() }
     }
 
     fn at(&mut self, seconds: f64) -> &mut Self {
@@ -57,16 +61,16 @@ impl Bench {
     }
 
     fn store(&mut self, keys: &[Key]) -> &mut Self {
-        self.tiers.store(self.now, 0, keys);
+        self.tiers.store(self.now, 0, part(keys));
         self.settle();
         self
     }
 
     /// Looks for the keys and lets go of what was found: 'c' for a chunk in the CPU tier, 'd' for one from disk.
     fn look(&mut self, keys: &[Key]) -> String {
-        let hit = self.tiers.lookup(self.now, 0, keys);
+        let hit = self.tiers.lookup(self.now, 0, &part(keys));
         let hit = hit.or_else(|| self.settle()).expect("an answer");
-        self.tiers.release(&hit.keys);
+        self.tiers.release(&hit);
         hit.in_cpu.iter().map(|in_cpu| if *in_cpu { 'c' } else { 'd' }).collect()
     }
 
@@ -215,9 +219,9 @@ fn sglang_fetches_into_half_of_the_host_at_most() {
     }
     bench.tiers.reset_cpu();
     // Five pages are under way, then ten: no less than half of 16, so the third prompt is not fetched.
-    assert!(bench.tiers.lookup(bench.now, 0, &prompts[0]).is_none());
-    assert!(bench.tiers.lookup(bench.now, 1, &prompts[1]).is_none());
-    let third = bench.tiers.lookup(bench.now, 2, &prompts[2]).expect("an answer at once");
+    assert!(bench.tiers.lookup(bench.now, 0, &part(&prompts[0])).is_none());
+    assert!(bench.tiers.lookup(bench.now, 1, &part(&prompts[1])).is_none());
+    let third = bench.tiers.lookup(bench.now, 2, &part(&prompts[2])).expect("an answer at once");
     assert_eq!(third.chunks(), 0);
     bench.settle();
     assert_eq!(bench.where_are(&prompts[2]), "ddddd");
@@ -321,11 +325,11 @@ fn a_chunk_that_passes_memory_is_unlocked_as_often_as_it_was_found() {
     bench.store(&[1, 2]).store(&[3, 4]);
     assert_eq!(bench.where_are(&[1, 2, 3, 4]), "ddcc");
     for slot in [0, 1] {
-        assert!(bench.tiers.lookup(bench.now, slot, &[1, 2]).is_none());
+        assert!(bench.tiers.lookup(bench.now, slot, &part(&[1, 2])).is_none());
     }
-    bench.settle();
-    bench.tiers.release(&[1, 2]);
-    bench.tiers.release(&[1, 2]);
+    let hit = bench.settle().expect("an answer");
+    bench.tiers.release(&hit);
+    bench.tiers.release(&hit);
     // No lock is left behind: the chunks go as others do.
     bench.store(&[5, 6]).store(&[7, 8]);
     assert_eq!(bench.where_are(&[1, 2, 3, 4, 5, 6, 7, 8]), "--ddddcc");
