@@ -175,6 +175,7 @@ def check_prompts(requests: Sequence[Request], resolved: Resolved) -> None:
 def _check_vllm(experiment: Experiment, results: Path) -> None:
     cache, settings = experiment.cache, experiment.engines.vllm
     _check_cores(settings.cores.engine, "engine")
+    _check_cores(settings.cores.front_end, "front_end")
     _check_cores(settings.cores.client, "client")
     if settings.attach is not None:
         return

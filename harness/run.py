@@ -252,7 +252,8 @@ def _speed_probe(engine: Engine, cell: Cell) -> SpeedProbe | None:
     if engine.capabilities.virtual_time or cell.experiment.measure.steady is None:
         return None
     pinned = cell.experiment.engines.vllm.cores if engine.name == "vllm" else Cores()
-    speed = SpeedProbe(sorted({*(pinned.engine or ()), *(pinned.client or ())} or os.sched_getaffinity(0)))
+    named = {*(pinned.engine or ()), *(pinned.front_end or ()), *(pinned.client or ())}
+    speed = SpeedProbe(sorted(named or os.sched_getaffinity(0)))
     deadline_s = time.perf_counter() + _SPEED_LEARNING_S
     while time.perf_counter() < deadline_s:
         speed.read()
