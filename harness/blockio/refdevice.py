@@ -148,6 +148,9 @@ def _make(home: Path, spec: DeviceSpec) -> None:
     if paced.poll() is not None:
         raise DeviceError(f"the paced file did not start: {' '.join((home / 'paced.log').read_text().split())[-300:]}")
     loop = _run("losetup", "--find", "--show", "--direct-io=on", str(home / "disk")).strip()
+    # A loop device keeps what whoever had it before has set.
+    queue = Path("/sys/block", Path(loop).name, "queue")
+    (queue / "max_sectors_kb").write_text((queue / "max_hw_sectors_kb").read_text())
     command, _ = _MKFS[spec.file_system]
     _run(*command, loop)
     _run("mount", "-t", spec.file_system, "-o", "noatime", loop, str(home / "mount"))

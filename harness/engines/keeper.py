@@ -3,7 +3,8 @@
     python -I -S keeper.py FOLDER delete|keep       each line in drops the files, and is answered by one
 
 It is a process of its own for both: end-of-file means that the harness has ended, even by SIGKILL, and a trace of the
-harness's I/O shows what its storage does and not what a measurement does with it. Needs the standard library only.
+harness's I/O shows what its storage does and not what a measurement does with it. Such traces follow descendants, so it
+is none: its first process ends at once. Needs the standard library only.
 """
 
 import os
@@ -16,6 +17,8 @@ from pathlib import Path
 
 def main() -> None:
     folder, at_end = Path(sys.argv[1]), sys.argv[2]
+    if os.fork():
+        os._exit(0)
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     for _ in sys.stdin:
