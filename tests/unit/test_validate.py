@@ -114,11 +114,13 @@ def test_the_simulator_gets_what_the_engine_resolved(tmp_path: Path) -> None:
     run = sim_run(tmp_path / "real", {key: CONFIG[key] for key in CONFIG if key != "sizes"})
     entry = read_manifest(run)["cells"][0]
     limits = {"max_batched_tokens": 1024, "max_sequences": 8}
+    entry["config"]["measure"] |= {"samples": None, "until": {}, "budget": 60.0, "steady": {}}
     entry["resolved"] |= {"gpu_bytes": 500 * 32 * 32768, "cpu_bytes": 2**31, "details": {"scheduler": limits}}
     experiment = sim_cell(entry, "cpu-2core").experiment
     assert experiment.cache.gpu == 500 * 32 * 32768 and experiment.cache.cpu == 2**31
     assert experiment.engines.sim.max_batched_tokens == 1024 and experiment.engines.sim.max_sequences == 8
     assert experiment.engines.sim.hardware == "cpu-2core" and experiment.measure.samples == 5
+    assert experiment.measure.steady is None
 
 
 def test_what_does_not_resolve_is_sampled_again_while_the_time_lasts(tmp_path: Path) -> None:
