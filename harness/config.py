@@ -247,11 +247,9 @@ class Attach(Strict):
 
 
 class Cores(Strict):
-    """CPU cores for the engine, its front end (HTTP, tokens in and out; None: the engine's), and for the cache server
-    and the load loop. None: not pinned."""
+    """CPU cores for the engine, and for the cache server and the load loop. None: not pinned."""
 
     engine: Annotated[tuple[int, ...] | None, FROM_LIST] = None
-    front_end: Annotated[tuple[int, ...] | None, FROM_LIST] = None
     client: Annotated[tuple[int, ...] | None, FROM_LIST] = None
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from harness.config import Experiment, PrefixWorkload
 from harness.engines.base import Capabilities, Resolved
-from harness.strict import DEFAULT_WATERMARK, Device
+from harness.strict import Device, Eviction
 from harness.units import format_bytes
 from simulator.models import ModelSpec
 from traces.request import Request
@@ -97,8 +97,7 @@ def check_working_set(experiment: Experiment, resolved: Resolved) -> None:
             f"workload.prompt_tokens {workload.prompt_tokens} + {workload.output_tokens} output exceed the"
             f" {resolved.max_prompt_tokens + 1} tokens that the engine takes; shorten the prompt or enlarge cache.gpu"
         )
-    eviction = experiment.cache.eviction
-    watermark = eviction.watermark if eviction else DEFAULT_WATERMARK
+    watermark = (experiment.cache.eviction or Eviction()).watermark
     limits = (
         ("gpu", resolved.gpu_bytes, 1.0, True),
         ("cpu", resolved.cpu_bytes, watermark, bool({"cpu", "disk", "disk_cold"} & set(experiment.measure.tiers))),
@@ -175,7 +174,6 @@ def check_prompts(requests: Sequence[Request], resolved: Resolved) -> None:
 def _check_vllm(experiment: Experiment, results: Path) -> None:
     cache, settings = experiment.cache, experiment.engines.vllm
     _check_cores(settings.cores.engine, "engine")
-    _check_cores(settings.cores.front_end, "front_end")
     _check_cores(settings.cores.client, "client")
     if settings.attach is not None:
         return

@@ -231,7 +231,7 @@ async def _run_group(
         await engine.start()
         resolved = await engine.ready()
         async with run_trace(cells, engine, resolved, folder), _pinned(cores if engine.name == "vllm" else None):
-            speed = _speed_probe(engine, cells[0])
+            speed = _speed_probe(engine, cells)
             for cell in cells:
                 folder.update_cell(cell.key, status="started", resolved=msgspec.to_builtins(resolved))
                 if isinstance(cell.experiment.workload, PrefixWorkload):
@@ -247,12 +247,13 @@ async def _run_group(
         await asyncio.shield(engine.stop())
 
 
-def _speed_probe(engine: Engine, cell: Cell) -> SpeedProbe | None:
+def _speed_probe(engine: Engine, cells: Sequence[Cell]) -> SpeedProbe | None:
     """Of the cores in use, after a while in which it learns how fast they can be. A virtual clock needs none."""
-    if engine.capabilities.virtual_time or cell.experiment.measure.steady is None:
+    asked = any(cell.experiment.measure.steady is not None for cell in cells)
+    if engine.capabilities.virtual_time or not asked:
         return None
-    pinned = cell.experiment.engines.vllm.cores if engine.name == "vllm" else Cores()
-    named = {*(pinned.engine or ()), *(pinned.front_end or ()), *(pinned.client or ())}
+    pinned = cells[0].experiment.engines.vllm.cores if engine.name == "vllm" else Cores()
+    named = {*(pinned.engine or ()), *(pinned.client or ())}
     speed = SpeedProbe(sorted(named or os.sched_getaffinity(0)))
     deadline_s = time.perf_counter() + _SPEED_LEARNING_S
     while time.perf_counter() < deadline_s:

@@ -21,16 +21,12 @@ Share = Annotated[float, Field(ge=0.0, le=1.0, strict=False)]
 PositiveFloat = Annotated[float, Field(gt=0.0, le=1e9, strict=False)]
 
 
-# The LMCache server's own default; what stays in its CPU RAM stays below this share of it.
-DEFAULT_WATERMARK = 0.8
-
-
 class Eviction(Strict):
     """How the LMCache server empties its CPU RAM: once a second, from `watermark` on, it drops `ratio` of its chunks in
-    the order of `policy`."""
+    the order of `policy`. The server's own defaults."""
 
     policy: Literal["lru", "arc"] = "lru"
-    watermark: Annotated[float, Field(gt=0.0, le=1.0, strict=False)] = DEFAULT_WATERMARK
+    watermark: Annotated[float, Field(gt=0.0, le=1.0, strict=False)] = 0.8
     ratio: Annotated[float, Field(gt=0.0, le=1.0, strict=False)] = 0.2
 
 

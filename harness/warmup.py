@@ -20,7 +20,7 @@ import msgspec
 
 from harness.config import Experiment, PrefixWorkload, hit_tokens
 from harness.engines.base import Counters, Emit, Engine, Resolved
-from harness.strict import DEFAULT_WATERMARK
+from harness.strict import Eviction
 from traces.load import Load
 from traces.request import Request, RequestRecord, Segment, TokensByTier, Verdict, stable_id
 
@@ -121,8 +121,7 @@ def _stray_limit(probe: Probe) -> int:
     per_token = probe.resolved.kv_bytes_per_token or 1
     sizes = [size for size in (probe.resolved.cpu_bytes, probe.resolved.disk_bytes) if size]
     sample = probe.workload.concurrency * probe.workload.prompt_tokens
-    eviction = probe.experiment.cache.eviction
-    share = (eviction.watermark if eviction else DEFAULT_WATERMARK) - 0.05
+    share = (probe.experiment.cache.eviction or Eviction()).watermark - 0.05
     return max(0, int(share * min(sizes) / per_token) - 2 * sample) if sizes else 2**61
 
 

@@ -17,6 +17,7 @@ from pydantic import ValidationError
 from harness.blockio.refdevice import HOLDING, DeviceError, check, create, destroy, devices, left
 from harness.collectors.bpf import BpfTrace, TraceError
 from harness.collectors.bpf import check as check_trace
+from harness.collectors.host import mount_of
 from harness.engines.base import Engine, Resolved
 from harness.engines.process import Child, child_environment
 from harness.experiments import Cell
@@ -101,9 +102,8 @@ async def run_trace(
 
 def device_number(path: Path) -> int:
     """The block device below a path, as the kernel's events name it. Raises TraceError."""
-    mounts = [line.split() for line in Path("/proc/self/mountinfo").read_text().splitlines()]
-    inside = [words for words in mounts if path.resolve().is_relative_to(words[4])]
-    source = Path(max(inside, key=lambda words: len(words[4]))[-2])
+    mount = mount_of(path)
+    source = Path(mount[0] if mount else "")
     if not source.is_block_device():
         raise TraceError(f"storage.trace: {path} is on {source}, no block device; name a cache.disk.path on one")
     number = source.stat().st_rdev

@@ -50,19 +50,23 @@ def between(before: HostReading, after: HostReading) -> HostSample:
 
 def file_system(path: Path) -> str | None:
     """The type of the file system that a path is on, e.g. 'ext4'; None where the kernel does not say."""
-    mount = _mount_of(path)
+    mount = mount_of(path)
     return mount[1] if mount else None
 
 
-def _mount_of(path: Path) -> tuple[str, str] | None:
+def mount_of(path: Path) -> tuple[str, str] | None:
     """Source and type of the mount that a path is on; None where the kernel does not say."""
     try:
         mounts = [line.split() for line in Path("/proc/self/mounts").read_text().splitlines()]
     except OSError:
         return None
     resolved = path.resolve()
-    found = [(len(where), source, kind) for source, where, kind, *_ in mounts if resolved.is_relative_to(where)]
-    return max(found)[1:] if found else None
+    found = [(source, where, kind) for source, where, kind, *_ in mounts if resolved.is_relative_to(where)]
+    if not found:
+        return None
+    # Of several mounts at one place, the last hides the others.
+    source, _, kind = max(reversed(found), key=lambda mount: len(mount[1]))
+    return source, kind
 
 
 def _minus(later: int | None, earlier: int | None) -> int | None:
@@ -90,7 +94,7 @@ def _device_bytes(path: Path) -> tuple[int, int] | None:
         path = path.parent
     device = path.stat().st_dev
     # btrfs gives its files a device number that no block device has.
-    if os.major(device) == 0 and (mount := _mount_of(path)) and Path(mount[0]).is_block_device():
+    if os.major(device) == 0 and (mount := mount_of(path)) and Path(mount[0]).is_block_device():
         device = Path(mount[0]).stat().st_rdev
     try:
         fields = Path(f"/sys/dev/block/{os.major(device)}:{os.minor(device)}/stat").read_text().split()

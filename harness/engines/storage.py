@@ -33,15 +33,27 @@ _SLICE_S = 0.02
 
 
 class StorageDevice:
-    """A store's transfers. Where each chunk has a file, their folder goes with `stop`, and with this process."""
+    """A store's transfers, and the seconds since `start`. Where each chunk has a file, their folder goes with `stop`,
+    and with this process."""
 
     def __init__(self, settings: StoreSettings) -> None:
         self.settings = settings
         self.has_files = settings.device == "file" and settings.layout == "files"
         self._keeper: subprocess.Popen[str] | None = None
         self._transfers: Transfers | None = None
+        self.began_s = 0.0
 
-    def start(self) -> Transfers:
+    @property
+    def transfers(self) -> Transfers:
+        """Raises EngineError before `start` and after `stop`."""
+        if self._transfers is None:
+            raise EngineError("the storage device has not been started: call start first")
+        return self._transfers
+
+    def now_s(self) -> float:
+        return time.monotonic() - self.began_s if self._transfers is not None else 0.0
+
+    def start(self) -> None:
         """Raises EngineError in one line."""
         settings = self.settings
         try:
@@ -56,7 +68,7 @@ class StorageDevice:
                 [sys.executable, "-I", "-S", str(Path(__file__).with_name("keeper.py")), *words],
                 stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, start_new_session=True,
             )  # fmt: skip
-        return self._transfers
+        self.began_s = time.monotonic()
 
     async def drop_page_cache(self) -> None:
         """What is in a file is read from the device next time. Raises EngineError."""
@@ -75,8 +87,7 @@ class StorageDevice:
         """Bytes that came from the device; None: the page cache may have answered, and nobody counts."""
         if self.has_files:
             return storage_read_bytes(os.getpid())
-        assert self._transfers is not None
-        return self._transfers.read_bytes if self._transfers.store.buffered_because is None else None
+        return self.transfers.read_bytes if self.transfers.store.buffered_because is None else None
 
     async def stop(self) -> None:
         if self._transfers is not None:
@@ -102,8 +113,6 @@ class StorageEngine:
         self.capabilities = Capabilities(
             resets=frozenset({"gpu", "cpu", "disk", "page_cache"}), proves=frozenset(proves)
         )
-        self._transfers: Transfers | None = None
-        self._began_s = 0.0
         self._names: dict[int, str] = {}
         # Transfers that requests wait for, and requests whose transfer failed.
         self._reading: dict[int, str] = {}
@@ -115,8 +124,7 @@ class StorageEngine:
 
     async def start(self) -> None:
         await self._model.start()
-        self._transfers = self._device.start()
-        self._began_s = time.monotonic()
+        self._device.start()
 
     async def ready(self) -> Resolved:
         resolved = await self._model.ready()
@@ -148,7 +156,7 @@ class StorageEngine:
                 await self._wait(start_s + action.at_s if isinstance(action, WaitUntil) else None)
 
     def now_s(self) -> float:
-        return time.monotonic() - self._began_s if self._transfers is not None else 0.0
+        return self._device.now_s()
 
     async def metrics(self) -> Counters:
         await self._settle()
@@ -157,20 +165,17 @@ class StorageEngine:
 
     def record(self) -> dict[str, Any]:
         """What the device did since the last call."""
-        assert self._transfers is not None
-        record = self._transfers.record()
-        self._transfers.begin_record()
+        record = self._device.transfers.record()
+        self._device.transfers.begin_record()
         return {"storage": record}
 
     async def stop(self) -> None:
-        self._transfers = None
         await self._device.stop()
         await self._model.stop()
 
     @property
     def _store(self) -> Store:
-        assert self._transfers is not None
-        return self._transfers.store
+        return self._device.transfers.store
 
     async def _settle(self) -> None:
         """Until all stores have ended."""
@@ -181,8 +186,7 @@ class StorageEngine:
 
     def _advance(self, now_s: float) -> list[Completion]:
         """Brings the simulator to this moment, and hands what it wants of the disk to the device."""
-        simulator, transfers = self._simulator, self._transfers
-        assert transfers is not None
+        simulator, transfers = self._simulator, self._device.transfers
         completions = []
         try:
             while some := simulator.advance(max(now_s, simulator.now_s)):
@@ -199,15 +203,14 @@ class StorageEngine:
 
     async def _wait(self, until_s: float | None) -> None:
         """Until the device has answered, something is due in the simulator, until_s, or a slice of time is over."""
-        transfers = self._transfers
-        assert transfers is not None
+        transfers = self._device.transfers
         moments = [moment for moment in (until_s, self._simulator.next_event_s) if moment is not None]
         if not moments and not transfers.pending:
             raise EngineError("the load waits for a completion and nothing is in flight: check its sessions")
         left_s = min([*moments, self.now_s() + _SLICE_S]) - self.now_s()
         if transfers.pending:
             for ended in transfers.poll(left_s):
-                self._simulator.complete_io(ended.id, max(0.0, ended.ended_s - self._began_s), ended.failed)
+                self._simulator.complete_io(ended.id, max(0.0, ended.ended_s - self._device.began_s), ended.failed)
                 owner = self._reading.pop(ended.id, None)
                 if owner is not None and ended.error is not None:
                     self._failed[owner] = ended.error

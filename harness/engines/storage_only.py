@@ -59,19 +59,16 @@ class StorageOnlyEngine:
     capabilities = Capabilities(resets=frozenset({"gpu", "cpu", "disk", "page_cache"}))
 
     def __init__(self, experiment: Experiment, model: ModelSpec, device: StorageDevice) -> None:
-        self._disk, self.settings, self._model = device, device.settings, model
+        self.device, self.settings, self._model = device, device.settings, model
         self.chunk_tokens = experiment.cache.chunk_tokens
         self.decode_tokens = experiment.engines.sim.storage.decode_read_tokens
         self.budget_s = experiment.measure.budget
-        self._device: Transfers | None = None
-        self.began_s = 0.0
         self.slots: dict[int, int] = {}
         self.held: set[int] = set()
         self._replay: _Replay | None = None
 
     async def start(self) -> None:
-        self._device = self._disk.start()
-        self.began_s = time.monotonic()
+        self.device.start()
 
     async def ready(self) -> Resolved:
         return Resolved(
@@ -91,7 +88,7 @@ class StorageOnlyEngine:
             self.slots.clear()
             self.held.clear()
         if "page_cache" in what:
-            await self._disk.drop_page_cache()
+            await self.device.drop_page_cache()
 
     async def replay(self, load: Load, emit: Emit) -> None:
         self.transfers.begin_record()
@@ -103,21 +100,18 @@ class StorageOnlyEngine:
         return {} if self._replay is None else {"storage": self._replay.figures()}
 
     def now_s(self) -> float:
-        return time.monotonic() - self.began_s if self._device is not None else 0.0
+        return self.device.now_s()
 
     async def metrics(self) -> Counters:
         """Nothing is under way between loads."""
-        return Counters(storage_read_bytes=self._disk.read_bytes())
+        return Counters(storage_read_bytes=self.device.read_bytes())
 
     async def stop(self) -> None:
-        self._device = None
-        await self._disk.stop()
+        await self.device.stop()
 
     @property
     def transfers(self) -> Transfers:
-        if self._device is None:
-            raise EngineError("the storage device has not been started: call start first")
-        return self._device
+        return self.device.transfers
 
 
 class _Replay:
@@ -223,7 +217,7 @@ class _Replay:
         if error is None:
             self._finished += 1
             self._output_tokens += served.send.request.output_tokens
-        self._end_s = max(self._end_s, self._engine.began_s + now_s)
+        self._end_s = max(self._end_s, self._engine.device.began_s + now_s)
 
     def _wait(self, action: WaitUntil | Blocked | Done) -> None:
         """Until a transfer has ended, something is to be sent, or a slice of time is over."""
@@ -241,7 +235,7 @@ class _Replay:
         for ended in self._transfers.poll(until_s - now_s):
             if self._deadline_s is not None and ended.ended_s > self._deadline_s:
                 return
-            served, at_s = self._served.pop(ended.id), ended.ended_s - self._engine.began_s
+            served, at_s = self._served.pop(ended.id), ended.ended_s - self._engine.device.began_s
             if ended.error is not None:
                 self._end(served, at_s, ended.error)
             else:
@@ -254,7 +248,7 @@ class _Replay:
         first_s = None if error else served.first_token_s
         return RequestRecord(
             id=request.id,
-            scheduled_s=self._start_s - self._engine.began_s + served.send.scheduled_s,
+            scheduled_s=self._start_s - self._engine.device.began_s + served.send.scheduled_s,
             sent_s=served.sent_s,
             first_chunk_s=first_s,
             first_token_s=first_s,

@@ -74,9 +74,7 @@ class VllmEngine:
         env = child_environment(self._environment() | {"TMPDIR": str(scratch), "VLLM_RPC_BASE_PATH": str(scratch)})
         argv = [str(python), "-m", "vllm.entrypoints.openai.api_server", *self._flags(port), *self._settings.args]
         log = self._folder / "logs" / "vllm.log"
-        # What computes moves to the engine's own cores by itself (VLLM_CPU_OMP_THREADS_BIND).
-        cores = self._settings.cores.front_end or self._settings.cores.engine
-        self._child = Child("vLLM", argv, log=log, env=env, cores=cores, scratch=[scratch])
+        self._child = Child("vLLM", argv, log=log, env=env, cores=self._settings.cores.engine, scratch=[scratch])
         self._child.start()
 
     def _environment(self) -> dict[str, str]:

@@ -2,7 +2,7 @@
 
     python scripts/validate_lib/keep.py results/validate-… results/validation/NAME [--calibration FILE]
 
-validation.json and validation.md as they are, calibration.yaml, manifest.json (both sides', cells shortened), and
+validation.json and validation.md, calibration.yaml, manifest.json (both sides', cells shortened), and
 rows.csv: every measured request of both sides.
 """
 
@@ -29,8 +29,9 @@ def main() -> None:
     given = parser.parse_args()
     given.target.mkdir(parents=True, exist_ok=True)
     runs = sorted(path.parent for path in given.source.glob("*/manifest.json"))
-    for name in ("validation.json", "validation.md"):
-        shutil.copyfile(given.source / name, given.target / name)
+    shutil.copyfile(given.source / "validation.md", given.target / "validation.md")
+    judged = _without_paths(json.loads((given.source / "validation.json").read_text()))
+    (given.target / "validation.json").write_text(json.dumps(judged, indent=1, ensure_ascii=False) + "\n")
     if given.calibration:
         shutil.copyfile(given.calibration, given.target / "calibration.yaml")
     manifests = {run.name: _shortened(read_manifest(run)) for run in runs}
@@ -62,12 +63,16 @@ def _sizes(resolved: dict[str, Any]) -> dict[str, Any]:
 
 
 def _without_paths(value: Any) -> Any:
-    """Absolute paths by their last part."""
+    """Absolute paths, also those in a command, by their last part."""
     if isinstance(value, dict):
         return {key: _without_paths(inner) for key, inner in value.items()}
     if isinstance(value, list):
         return [_without_paths(inner) for inner in value]
-    return Path(value).name if isinstance(value, str) and value.startswith("/") else value
+    if isinstance(value, str):
+        return " ".join(
+            Path(word).name if word.startswith("/") and len(word) > 1 else word for word in value.split(" ")
+        )
+    return value
 
 
 def _rows(run: Path) -> Iterator[tuple[Any, ...]]:

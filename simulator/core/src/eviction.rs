@@ -94,64 +94,46 @@ pub enum Policy {
     Other(Box<dyn Eviction>),
 }
 
+/// Calls the policy, whichever it is.
+macro_rules! either {
+    ($policy:expr, $verb:ident($($given:expr),*)) => {
+        match $policy {
+            Policy::Lru(lru) => lru.$verb($($given),*),
+            Policy::Other(policy) => policy.$verb($($given),*),
+        }
+    };
+}
+
 impl Eviction for Policy {
     fn clock(&mut self, now: Ticks) {
-        if let Self::Other(policy) = self {
-            policy.clock(now);
-        }
+        either!(self, clock(now));
     }
     fn next_change(&self) -> Option<Ticks> {
-        match self {
-            Self::Lru(_) => None,
-            Self::Other(policy) => policy.next_change(),
-        }
+        either!(self, next_change())
     }
     fn ready(&self, chunks: &Chunks) -> Option<u64> {
-        match self {
-            Self::Lru(_) => None,
-            Self::Other(policy) => policy.ready(chunks),
-        }
+        either!(self, ready(chunks))
     }
     fn miss(&mut self, key: Key) {
-        if let Self::Other(policy) = self {
-            policy.miss(key);
-        }
+        either!(self, miss(key));
     }
     fn insert(&mut self, chunks: &mut Chunks, at: At) {
-        match self {
-            Self::Lru(lru) => lru.insert(chunks, at),
-            Self::Other(policy) => policy.insert(chunks, at),
-        }
+        either!(self, insert(chunks, at));
     }
     fn written(&mut self, chunks: &mut Chunks, at: At) {
-        match self {
-            Self::Lru(lru) => lru.written(chunks, at),
-            Self::Other(policy) => policy.written(chunks, at),
-        }
+        either!(self, written(chunks, at));
     }
     fn used_first(&mut self, chunks: &mut Chunks, at: At) {
-        match self {
-            Self::Lru(lru) => lru.used_first(chunks, at),
-            Self::Other(policy) => policy.used_first(chunks, at),
-        }
+        either!(self, used_first(chunks, at));
     }
     fn used(&mut self, chunks: &mut Chunks, at: At) {
-        match self {
-            Self::Lru(lru) => lru.used(chunks, at),
-            Self::Other(policy) => policy.used(chunks, at),
-        }
+        either!(self, used(chunks, at));
     }
     fn victim(&mut self, chunks: &mut Chunks) -> Option<At> {
-        match self {
-            Self::Lru(lru) => lru.victim(chunks),
-            Self::Other(policy) => policy.victim(chunks),
-        }
+        either!(self, victim(chunks))
     }
     fn remove(&mut self, chunks: &mut Chunks, at: At, evicted: bool) {
-        match self {
-            Self::Lru(lru) => lru.remove(chunks, at, evicted),
-            Self::Other(policy) => policy.remove(chunks, at, evicted),
-        }
+        either!(self, remove(chunks, at, evicted));
     }
 }
 
