@@ -3,7 +3,9 @@
 //!
 //! The policy knows a key from the moment at which room for it is reserved. Counts of chunks stand for bytes.
 
-use crate::chunks::{At, Chunk, Chunks, NEW, NONE, Walk};
+use crate::chunks::{
+    At, Chunk, Chunks, FRESH, NEW, NONE, PASSED, RESIDENT, STORING, TEMPORARY, Walk, marked,
+};
 use crate::eviction::{Eviction, EvictionKind, Policy};
 use crate::keys::{Key, Part};
 use crate::time::Ticks;
@@ -45,7 +47,7 @@ impl Cache {
     }
 
     pub fn holds(&self, at: At) -> bool {
-        at != NONE && self.chunks[at].resident
+        at != NONE && self.chunks[at].is(RESIDENT)
     }
 
     /// Held or reserved, as a share of what there is room for.
@@ -64,7 +66,7 @@ impl Cache {
 
     /// A store would not write this chunk: it is resident or being stored.
     pub fn has(&self, at: At) -> bool {
-        at != NONE && (self.chunks[at].resident || self.chunks[at].storing)
+        at != NONE && (self.chunks[at].is(RESIDENT | STORING))
     }
 
     /// Chunks that could come, if `evicts` in the place of others.
@@ -88,12 +90,14 @@ impl Cache {
         self.chunks.add(part.prompt(), part.first(), before, marks);
         for at in marked(marks).rev() {
             self.eviction.miss(self.chunks[at].key);
-            self.evict(|cache, _| cache.used < cache.capacity);
+            if self.used >= self.capacity {
+                self.evict(|cache, _| cache.used < cache.capacity);
+            }
             self.used += 1;
             // It is not resident, so not settled either, before or after.
             let chunk = &mut self.chunks[at];
             chunk.staged += 1;
-            chunk.storing |= storing;
+            chunk.set(STORING, storing || chunk.is(STORING));
             self.written(at);
         }
         true
@@ -101,20 +105,28 @@ impl Cache {
 
     /// Ends a store. Chunks stay marked that became resident; the others were so already, and their room is given back.
     pub fn admit_stored(&mut self, marks: &mut [At]) {
-        for mark in marks.iter_mut().rev().filter(|mark| **mark != NONE) {
-            self.change(*mark, |chunk| chunk.storing = false);
+        let mut queued = true;
+        for mark in marks.iter_mut().filter(|mark| **mark != NONE) {
+            let chunk = &mut self.chunks[*mark];
+            chunk.set(STORING, false);
+            queued &= chunk.queued();
             if !self.admit(*mark, false) {
                 *mark = NONE;
             }
         }
+        if queued {
+            return self.eviction.written_all(&mut self.chunks, marks);
+        }
+        marked(marks).rev().for_each(|at| self.written(at));
     }
 
     /// Ends a read from below; each of the chunks has one more reader.
     pub fn admit_loaded(&mut self, marks: &[At], temporary: bool) {
         for at in marked(marks).rev() {
-            self.change(at, |chunk| chunk.readers += 1);
+            self.chunks[at].readers += 1;
             if self.admit(at, temporary) {
-                self.chunks[at].fresh = true;
+                self.written(at);
+                self.chunks[at].set(FRESH, true);
             }
         }
     }
@@ -124,7 +136,7 @@ impl Cache {
         for at in marked(marks) {
             self.change(at, |chunk| chunk.staged -= 1);
             self.used -= 1;
-            if self.chunks[at].staged == 0 && !self.chunks[at].resident {
+            if self.chunks[at].staged == 0 && !self.chunks[at].is(RESIDENT) {
                 self.forget(at, false);
             }
         }
@@ -133,20 +145,22 @@ impl Cache {
     /// Ends a store that brought nothing.
     pub fn give_up_stored(&mut self, marks: &[At]) {
         for at in marked(marks) {
-            self.change(at, |chunk| chunk.storing = false);
+            self.chunks[at].set(STORING, false);
         }
         self.give_up(marks);
     }
 
     /// One more reader for a chunk that is there.
     pub fn lock(&mut self, at: At) {
-        self.change(at, |chunk| chunk.readers += 1);
+        let chunk = &mut self.chunks[at];
+        self.evictable -= u64::from(chunk.settled());
+        chunk.readers += 1;
     }
 
     pub fn unlock(&mut self, at: At) {
         self.change(at, |chunk| chunk.readers = chunk.readers.saturating_sub(1));
         let chunk = &self.chunks[at];
-        if chunk.temporary && chunk.resident && chunk.readers == 0 {
+        if chunk.is(TEMPORARY) && chunk.is(RESIDENT) && chunk.readers == 0 {
             self.remove(at, false);
         }
     }
@@ -162,16 +176,7 @@ impl Cache {
     }
 
     pub fn touch_at(&mut self, marks: &[At]) {
-        for at in marked(marks).rev() {
-            if !self.chunks[at].queued() {
-                continue;
-            }
-            if std::mem::take(&mut self.chunks[at].fresh) {
-                self.eviction.used_first(&mut self.chunks, at);
-            } else {
-                self.eviction.used(&mut self.chunks, at);
-            }
-        }
+        self.eviction.used_all(&mut self.chunks, marks);
     }
 
     /// Picks up to `count` of the resident keys that nobody reads, and drops them. One that is being written once more
@@ -209,30 +214,29 @@ impl Cache {
         {
             picked += 1;
             if self.chunks[at].staged > 0 {
-                self.chunks[at].passed = true;
+                self.chunks[at].set(PASSED, true);
                 passed.push(at);
             } else {
                 self.gone.push(self.chunks[at].key);
                 self.remove(at, true);
             }
         }
-        passed.into_iter().for_each(|at| self.chunks[at].passed = false);
+        passed.into_iter().for_each(|at| self.chunks[at].set(PASSED, false));
     }
 
     /// Ends one write. True: the key became resident by it.
     fn admit(&mut self, at: At, temporary: bool) -> bool {
-        let resident = self.chunks[at].resident;
-        self.change(at, |chunk| {
-            chunk.staged -= 1;
-            chunk.temporary = if resident { chunk.temporary } else { temporary };
-            chunk.resident = true;
-        });
-        if resident {
-            self.used -= 1;
-        } else {
-            self.written(at);
+        // It is being written, so not settled before.
+        let chunk = &mut self.chunks[at];
+        let comes = !chunk.is(RESIDENT);
+        chunk.staged -= 1;
+        if comes {
+            chunk.set(RESIDENT, true);
+            chunk.set(TEMPORARY, temporary);
         }
-        !resident
+        self.evictable += u64::from(chunk.settled());
+        self.used -= u64::from(!comes);
+        comes
     }
 
     fn written(&mut self, at: At) {
@@ -247,7 +251,7 @@ impl Cache {
     /// Takes the resident copy away, and the key out of the order even if a write to it is in flight.
     fn remove(&mut self, at: At, evicted: bool) {
         self.used -= 1;
-        self.change(at, |chunk| (chunk.resident, chunk.temporary, chunk.fresh) = (false, false, false));
+        self.change(at, |chunk| chunk.set(RESIDENT | TEMPORARY | FRESH, false));
         self.forget(at, evicted);
     }
 
@@ -267,11 +271,6 @@ impl Cache {
         change(chunk);
         self.evictable += u64::from(chunk.settled());
     }
-}
-
-/// The places of marked chunks.
-pub fn marked(marks: &[At]) -> impl DoubleEndedIterator<Item = At> {
-    marks.iter().copied().filter(|&at| at != NONE)
 }
 
 /// Leaves no more than the first `most` of the marks, and says how many those are.
@@ -294,7 +293,7 @@ impl Cache {
     }
 
     pub fn contains(&self, key: Key) -> bool {
-        self.chunks.iter().any(|chunk| chunk.key == key && chunk.resident)
+        self.chunks.iter().any(|chunk| chunk.key == key && chunk.is(RESIDENT))
     }
 
     /// Resident or being written.
@@ -308,16 +307,16 @@ impl Cache {
             |which: fn(&Chunk) -> bool| self.chunks.iter().filter(|chunk| which(chunk)).count() as u64;
         let staged: u64 = self.chunks.iter().map(|chunk| u64::from(chunk.staged)).sum();
         assert!(self.used <= self.capacity, "{} of {} chunks", self.used, self.capacity);
-        assert_eq!(self.used, count(|chunk| chunk.resident) + staged);
+        assert_eq!(self.used, count(|chunk| chunk.is(RESIDENT)) + staged);
         assert_eq!(self.tracked, count(Chunk::queued));
         assert_eq!(self.evictable, count(Chunk::settled));
         for chunk in self.chunks.iter() {
-            assert!(chunk.resident || chunk.staged > 0, "a chunk that is nowhere");
-            assert!(chunk.resident || chunk.readers == 0, "a chunk is read and not there");
-            assert!(chunk.queued() || !chunk.resident, "a chunk that can never go");
-            assert!(!chunk.storing || chunk.staged > 0);
-            assert!(!chunk.temporary || chunk.readers > 0, "a temporary chunk without a reader");
-            assert!(!chunk.passed);
+            assert!(chunk.is(RESIDENT) || chunk.staged > 0, "a chunk that is nowhere");
+            assert!(chunk.is(RESIDENT) || chunk.readers == 0, "a chunk is read and not there");
+            assert!(chunk.queued() || !chunk.is(RESIDENT), "a chunk that can never go");
+            assert!(!chunk.is(STORING) || chunk.staged > 0);
+            assert!(!chunk.is(TEMPORARY) || chunk.readers > 0, "a temporary chunk without a reader");
+            assert!(!chunk.is(PASSED));
         }
     }
 

@@ -87,8 +87,9 @@ pub struct Engine {
     /// The last schedule would be made again and again until an event or a request's end.
     pub(crate) steady: bool,
     pub(crate) step: Option<Step>,
-    /// A batch's, kept for its memory only.
+    /// Slots to go through and a prompt's chunks, kept for their memory only.
     pub(crate) slots: Vec<Slot>,
+    pub(crate) keys: Vec<Key>,
     /// Requests that have not been sent yet, and those that have, by when the front end and the way from there are
     /// behind them.
     pub(crate) sends: Arrivals,
@@ -152,6 +153,7 @@ impl Engine {
             steady: false,
             step: None,
             slots: Vec::new(),
+            keys: Vec::new(),
             sends: Arrivals::default(),
             arrivals: Arrivals::default(),
             front_end_until: 0,
@@ -430,7 +432,7 @@ impl Engine {
 
     /// Frees a finished request's blocks, which its stores read from, now that those have ended.
     fn retire(&mut self, slot: Slot) {
-        self.pool.release(std::mem::take(&mut self.requests[slot].blocks));
+        self.pool.release(&mut self.requests[slot].blocks);
         self.spare.push(slot);
     }
 

@@ -91,7 +91,7 @@ impl Engine {
     fn preempt(&mut self, slot: Slot) {
         let request = &mut self.requests[slot];
         self.pool.journal.name("preempted", &request.id, Vec::new);
-        self.pool.release(std::mem::take(&mut request.blocks));
+        self.pool.release(&mut request.blocks);
         request.computed = 0;
         request.preemptions += 1;
         request.lookup = Lookup::NotAsked;
