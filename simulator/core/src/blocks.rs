@@ -236,6 +236,7 @@ impl BlockPool {
     }
 
     /// Makes a request's first `end` blocks findable.
+    #[inline(never)]
     pub fn register(&mut self, runs: &[Run], end: u64, held: &mut Held) {
         while held.findable.blocks < end {
             let run = runs[held.findable.run];

@@ -38,6 +38,7 @@ impl Cache {
     }
 
     /// Where the chunk of that number of a prompt is held or reserved, or NONE.
+    #[inline(always)]
     pub fn find(&self, walk: &mut Walk, prompt: &[Key], number: usize) -> At {
         self.chunks.find(walk, prompt, number)
     }
@@ -239,6 +240,7 @@ impl Cache {
         comes
     }
 
+    #[inline(always)]
     fn written(&mut self, at: At) {
         if self.chunks[at].queued() {
             self.eviction.written(&mut self.chunks, at);
@@ -249,12 +251,14 @@ impl Cache {
     }
 
     /// Takes the resident copy away, and the key out of the order even if a write to it is in flight.
+    #[inline(always)]
     fn remove(&mut self, at: At, evicted: bool) {
         self.used -= 1;
         self.change(at, |chunk| chunk.set(RESIDENT | TEMPORARY | FRESH, false));
         self.forget(at, evicted);
     }
 
+    #[inline(always)]
     fn forget(&mut self, at: At, evicted: bool) {
         if self.chunks[at].queued() {
             self.eviction.remove(&mut self.chunks, at, evicted);
@@ -265,6 +269,7 @@ impl Cache {
         }
     }
 
+    #[inline(always)]
     fn change(&mut self, at: At, change: impl FnOnce(&mut Chunk)) {
         let chunk = &mut self.chunks[at];
         self.evictable -= u64::from(chunk.settled());

@@ -146,6 +146,7 @@ impl Chunks {
     }
 
     /// Where the chunk of that number of a prompt lies, or NONE.
+    #[inline(always)]
     pub fn find(&self, walk: &mut Walk, keys: &[Key], number: usize) -> At {
         if self.loose {
             return self.first(keys[number]);
@@ -159,6 +160,7 @@ impl Chunks {
     }
 
     /// Walks to the chunk before that one, from where the walk is or from where its chain may begin.
+    #[inline(never)]
     fn approach(&self, walk: &mut Walk, keys: &[Key], number: usize) {
         let row = number - number % ROW;
         if walk.next <= row || walk.next > number {
@@ -171,12 +173,14 @@ impl Chunks {
     }
 
     /// The first of a chain.
+    #[inline(never)]
     fn first(&self, key: Key) -> At {
         let sought = First::new(key, NONE);
         let same = |first: &First| first.tag == sought.tag && self[first.at].key == key;
         self.index.find(sought.hash(), same).map_or(NONE, |first| first.at)
     }
 
+    #[inline(always)]
     fn behind(&self, at: At, key: Key) -> At {
         if at != NONE {
             let after = self[at].after;
@@ -202,10 +206,12 @@ impl Chunks {
     }
 
     /// The chunk of that key lies there still, which is certain of one that was `passed`.
+    #[inline(always)]
     fn lies(&self, at: At, key: Key, passed: bool) -> bool {
         passed || at != NONE && self[at].key == key && (self[at].is(RESIDENT) || self[at].staged > 0)
     }
 
+    #[inline(always)]
     fn add_one(&mut self, key: Key, before: At) -> At {
         let chained = !self.loose && before != NONE && self[before].after == NONE;
         let chunk = Chunk {
@@ -232,6 +238,7 @@ impl Chunks {
         at
     }
 
+    #[inline(always)]
     pub fn remove(&mut self, at: At) {
         let Chunk { key, before, after, .. } = self[at];
         if before != NONE {
@@ -246,6 +253,7 @@ impl Chunks {
         self.spare.push(at);
     }
 
+    #[inline(never)]
     fn index_first(&mut self, at: At) {
         let first = First::new(self[at].key, at);
         self.index.insert_unique(first.hash(), first, First::hash);
@@ -301,6 +309,7 @@ impl Queue {
     }
 
     /// Puts a chunk that lies in no queue at the new end.
+    #[inline(always)]
     pub fn push(&mut self, chunks: &mut Chunks, at: At) {
         let previous = self.newest;
         let chunk = &mut chunks[at];
@@ -315,6 +324,7 @@ impl Queue {
     }
 
     /// Takes out a chunk that lies in this queue.
+    #[inline(always)]
     pub fn take(&mut self, chunks: &mut Chunks, at: At) {
         let Chunk { older, newer, .. } = chunks[at];
         chunks[at].lie_in(NO_QUEUE);
@@ -351,6 +361,7 @@ impl Queue {
     }
 
     /// Moves the chunks from `first` to `last`, as they lie, to the new end.
+    #[inline(always)]
     fn renew_row(&mut self, chunks: &mut Chunks, first: At, last: At) {
         if last == NONE || last == self.newest {
             return;

@@ -40,6 +40,7 @@ impl Disk {
     }
 
     /// Where the chunk of that number of a prompt is held or reserved, or NONE.
+    #[inline(always)]
     pub fn find(&self, walk: &mut Walk, prompt: &[Key], number: usize) -> At {
         self.held.find(walk, prompt, number)
     }

@@ -125,39 +125,51 @@ macro_rules! either {
 }
 
 impl Eviction for Policy {
+    #[inline(always)]
     fn clock(&mut self, now: Ticks) {
         either!(self, clock(now));
     }
+    #[inline(always)]
     fn next_change(&self) -> Option<Ticks> {
         either!(self, next_change())
     }
+    #[inline(always)]
     fn ready(&self, chunks: &Chunks) -> Option<u64> {
         either!(self, ready(chunks))
     }
+    #[inline(always)]
     fn miss(&mut self, key: Key) {
         either!(self, miss(key));
     }
+    #[inline(always)]
     fn insert(&mut self, chunks: &mut Chunks, at: At) {
         either!(self, insert(chunks, at));
     }
+    #[inline(always)]
     fn written(&mut self, chunks: &mut Chunks, at: At) {
         either!(self, written(chunks, at));
     }
+    #[inline(always)]
     fn used_first(&mut self, chunks: &mut Chunks, at: At) {
         either!(self, used_first(chunks, at));
     }
+    #[inline(always)]
     fn used(&mut self, chunks: &mut Chunks, at: At) {
         either!(self, used(chunks, at));
     }
+    #[inline(always)]
     fn written_all(&mut self, chunks: &mut Chunks, marks: &[At]) {
         either!(self, written_all(chunks, marks));
     }
+    #[inline(always)]
     fn used_all(&mut self, chunks: &mut Chunks, marks: &[At]) {
         either!(self, used_all(chunks, marks));
     }
+    #[inline(always)]
     fn victim(&mut self, chunks: &mut Chunks) -> Option<At> {
         either!(self, victim(chunks))
     }
+    #[inline(always)]
     fn remove(&mut self, chunks: &mut Chunks, at: At, evicted: bool) {
         either!(self, remove(chunks, at, evicted));
     }
