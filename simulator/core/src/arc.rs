@@ -53,7 +53,8 @@ impl Arc {
 }
 
 impl Eviction for Arc {
-    fn miss(&mut self, key: Key) {
+    fn miss(&mut self, chunks: &Chunks, at: At) {
+        let key = chunks[at].key;
         let (once, again) = (self.once_ghosts.len() as f64, self.again_ghosts.len() as f64);
         self.returning = None;
         if self.once_ghosts.remove(key) {

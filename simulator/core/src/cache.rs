@@ -21,16 +21,17 @@ pub struct Cache {
     eviction: Policy,
     /// Keys that went, until somebody takes them out.
     pub gone: Vec<Key>,
-    /// Kept for its memory only.
+    /// Kept for their memory only.
     touched: Vec<At>,
+    passed: Vec<At>,
 }
 
 impl Cache {
     /// loose: its chunks can be found without the prompt that they belong to.
     pub fn new(capacity: u64, eviction: EvictionKind, lease: Ticks, loose: bool) -> Self {
         let (eviction, chunks) = (eviction.make(capacity, lease), Chunks::new(loose));
-        let (gone, touched) = (Vec::new(), Vec::new());
-        Self { capacity, used: 0, tracked: 0, evictable: 0, chunks, eviction, gone, touched }
+        let (gone, touched, passed) = (Vec::new(), Vec::new(), Vec::new());
+        Self { capacity, used: 0, tracked: 0, evictable: 0, chunks, eviction, gone, touched, passed }
     }
 
     pub fn clock(&mut self, now: Ticks) {
@@ -90,7 +91,7 @@ impl Cache {
         }
         self.chunks.add(part.prompt(), part.first(), before, marks);
         for at in marked(marks).rev() {
-            self.eviction.miss(self.chunks[at].key);
+            self.eviction.miss(&self.chunks, at);
             if self.used >= self.capacity {
                 self.evict(|cache, _| cache.used < cache.capacity);
             }
@@ -98,7 +99,9 @@ impl Cache {
             // It is not resident, so not settled either, before or after.
             let chunk = &mut self.chunks[at];
             chunk.staged += 1;
-            chunk.set(STORING, storing || chunk.is(STORING));
+            if storing {
+                chunk.set(STORING, true);
+            }
             self.written(at);
         }
         true
@@ -111,7 +114,10 @@ impl Cache {
             let chunk = &mut self.chunks[*mark];
             chunk.set(STORING, false);
             queued &= chunk.queued();
-            if !self.admit(*mark, false) {
+            let comes = chunk.admit(false);
+            self.evictable += u64::from(chunk.settled());
+            if !comes {
+                self.used -= 1;
                 *mark = NONE;
             }
         }
@@ -124,10 +130,14 @@ impl Cache {
     /// Ends a read from below; each of the chunks has one more reader.
     pub fn admit_loaded(&mut self, marks: &[At], temporary: bool) {
         for at in marked(marks).rev() {
-            self.chunks[at].readers += 1;
-            if self.admit(at, temporary) {
+            // It is read from now on, so not settled.
+            let chunk = &mut self.chunks[at];
+            chunk.readers += 1;
+            if chunk.admit(temporary) {
                 self.written(at);
                 self.chunks[at].set(FRESH, true);
+            } else {
+                self.used -= 1;
             }
         }
     }
@@ -138,7 +148,7 @@ impl Cache {
             self.change(at, |chunk| chunk.staged -= 1);
             self.used -= 1;
             if self.chunks[at].staged == 0 && !self.chunks[at].is(RESIDENT) {
-                self.forget(at, false);
+                self.forget(at);
             }
         }
     }
@@ -158,11 +168,23 @@ impl Cache {
         chunk.readers += 1;
     }
 
+    #[inline(always)]
     pub fn unlock(&mut self, at: At) {
-        self.change(at, |chunk| chunk.readers = chunk.readers.saturating_sub(1));
+        let chunk = &mut self.chunks[at];
+        self.evictable -= u64::from(chunk.settled());
+        chunk.readers = chunk.readers.saturating_sub(1);
+        self.evictable += u64::from(chunk.settled());
+        if chunk.is(TEMPORARY) {
+            self.drop_read(at);
+        }
+    }
+
+    /// Drops a temporary chunk with its last reader.
+    #[inline(never)]
+    fn drop_read(&mut self, at: At) {
         let chunk = &self.chunks[at];
-        if chunk.is(TEMPORARY) && chunk.is(RESIDENT) && chunk.readers == 0 {
-            self.remove(at, false);
+        if chunk.is(RESIDENT) && chunk.readers == 0 {
+            self.remove(at);
         }
     }
 
@@ -209,35 +231,25 @@ impl Cache {
 
     /// Evicts until it is enough, told how many were picked, or nothing is left that may go.
     fn evict(&mut self, enough: impl Fn(&Self, u64) -> bool) {
-        let (mut picked, mut passed) = (0, Vec::new());
+        let mut picked = 0;
         while !enough(self, picked)
             && let Some(at) = self.eviction.victim(&mut self.chunks)
         {
             picked += 1;
-            if self.chunks[at].staged > 0 {
-                self.chunks[at].set(PASSED, true);
-                passed.push(at);
-            } else {
-                self.gone.push(self.chunks[at].key);
-                self.remove(at, true);
+            let chunk = &mut self.chunks[at];
+            if chunk.staged > 0 {
+                chunk.set(PASSED, true);
+                self.passed.push(at);
+                continue;
             }
+            // What may go and is not being written is settled, and lies in a queue.
+            chunk.set(RESIDENT | TEMPORARY | FRESH, false);
+            self.gone.push(chunk.key);
+            (self.used, self.tracked, self.evictable) = (self.used - 1, self.tracked - 1, self.evictable - 1);
+            self.eviction.remove(&mut self.chunks, at, true);
+            self.chunks.remove(at);
         }
-        passed.into_iter().for_each(|at| self.chunks[at].set(PASSED, false));
-    }
-
-    /// Ends one write. True: the key became resident by it.
-    fn admit(&mut self, at: At, temporary: bool) -> bool {
-        // It is being written, so not settled before.
-        let chunk = &mut self.chunks[at];
-        let comes = !chunk.is(RESIDENT);
-        chunk.staged -= 1;
-        if comes {
-            chunk.set(RESIDENT, true);
-            chunk.set(TEMPORARY, temporary);
-        }
-        self.evictable += u64::from(chunk.settled());
-        self.used -= u64::from(!comes);
-        comes
+        self.passed.drain(..).for_each(|at| self.chunks[at].set(PASSED, false));
     }
 
     #[inline(always)]
@@ -251,17 +263,15 @@ impl Cache {
     }
 
     /// Takes the resident copy away, and the key out of the order even if a write to it is in flight.
-    #[inline(always)]
-    fn remove(&mut self, at: At, evicted: bool) {
+    fn remove(&mut self, at: At) {
         self.used -= 1;
         self.change(at, |chunk| chunk.set(RESIDENT | TEMPORARY | FRESH, false));
-        self.forget(at, evicted);
+        self.forget(at);
     }
 
-    #[inline(always)]
-    fn forget(&mut self, at: At, evicted: bool) {
+    fn forget(&mut self, at: At) {
         if self.chunks[at].queued() {
-            self.eviction.remove(&mut self.chunks, at, evicted);
+            self.eviction.remove(&mut self.chunks, at, false);
             self.tracked -= 1;
         }
         if self.chunks[at].staged == 0 {

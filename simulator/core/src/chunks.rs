@@ -72,6 +72,17 @@ impl Chunk {
         self.state = (self.state & !(NO_QUEUE << QUEUE_BIT)) | (queue << QUEUE_BIT);
     }
 
+    /// Ends one write. True: it became resident by it.
+    pub fn admit(&mut self, temporary: bool) -> bool {
+        let comes = !self.is(RESIDENT);
+        self.staged -= 1;
+        if comes {
+            self.set(RESIDENT, true);
+            self.set(TEMPORARY, temporary);
+        }
+        comes
+    }
+
     /// Resident, read by nobody and not being written once more.
     pub fn settled(&self) -> bool {
         self.is(RESIDENT) && self.readers == 0 && self.staged == 0
@@ -225,11 +236,16 @@ impl Chunks {
             before: if chained { before } else { NONE },
             after: NONE,
         };
-        let at = self.spare.pop().unwrap_or(self.places.len() as At);
-        match self.places.get_mut(at as usize) {
-            Some(place) => *place = chunk,
-            None => self.places.push(chunk),
-        }
+        let at = match self.spare.pop() {
+            Some(at) => {
+                self[at] = chunk;
+                at
+            }
+            None => {
+                self.places.push(chunk);
+                (self.places.len() - 1) as At
+            }
+        };
         if chained {
             self[before].after = at;
         } else {

@@ -379,7 +379,9 @@ impl Engine {
         self.steady = batch.steady;
         let mut slots = batch.slots;
         for slot in slots.drain(..) {
-            self.store_chunks(slot);
+            if self.requests[slot].stored_chunks < self.requests[slot].chunks.len() as u64 {
+                self.store_chunks(slot);
+            }
             let request = &mut self.requests[slot];
             if request.computed < request.tokens_known() {
                 continue;
@@ -402,9 +404,6 @@ impl Engine {
         let name = self.server_slot(slot);
         let Some(server) = &mut self.server else { return };
         let request = &mut self.requests[slot];
-        if request.stored_chunks == request.chunks.len() as u64 {
-            return;
-        }
         let computed = request.computed.min(request.prompt) / self.config.chunk_tokens;
         if computed > request.stored_chunks {
             let part = request.chunks.part(request.stored_chunks as usize..computed as usize);

@@ -29,7 +29,7 @@ pub trait Eviction: Debug + Send + Sync {
     }
 
     /// A chunk that is not there is about to come, before room is made for it.
-    fn miss(&mut self, _key: Key) {}
+    fn miss(&mut self, _chunks: &Chunks, _at: At) {}
 
     /// Room for a chunk was taken.
     fn insert(&mut self, chunks: &mut Chunks, at: At);
@@ -138,8 +138,8 @@ impl Eviction for Policy {
         either!(self, ready(chunks))
     }
     #[inline(always)]
-    fn miss(&mut self, key: Key) {
-        either!(self, miss(key));
+    fn miss(&mut self, chunks: &Chunks, at: At) {
+        either!(self, miss(chunks, at));
     }
     #[inline(always)]
     fn insert(&mut self, chunks: &mut Chunks, at: At) {

@@ -52,18 +52,21 @@ struct Chain {
     key: Key,
     /// Tokens that the block under way lacks.
     room: u64,
+    /// The hash of most pieces' length.
+    whole: u64,
 }
 
 impl Chain {
     fn new(size: u64) -> Self {
-        Self { size, key: mix(size), room: size }
+        Self { size, key: mix(size), room: size, whole: mix(size) }
     }
 
     /// Takes in the next piece of a stream, of `left` tokens at most. Returns how long it is, and whether it ends a block.
     fn piece(&mut self, stream: u64, offset: u64, left: u64) -> (u64, bool) {
         let piece = self.room.min(left);
         self.key = mix(self.key ^ stream);
-        self.key = mix(self.key ^ mix(offset).rotate_left(17) ^ mix(piece).rotate_left(43));
+        let length = if piece == self.size { self.whole } else { mix(piece) };
+        self.key = mix(self.key ^ mix(offset).rotate_left(17) ^ length.rotate_left(43));
         self.room -= piece;
         let ends = self.room == 0;
         self.room = if ends { self.size } else { self.room };

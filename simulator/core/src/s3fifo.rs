@@ -70,7 +70,8 @@ impl S3Fifo {
 }
 
 impl Eviction for S3Fifo {
-    fn miss(&mut self, key: Key) {
+    fn miss(&mut self, chunks: &Chunks, at: At) {
+        let key = chunks[at].key;
         self.returning = self.ghosts.remove(key).then_some(key);
     }
 
