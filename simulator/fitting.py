@@ -41,13 +41,19 @@ class Fit(NamedTuple):
     intervals: dict[str, tuple[float, float]]
 
 
-def fit(fitted_on: FittedOn, assumed: Mapping[str, Assumption], *, synchronous_loads: bool = False) -> Fit:
+def fit(
+    fitted_on: FittedOn,
+    assumed: Mapping[str, Assumption],
+    *,
+    synchronous_loads: bool = False,
+    shared_core: bool = False,
+) -> Fit:
     """Constants by least squares of the relative error, none below 0; null where the points say nothing.
 
     Relative, because a time to first token of 30 ms has to be as right as one of 3 s. An infinitely fast device (the
     fit finds no time per byte) is null, a shared bandwidth that nothing showed .inf.
     """
-    problem = _Problem(fitted_on, assumed, synchronous_loads)
+    problem = _Problem(fitted_on, assumed, synchronous_loads, shared_core)
     # A bound that nothing has reached shows no derivative: it is sought from starts at which it binds as well.
     best = _descend(problem, np.zeros(len(problem.free)))
     for share, bound in itertools.product((0.2, 0.35, 0.5, 0.65), problem.bounds()):
@@ -79,7 +85,9 @@ def _descend(problem: _Problem, slopes: Array) -> Array:
 class _Problem:
     """Points and unknowns. A slope is a constant, or the inverse of one that is a bandwidth."""
 
-    def __init__(self, fitted_on: FittedOn, assumed: Mapping[str, Assumption], synchronous_loads: bool) -> None:
+    def __init__(
+        self, fitted_on: FittedOn, assumed: Mapping[str, Assumption], synchronous_loads: bool, shared_core: bool
+    ) -> None:
         self.fitted_on, self.assumed, self.model = fitted_on, assumed, load_model(fitted_on.model)
         self.measured = np.array([point.measured_s for point in fitted_on.points])
         self.lone = [_lone(point) for point in fitted_on.points]
@@ -87,7 +95,7 @@ class _Problem:
         self.free = [n for n in CONSTANTS if n not in assumed and any(n in row for row in self.rows)]
         self._asked = Calibration(
             name="fit", source="", date="", machine="", method="", fitted_on=fitted_on, assumed={},
-            constants=dict.fromkeys(CONSTANTS), synchronous_loads=synchronous_loads,
+            constants=dict.fromkeys(CONSTANTS), synchronous_loads=synchronous_loads, shared_core=shared_core,
         )  # fmt: skip
 
     def by_name(self, slopes: Array) -> dict[str, float]:

@@ -17,6 +17,8 @@ pub struct Decode {
     pub end: Ticks,
     steps: u64,
     pace: Pace,
+    /// By how much the last step takes longer than its work.
+    delay: Ticks,
     /// Steps whose blocks the requests have.
     met: u64,
     /// Steps whose tokens the requests have.
@@ -29,6 +31,11 @@ impl Decode {
     /// How many of the steps have begun before `at`; the first has.
     fn steps_begun(&self, at: Ticks) -> u64 {
         self.pace.within(at.saturating_sub(self.start), self.steps - 1) + 1
+    }
+
+    /// When so many of the steps have ended.
+    fn end_of(&self, steps: u64) -> Ticks {
+        self.start + self.pace.steps(steps) + if steps == self.steps { self.delay } else { 0 }
     }
 }
 
@@ -52,8 +59,8 @@ impl Engine {
         let pace = self.cost.pace(sequences, context);
         let steps = self.undisturbed(most.min(pace.within(room, most) + 1));
         let end = self.now + pace.steps(steps);
-        let (start, met, told, steady) = (self.now, 0, 0, true);
-        let decode = Decode { start, end, steps, pace, met, told, steady };
+        let (start, delay, met, told, steady) = (self.now, 0, 0, 0, true);
+        let decode = Decode { start, end, steps, pace, delay, met, told, steady };
         (steps > 0).then_some(decode)
     }
 
@@ -115,10 +122,21 @@ impl Engine {
         let Some(Step::Decode(mut decode)) = self.step.take() else { return };
         let steps = decode.steps_begun(at);
         decode.steps = steps;
-        decode.end = decode.start + decode.pace.steps(steps);
+        decode.end = decode.end_of(steps);
         decode.steady = false;
         self.meet_needs(&mut decode, steps);
         self.step = Some(Step::Decode(decode));
+    }
+
+    /// The step that is under way at `at` takes `by` longer, and is the last one.
+    pub(crate) fn delay_decode(&mut self, at: Ticks, by: Ticks) {
+        self.cut_decode(at);
+        if let Some(Step::Decode(decode)) = &mut self.step
+            && decode.end > at
+        {
+            decode.delay += by;
+            decode.end += by;
+        }
     }
 
     /// Gives the requests the tokens of the steps that have ended, where they are told one by one.
@@ -129,8 +147,7 @@ impl Engine {
         let Some(Step::Decode(mut decode)) = self.step.take_if(|step| matches!(step, Step::Decode(_))) else {
             return;
         };
-        let room = self.now.saturating_sub(decode.start);
-        let ended = largest(decode.steps, |steps| decode.pace.steps(steps) <= room);
+        let ended = largest(decode.steps, |steps| steps == 0 || decode.end_of(steps) <= self.now);
         self.tell(&mut decode, ended);
         self.step = Some(Step::Decode(decode));
     }
@@ -140,16 +157,14 @@ impl Engine {
         if more == 0 {
             return;
         }
-        let (start, pace) = (decode.start, decode.pace);
-        let at = |step| start + pace.steps(step);
-        let last = at(steps);
+        let last = decode.end_of(steps);
         for &slot in &self.running {
             let request = &mut self.requests[slot];
             request.computed += more;
             request.generated += more;
             request.last_token = Some(last);
             if self.config.record_token_times {
-                request.tokens.extend((decode.told + 1..=steps).map(at));
+                request.tokens.extend((decode.told + 1..=steps).map(|step| decode.end_of(step)));
             }
         }
         decode.told = steps;
@@ -170,9 +185,7 @@ impl Engine {
     /// When the next token appears that somebody is told of, within the steps in flight.
     pub(crate) fn next_token(&self) -> Ticks {
         match &self.step {
-            Some(Step::Decode(decode)) if self.config.record_token_times => {
-                decode.start + decode.pace.steps(decode.told + 1)
-            }
+            Some(Step::Decode(decode)) if self.config.record_token_times => decode.end_of(decode.told + 1),
             _ => FOREVER,
         }
     }

@@ -240,7 +240,7 @@ impl Engine {
         match &self.step {
             Some(step) if self.shares_disk => step.end().min(self.next_arrival()).min(self.next_end(true)),
             Some(step) => step.end().min(self.next_stop()),
-            None => self.next_arrival().min(self.next_end(true)),
+            None => self.next_arrival().min(self.next_end(true)).min(self.core_free_at()),
         }
     }
 
@@ -329,7 +329,7 @@ impl Engine {
 
     /// Begins a step, or many, unless one is in flight or there is nothing to compute.
     pub(crate) fn begin_step(&mut self) {
-        if self.step.is_some() {
+        if self.step.is_some() || self.core_free_at() != FOREVER {
             return;
         }
         if let Some(decode) = self.plan_decode() {
