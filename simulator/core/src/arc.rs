@@ -53,7 +53,8 @@ impl Arc {
 }
 
 impl Eviction for Arc {
-    fn miss(&mut self, key: Key) {
+    fn miss(&mut self, chunks: &Chunks, at: At) {
+        let key = chunks[at].key;
         let (once, again) = (self.once_ghosts.len() as f64, self.again_ghosts.len() as f64);
         self.returning = None;
         if self.once_ghosts.remove(key) {
@@ -71,7 +72,7 @@ impl Eviction for Arc {
     }
 
     fn used(&mut self, chunks: &mut Chunks, at: At) {
-        let queue = if chunks[at].queue == ONCE { &mut self.once } else { &mut self.again };
+        let queue = if chunks[at].queue() == ONCE { &mut self.once } else { &mut self.again };
         queue.take(chunks, at);
         self.again.push(chunks, at);
     }
@@ -96,7 +97,7 @@ impl Eviction for Arc {
 
     fn remove(&mut self, chunks: &mut Chunks, at: At, evicted: bool) {
         let ghost = evicted && self.forgotten.take() != Some(at);
-        let (queue, ghosts) = if chunks[at].queue == ONCE {
+        let (queue, ghosts) = if chunks[at].queue() == ONCE {
             (&mut self.once, &mut self.once_ghosts)
         } else {
             (&mut self.again, &mut self.again_ghosts)

@@ -1,10 +1,10 @@
 //! From a submission to a request that waits, or to an error.
 
 use std::collections::{BTreeMap, VecDeque};
+use std::mem;
 
-use crate::blocks::Held;
 use crate::engine::Engine;
-use crate::keys::{Part, Segment, block_keys, block_runs};
+use crate::keys::{Part, Segment, keys_and_runs};
 use crate::request::{Completion, Request, Submission};
 use crate::time::{FOREVER, Ticks};
 
@@ -91,30 +91,30 @@ impl Engine {
             self.completed.push(Completion::failed(submission.id, tokens, error));
             return;
         }
-        let prompt: u64 = submission.prompt.iter().map(|segment| segment.tokens).sum();
-        let chunks = match self.server {
-            Some(_) => Part::of(block_keys(&submission.prompt, self.config.chunk_tokens)),
-            None => Part::default(),
-        };
-        let mut recipe = submission.prompt;
-        recipe.push(Segment { hash_id: submission.reply_id, tokens: submission.output_tokens });
-        let runs = block_runs(&recipe, self.config.block_tokens);
-        let request = Request {
-            id: submission.id,
-            owner: submission.reply_id,
-            prompt,
-            output: submission.output_tokens,
-            blocks: Held::of(&runs),
-            runs,
-            chunks,
-            ..Request::default()
-        };
+        let Submission { id, prompt, output_tokens, reply_id } = submission;
         let slot = self.spare.pop().unwrap_or(self.requests.len());
         if slot == self.requests.len() {
-            self.requests.push(request);
-        } else {
-            self.requests[slot] = request;
+            self.requests.push(Request::default());
         }
+        let request = &mut self.requests[slot];
+        // The memory of the one before it.
+        let (mut runs, mut blocks) = (mem::take(&mut request.runs), mem::take(&mut request.blocks));
+        let reply = Segment { hash_id: reply_id, tokens: output_tokens };
+        let chunk_tokens = self.config.chunk_tokens;
+        let chunks = (self.server.is_some().then_some(chunk_tokens), &mut self.keys);
+        keys_and_runs((&prompt, reply), chunks, (self.config.block_tokens, &mut runs));
+        blocks.expect(&runs);
+        *request = Request {
+            id,
+            owner: reply_id,
+            prompt: prompt.iter().map(|segment| segment.tokens).sum(),
+            output: output_tokens,
+            blocks,
+            runs,
+            chunks: Part::of(&self.keys[..]),
+            ..Request::default()
+        };
+        self.keys.clear();
         self.waiting.push_back(slot);
     }
 

@@ -92,9 +92,9 @@ pub struct Held {
 }
 
 impl Held {
-    /// None, with room for what a request of these runs will hold.
-    pub fn of(runs: &[Run]) -> Self {
-        Self { pieces: Vec::with_capacity(runs.len()), ..Self::default() }
+    /// Makes room for what a request of these runs will hold.
+    pub fn expect(&mut self, runs: &[Run]) {
+        self.pieces.reserve(runs.len());
     }
 
     pub fn len(&self) -> u64 {
@@ -145,6 +145,9 @@ impl BlockPool {
         while cached.end.blocks < most && cached.end.run < runs.len() {
             let at = cached.end.run;
             let Some(&first) = self.first.get(&runs[at].key) else { break };
+            if at == 0 {
+                cached.pieces.reserve(runs.len());
+            }
             let wanted = u64::from(runs[at].blocks).min(most - cached.end.blocks) as u32;
             self.find_in_run(first, wanted, runs, &mut cached);
             if cached.end.run == at {
@@ -233,6 +236,7 @@ impl BlockPool {
     }
 
     /// Makes a request's first `end` blocks findable.
+    #[inline(never)]
     pub fn register(&mut self, runs: &[Run], end: u64, held: &mut Held) {
         while held.findable.blocks < end {
             let run = runs[held.findable.run];
@@ -273,8 +277,8 @@ impl BlockPool {
 
     /// One user less for each block of a request. The request's tail comes first in the free queue; blocks without a
     /// key go to its front.
-    pub fn release(&mut self, held: Held) {
-        for &(first, blocks) in held.pieces.iter().rev() {
+    pub fn release(&mut self, held: &mut Held) {
+        for (first, blocks) in held.pieces.drain(..).rev() {
             if self.extents[first as usize].blocks == blocks {
                 self.leave(first);
                 continue;
@@ -290,6 +294,7 @@ impl BlockPool {
         if held.plain > 0 {
             self.prepend_plain(held.plain as u32);
         }
+        (held.findable, held.plain) = (Cursor::default(), 0);
     }
 
     /// Forgets all contents. All blocks must be free.
@@ -334,15 +339,15 @@ impl BlockPool {
     fn forget(&mut self, id: ExtentId) {
         let Extent { key, twin, .. } = self.extents[id as usize];
         let Some(key) = key else { return };
-        let Some(first) = self.first.get_mut(&key) else { return };
-        if *first == id {
+        let Entry::Occupied(mut first) = self.first.entry(key) else { return };
+        if *first.get() == id {
             match twin {
-                NONE => drop(self.first.remove(&key)),
-                other => *first = other,
+                NONE => drop(first.remove()),
+                other => *first.get_mut() = other,
             }
             return;
         }
-        let mut at = *first;
+        let mut at = *first.get();
         while self.extents[at as usize].twin != id {
             at = self.extents[at as usize].twin;
         }

@@ -322,9 +322,9 @@ mod tests {
                     2 | 3 if !pairs.is_empty() => grow(&mut pools, &mut pairs[some], chance(9)),
                     4 if !pairs.is_empty() => register(&mut pools, &mut pairs[some], chance(9)),
                     5 if !pairs.is_empty() => {
-                        let pair = pairs.swap_remove(some);
+                        let mut pair = pairs.swap_remove(some);
                         pools.0.release(&pair.ids);
-                        pools.1.release(pair.held);
+                        pools.1.release(&mut pair.held);
                     }
                     _ => {}
                 }

@@ -3,7 +3,9 @@
 //!
 //! The policy knows a key from the moment at which room for it is reserved. Counts of chunks stand for bytes.
 
-use crate::chunks::{At, Chunk, Chunks, NEW, NONE, Walk};
+use crate::chunks::{
+    At, Chunk, Chunks, FRESH, NEW, NONE, PASSED, RESIDENT, STORING, TEMPORARY, Walk, marked,
+};
 use crate::eviction::{Eviction, EvictionKind, Policy};
 use crate::keys::{Key, Part};
 use crate::time::Ticks;
@@ -19,16 +21,17 @@ pub struct Cache {
     eviction: Policy,
     /// Keys that went, until somebody takes them out.
     pub gone: Vec<Key>,
-    /// Kept for its memory only.
+    /// Kept for their memory only.
     touched: Vec<At>,
+    passed: Vec<At>,
 }
 
 impl Cache {
     /// loose: its chunks can be found without the prompt that they belong to.
     pub fn new(capacity: u64, eviction: EvictionKind, lease: Ticks, loose: bool) -> Self {
         let (eviction, chunks) = (eviction.make(capacity, lease), Chunks::new(loose));
-        let (gone, touched) = (Vec::new(), Vec::new());
-        Self { capacity, used: 0, tracked: 0, evictable: 0, chunks, eviction, gone, touched }
+        let (gone, touched, passed) = (Vec::new(), Vec::new(), Vec::new());
+        Self { capacity, used: 0, tracked: 0, evictable: 0, chunks, eviction, gone, touched, passed }
     }
 
     pub fn clock(&mut self, now: Ticks) {
@@ -36,6 +39,7 @@ impl Cache {
     }
 
     /// Where the chunk of that number of a prompt is held or reserved, or NONE.
+    #[inline(always)]
     pub fn find(&self, walk: &mut Walk, prompt: &[Key], number: usize) -> At {
         self.chunks.find(walk, prompt, number)
     }
@@ -45,7 +49,7 @@ impl Cache {
     }
 
     pub fn holds(&self, at: At) -> bool {
-        at != NONE && self.chunks[at].resident
+        at != NONE && self.chunks[at].is(RESIDENT)
     }
 
     /// Held or reserved, as a share of what there is room for.
@@ -64,7 +68,7 @@ impl Cache {
 
     /// A store would not write this chunk: it is resident or being stored.
     pub fn has(&self, at: At) -> bool {
-        at != NONE && (self.chunks[at].resident || self.chunks[at].storing)
+        at != NONE && (self.chunks[at].is(RESIDENT | STORING))
     }
 
     /// Chunks that could come, if `evicts` in the place of others.
@@ -87,13 +91,17 @@ impl Cache {
         }
         self.chunks.add(part.prompt(), part.first(), before, marks);
         for at in marked(marks).rev() {
-            self.eviction.miss(self.chunks[at].key);
-            self.evict(|cache, _| cache.used < cache.capacity);
+            self.eviction.miss(&self.chunks, at);
+            if self.used >= self.capacity {
+                self.evict(|cache, _| cache.used < cache.capacity);
+            }
             self.used += 1;
             // It is not resident, so not settled either, before or after.
             let chunk = &mut self.chunks[at];
             chunk.staged += 1;
-            chunk.storing |= storing;
+            if storing {
+                chunk.set(STORING, true);
+            }
             self.written(at);
         }
         true
@@ -101,20 +109,35 @@ impl Cache {
 
     /// Ends a store. Chunks stay marked that became resident; the others were so already, and their room is given back.
     pub fn admit_stored(&mut self, marks: &mut [At]) {
-        for mark in marks.iter_mut().rev().filter(|mark| **mark != NONE) {
-            self.change(*mark, |chunk| chunk.storing = false);
-            if !self.admit(*mark, false) {
+        let mut queued = true;
+        for mark in marks.iter_mut().filter(|mark| **mark != NONE) {
+            let chunk = &mut self.chunks[*mark];
+            chunk.set(STORING, false);
+            queued &= chunk.queued();
+            let comes = chunk.admit(false);
+            self.evictable += u64::from(chunk.settled());
+            if !comes {
+                self.used -= 1;
                 *mark = NONE;
             }
         }
+        if queued {
+            return self.eviction.written_all(&mut self.chunks, marks);
+        }
+        marked(marks).rev().for_each(|at| self.written(at));
     }
 
     /// Ends a read from below; each of the chunks has one more reader.
     pub fn admit_loaded(&mut self, marks: &[At], temporary: bool) {
         for at in marked(marks).rev() {
-            self.change(at, |chunk| chunk.readers += 1);
-            if self.admit(at, temporary) {
-                self.chunks[at].fresh = true;
+            // It is read from now on, so not settled.
+            let chunk = &mut self.chunks[at];
+            chunk.readers += 1;
+            if chunk.admit(temporary) {
+                self.written(at);
+                self.chunks[at].set(FRESH, true);
+            } else {
+                self.used -= 1;
             }
         }
     }
@@ -124,8 +147,8 @@ impl Cache {
         for at in marked(marks) {
             self.change(at, |chunk| chunk.staged -= 1);
             self.used -= 1;
-            if self.chunks[at].staged == 0 && !self.chunks[at].resident {
-                self.forget(at, false);
+            if self.chunks[at].staged == 0 && !self.chunks[at].is(RESIDENT) {
+                self.forget(at);
             }
         }
     }
@@ -133,21 +156,35 @@ impl Cache {
     /// Ends a store that brought nothing.
     pub fn give_up_stored(&mut self, marks: &[At]) {
         for at in marked(marks) {
-            self.change(at, |chunk| chunk.storing = false);
+            self.chunks[at].set(STORING, false);
         }
         self.give_up(marks);
     }
 
     /// One more reader for a chunk that is there.
     pub fn lock(&mut self, at: At) {
-        self.change(at, |chunk| chunk.readers += 1);
+        let chunk = &mut self.chunks[at];
+        self.evictable -= u64::from(chunk.settled());
+        chunk.readers += 1;
     }
 
+    #[inline(always)]
     pub fn unlock(&mut self, at: At) {
-        self.change(at, |chunk| chunk.readers = chunk.readers.saturating_sub(1));
+        let chunk = &mut self.chunks[at];
+        self.evictable -= u64::from(chunk.settled());
+        chunk.readers = chunk.readers.saturating_sub(1);
+        self.evictable += u64::from(chunk.settled());
+        if chunk.is(TEMPORARY) {
+            self.drop_read(at);
+        }
+    }
+
+    /// Drops a temporary chunk with its last reader.
+    #[inline(never)]
+    fn drop_read(&mut self, at: At) {
         let chunk = &self.chunks[at];
-        if chunk.temporary && chunk.resident && chunk.readers == 0 {
-            self.remove(at, false);
+        if chunk.is(RESIDENT) && chunk.readers == 0 {
+            self.remove(at);
         }
     }
 
@@ -162,16 +199,7 @@ impl Cache {
     }
 
     pub fn touch_at(&mut self, marks: &[At]) {
-        for at in marked(marks).rev() {
-            if !self.chunks[at].queued() {
-                continue;
-            }
-            if std::mem::take(&mut self.chunks[at].fresh) {
-                self.eviction.used_first(&mut self.chunks, at);
-            } else {
-                self.eviction.used(&mut self.chunks, at);
-            }
-        }
+        self.eviction.used_all(&mut self.chunks, marks);
     }
 
     /// Picks up to `count` of the resident keys that nobody reads, and drops them. One that is being written once more
@@ -203,38 +231,28 @@ impl Cache {
 
     /// Evicts until it is enough, told how many were picked, or nothing is left that may go.
     fn evict(&mut self, enough: impl Fn(&Self, u64) -> bool) {
-        let (mut picked, mut passed) = (0, Vec::new());
+        let mut picked = 0;
         while !enough(self, picked)
             && let Some(at) = self.eviction.victim(&mut self.chunks)
         {
             picked += 1;
-            if self.chunks[at].staged > 0 {
-                self.chunks[at].passed = true;
-                passed.push(at);
-            } else {
-                self.gone.push(self.chunks[at].key);
-                self.remove(at, true);
+            let chunk = &mut self.chunks[at];
+            if chunk.staged > 0 {
+                chunk.set(PASSED, true);
+                self.passed.push(at);
+                continue;
             }
+            // What may go and is not being written is settled, and lies in a queue.
+            chunk.set(RESIDENT | TEMPORARY | FRESH, false);
+            self.gone.push(chunk.key);
+            (self.used, self.tracked, self.evictable) = (self.used - 1, self.tracked - 1, self.evictable - 1);
+            self.eviction.remove(&mut self.chunks, at, true);
+            self.chunks.remove(at);
         }
-        passed.into_iter().for_each(|at| self.chunks[at].passed = false);
+        self.passed.drain(..).for_each(|at| self.chunks[at].set(PASSED, false));
     }
 
-    /// Ends one write. True: the key became resident by it.
-    fn admit(&mut self, at: At, temporary: bool) -> bool {
-        let resident = self.chunks[at].resident;
-        self.change(at, |chunk| {
-            chunk.staged -= 1;
-            chunk.temporary = if resident { chunk.temporary } else { temporary };
-            chunk.resident = true;
-        });
-        if resident {
-            self.used -= 1;
-        } else {
-            self.written(at);
-        }
-        !resident
-    }
-
+    #[inline(always)]
     fn written(&mut self, at: At) {
         if self.chunks[at].queued() {
             self.eviction.written(&mut self.chunks, at);
@@ -245,15 +263,15 @@ impl Cache {
     }
 
     /// Takes the resident copy away, and the key out of the order even if a write to it is in flight.
-    fn remove(&mut self, at: At, evicted: bool) {
+    fn remove(&mut self, at: At) {
         self.used -= 1;
-        self.change(at, |chunk| (chunk.resident, chunk.temporary, chunk.fresh) = (false, false, false));
-        self.forget(at, evicted);
+        self.change(at, |chunk| chunk.set(RESIDENT | TEMPORARY | FRESH, false));
+        self.forget(at);
     }
 
-    fn forget(&mut self, at: At, evicted: bool) {
+    fn forget(&mut self, at: At) {
         if self.chunks[at].queued() {
-            self.eviction.remove(&mut self.chunks, at, evicted);
+            self.eviction.remove(&mut self.chunks, at, false);
             self.tracked -= 1;
         }
         if self.chunks[at].staged == 0 {
@@ -261,17 +279,13 @@ impl Cache {
         }
     }
 
+    #[inline(always)]
     fn change(&mut self, at: At, change: impl FnOnce(&mut Chunk)) {
         let chunk = &mut self.chunks[at];
         self.evictable -= u64::from(chunk.settled());
         change(chunk);
         self.evictable += u64::from(chunk.settled());
     }
-}
-
-/// The places of marked chunks.
-pub fn marked(marks: &[At]) -> impl DoubleEndedIterator<Item = At> {
-    marks.iter().copied().filter(|&at| at != NONE)
 }
 
 /// Leaves no more than the first `most` of the marks, and says how many those are.
@@ -294,7 +308,7 @@ impl Cache {
     }
 
     pub fn contains(&self, key: Key) -> bool {
-        self.chunks.iter().any(|chunk| chunk.key == key && chunk.resident)
+        self.chunks.iter().any(|chunk| chunk.key == key && chunk.is(RESIDENT))
     }
 
     /// Resident or being written.
@@ -308,16 +322,16 @@ impl Cache {
             |which: fn(&Chunk) -> bool| self.chunks.iter().filter(|chunk| which(chunk)).count() as u64;
         let staged: u64 = self.chunks.iter().map(|chunk| u64::from(chunk.staged)).sum();
         assert!(self.used <= self.capacity, "{} of {} chunks", self.used, self.capacity);
-        assert_eq!(self.used, count(|chunk| chunk.resident) + staged);
+        assert_eq!(self.used, count(|chunk| chunk.is(RESIDENT)) + staged);
         assert_eq!(self.tracked, count(Chunk::queued));
         assert_eq!(self.evictable, count(Chunk::settled));
         for chunk in self.chunks.iter() {
-            assert!(chunk.resident || chunk.staged > 0, "a chunk that is nowhere");
-            assert!(chunk.resident || chunk.readers == 0, "a chunk is read and not there");
-            assert!(chunk.queued() || !chunk.resident, "a chunk that can never go");
-            assert!(!chunk.storing || chunk.staged > 0);
-            assert!(!chunk.temporary || chunk.readers > 0, "a temporary chunk without a reader");
-            assert!(!chunk.passed);
+            assert!(chunk.is(RESIDENT) || chunk.staged > 0, "a chunk that is nowhere");
+            assert!(chunk.is(RESIDENT) || chunk.readers == 0, "a chunk is read and not there");
+            assert!(chunk.queued() || !chunk.is(RESIDENT), "a chunk that can never go");
+            assert!(!chunk.is(STORING) || chunk.staged > 0);
+            assert!(!chunk.is(TEMPORARY) || chunk.readers > 0, "a temporary chunk without a reader");
+            assert!(!chunk.is(PASSED));
         }
     }
 

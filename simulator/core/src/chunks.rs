@@ -17,28 +17,33 @@ pub type At = u32;
 pub const NONE: At = At::MAX;
 /// A place that is yet to be given.
 pub const NEW: At = At::MAX - 1;
-const NO_QUEUE: u8 = u8::MAX;
 /// Chains begin anew at each chunk of a prompt whose number divides by this.
 const ROW: usize = 16;
 
+/// What a chunk is, bit by bit.
+pub const RESIDENT: u8 = 1;
+/// Gone with its last reader.
+pub const TEMPORARY: u8 = 2;
+pub const STORING: u8 = 4;
+/// Brought in by a look-up that has not been answered yet.
+pub const FRESH: u8 = 8;
+/// Not to be picked again by the eviction that goes on.
+pub const PASSED: u8 = 16;
+/// From this bit on: which of its policy's queues it lies in.
+const QUEUE_BIT: u32 = 5;
+const NO_QUEUE: u8 = 3;
+
+/// Half a line of the processor's caches: there are many, and those that one event concerns lie far apart.
 #[derive(Clone, Copy, Debug)]
+#[repr(align(32))]
 pub struct Chunk {
     pub key: Key,
     pub readers: u32,
     /// Writes in flight, each with room of its own; at most one of them is a store, so MOST_PREFETCHES bounds them.
     pub staged: u16,
-    /// The policy's own count of uses.
-    pub uses: u32,
-    /// Which of its policy's queues it lies in.
-    pub queue: u8,
-    pub resident: bool,
-    /// Gone with its last reader.
-    pub temporary: bool,
-    pub storing: bool,
-    /// Brought in by a look-up that has not been answered yet.
-    pub fresh: bool,
-    /// Not to be picked again by the eviction that goes on.
-    pub passed: bool,
+    /// The policy's own note.
+    pub uses: u8,
+    state: u8,
     older: At,
     newer: At,
     /// Its neighbours in the chain.
@@ -47,24 +52,56 @@ pub struct Chunk {
 }
 
 impl Chunk {
+    pub fn is(&self, what: u8) -> bool {
+        self.state & what != 0
+    }
+
+    pub fn set(&mut self, what: u8, on: bool) {
+        self.state = if on { self.state | what } else { self.state & !what };
+    }
+
+    pub fn queue(&self) -> u8 {
+        self.state >> QUEUE_BIT
+    }
+
     pub fn queued(&self) -> bool {
-        self.queue != NO_QUEUE
+        self.queue() != NO_QUEUE
+    }
+
+    fn lie_in(&mut self, queue: u8) {
+        self.state = (self.state & !(NO_QUEUE << QUEUE_BIT)) | (queue << QUEUE_BIT);
+    }
+
+    /// Ends one write. True: it became resident by it.
+    pub fn admit(&mut self, temporary: bool) -> bool {
+        let comes = !self.is(RESIDENT);
+        self.staged -= 1;
+        if comes {
+            self.set(RESIDENT, true);
+            self.set(TEMPORARY, temporary);
+        }
+        comes
     }
 
     /// Resident, read by nobody and not being written once more.
     pub fn settled(&self) -> bool {
-        self.resident && self.readers == 0 && self.staged == 0
+        self.is(RESIDENT) && self.readers == 0 && self.staged == 0
     }
 
     /// May be picked to go.
     pub fn free(&self) -> bool {
-        self.resident && self.readers == 0 && !self.passed
+        self.state & (RESIDENT | PASSED) == RESIDENT && self.readers == 0
     }
 }
 
 /// The mark of a chunk that is to come to where it lies, if that is anywhere.
 pub fn new_if_none(at: At) -> At {
     if at == NONE { NEW } else { at }
+}
+
+/// The places of marked chunks.
+pub fn marked(marks: &[At]) -> impl DoubleEndedIterator<Item = At> {
+    marks.iter().copied().filter(|&at| at != NONE)
 }
 
 /// How far a prompt has been walked along.
@@ -93,15 +130,22 @@ struct First {
     at: At,
 }
 
-fn tag(key: Key) -> u32 {
-    (key >> 24) as u32
+impl First {
+    fn new(key: Key, at: At) -> Self {
+        Self { tag: (key >> 24) as u32, at }
+    }
+
+    /// A table takes its places from the low bits and its marks from the high ones.
+    fn hash(&self) -> u64 {
+        u64::from(self.tag) << 32 | u64::from(self.tag)
+    }
 }
 
 #[derive(Debug)]
 pub struct Chunks {
     /// Every chunk is in the index: for callers that know a chunk's key and not its prompt.
     loose: bool,
-    /// By their chunks' keys, which are hashes already.
+    /// By their tags, so that no chunk has to be looked at when the table is made anew.
     index: HashTable<First>,
     places: Vec<Chunk>,
     spare: Vec<At>,
@@ -113,10 +157,22 @@ impl Chunks {
     }
 
     /// Where the chunk of that number of a prompt lies, or NONE.
+    #[inline(always)]
     pub fn find(&self, walk: &mut Walk, keys: &[Key], number: usize) -> At {
         if self.loose {
             return self.first(keys[number]);
         }
+        if walk.next != number || number.is_multiple_of(ROW) {
+            self.approach(walk, keys, number);
+        }
+        walk.at = self.behind(walk.at, keys[number]);
+        walk.next = number + 1;
+        walk.at
+    }
+
+    /// Walks to the chunk before that one, from where the walk is or from where its chain may begin.
+    #[inline(never)]
+    fn approach(&self, walk: &mut Walk, keys: &[Key], number: usize) {
         let row = number - number % ROW;
         if walk.next <= row || walk.next > number {
             (walk.next, walk.at) = (row, NONE);
@@ -125,17 +181,17 @@ impl Chunks {
             walk.at = self.behind(walk.at, key);
         }
         walk.before.get_or_insert(walk.at);
-        walk.at = self.behind(walk.at, keys[number]);
-        walk.next = number + 1;
-        walk.at
     }
 
     /// The first of a chain.
+    #[inline(never)]
     fn first(&self, key: Key) -> At {
-        let same = |first: &First| first.tag == tag(key) && self[first.at].key == key;
-        self.index.find(key, same).map_or(NONE, |first| first.at)
+        let sought = First::new(key, NONE);
+        let same = |first: &First| first.tag == sought.tag && self[first.at].key == key;
+        self.index.find(sought.hash(), same).map_or(NONE, |first| first.at)
     }
 
+    #[inline(always)]
     fn behind(&self, at: At, key: Key) -> At {
         if at != NONE {
             let after = self[at].after;
@@ -161,10 +217,12 @@ impl Chunks {
     }
 
     /// The chunk of that key lies there still, which is certain of one that was `passed`.
+    #[inline(always)]
     fn lies(&self, at: At, key: Key, passed: bool) -> bool {
-        passed || at != NONE && self[at].key == key && (self[at].resident || self[at].staged > 0)
+        passed || at != NONE && self[at].key == key && (self[at].is(RESIDENT) || self[at].staged > 0)
     }
 
+    #[inline(always)]
     fn add_one(&mut self, key: Key, before: At) -> At {
         let chained = !self.loose && before != NONE && self[before].after == NONE;
         let chunk = Chunk {
@@ -172,22 +230,22 @@ impl Chunks {
             readers: 0,
             staged: 0,
             uses: 0,
-            queue: NO_QUEUE,
-            resident: false,
-            temporary: false,
-            storing: false,
-            fresh: false,
-            passed: false,
+            state: NO_QUEUE << QUEUE_BIT,
             older: NONE,
             newer: NONE,
             before: if chained { before } else { NONE },
             after: NONE,
         };
-        let at = self.spare.pop().unwrap_or(self.places.len() as At);
-        match self.places.get_mut(at as usize) {
-            Some(place) => *place = chunk,
-            None => self.places.push(chunk),
-        }
+        let at = match self.spare.pop() {
+            Some(at) => {
+                self[at] = chunk;
+                at
+            }
+            None => {
+                self.places.push(chunk);
+                (self.places.len() - 1) as At
+            }
+        };
         if chained {
             self[before].after = at;
         } else {
@@ -196,11 +254,12 @@ impl Chunks {
         at
     }
 
+    #[inline(always)]
     pub fn remove(&mut self, at: At) {
         let Chunk { key, before, after, .. } = self[at];
         if before != NONE {
             self[before].after = NONE;
-        } else if let Ok(found) = self.index.find_entry(key, |other| other.at == at) {
+        } else if let Ok(found) = self.index.find_entry(First::new(key, at).hash(), |other| other.at == at) {
             found.remove();
         }
         if after != NONE {
@@ -210,10 +269,10 @@ impl Chunks {
         self.spare.push(at);
     }
 
+    #[inline(never)]
     fn index_first(&mut self, at: At) {
-        let places = &self.places;
-        let key = places[at as usize].key;
-        self.index.insert_unique(key, First { tag: tag(key), at }, |first| places[first.at as usize].key);
+        let first = First::new(self[at].key, at);
+        self.index.insert_unique(first.hash(), first, First::hash);
     }
 
     /// Forgets all chunks.
@@ -266,10 +325,12 @@ impl Queue {
     }
 
     /// Puts a chunk that lies in no queue at the new end.
+    #[inline(always)]
     pub fn push(&mut self, chunks: &mut Chunks, at: At) {
         let previous = self.newest;
         let chunk = &mut chunks[at];
-        (chunk.older, chunk.newer, chunk.queue) = (previous, NONE, self.id);
+        (chunk.older, chunk.newer) = (previous, NONE);
+        chunk.lie_in(self.id);
         match previous {
             NONE => self.oldest = at,
             other => chunks[other].newer = at,
@@ -279,9 +340,10 @@ impl Queue {
     }
 
     /// Takes out a chunk that lies in this queue.
+    #[inline(always)]
     pub fn take(&mut self, chunks: &mut Chunks, at: At) {
         let Chunk { older, newer, .. } = chunks[at];
-        chunks[at].queue = NO_QUEUE;
+        chunks[at].lie_in(NO_QUEUE);
         match older {
             NONE => self.oldest = newer,
             other => chunks[other].newer = newer,
@@ -294,10 +356,41 @@ impl Queue {
     }
 
     pub fn renew(&mut self, chunks: &mut Chunks, at: At) {
-        if self.newest != at {
-            self.take(chunks, at);
-            self.push(chunks, at);
+        self.renew_row(chunks, at, at);
+    }
+
+    /// Renews the marked chunks, the last one first; those that lie in no queue are passed over. What was brought
+    /// together lies together, and moves at once.
+    pub fn renew_all(&mut self, chunks: &mut Chunks, marks: &[At]) {
+        let (mut first, mut last) = (NONE, NONE);
+        for at in marked(marks).rev() {
+            if !chunks[at].queued() {
+                continue;
+            }
+            if last == NONE || chunks[last].newer != at {
+                self.renew_row(chunks, first, last);
+                first = at;
+            }
+            last = at;
         }
+        self.renew_row(chunks, first, last);
+    }
+
+    /// Moves the chunks from `first` to `last`, as they lie, to the new end.
+    #[inline(always)]
+    fn renew_row(&mut self, chunks: &mut Chunks, first: At, last: At) {
+        if last == NONE || last == self.newest {
+            return;
+        }
+        let (older, newer) = (chunks[first].older, chunks[last].newer);
+        match older {
+            NONE => self.oldest = newer,
+            other => chunks[other].newer = newer,
+        }
+        chunks[newer].older = older;
+        (chunks[first].older, chunks[last].newer) = (self.newest, NONE);
+        chunks[self.newest].newer = first;
+        self.newest = last;
     }
 
     /// The oldest chunk that may go.

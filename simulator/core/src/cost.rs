@@ -54,6 +54,7 @@ pub struct Work {
 }
 
 impl Work {
+    #[inline(always)]
     pub fn add(&mut self, new_tokens: u64, context: u64) {
         let (q, c) = (u128::from(new_tokens), u128::from(context));
         self.new_tokens += q;

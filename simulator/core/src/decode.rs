@@ -5,6 +5,7 @@
 //! short at the end of the step that is then under way.
 
 use std::cmp::Reverse;
+use std::mem;
 
 use crate::cost::{Pace, largest};
 use crate::engine::{Engine, Step};
@@ -95,21 +96,23 @@ impl Engine {
         if steps <= decode.met {
             return;
         }
-        let mut filling = Vec::new();
+        let told = decode.told;
+        let mut filling = mem::take(&mut self.slots);
         for &slot in &self.running {
-            let end = self.requests[slot].computed - decode.told + steps;
+            let end = self.requests[slot].computed + steps - told;
             let lacking = self.lacking(slot, end);
             let request = &mut self.requests[slot];
             if lacking > 0 {
                 self.pool.allocate(lacking, &mut request.blocks);
             }
-            if end / self.config.block_tokens > request.blocks.findable.blocks {
-                filling.push((Reverse(end), slot));
+            if end >= (request.blocks.findable.blocks + 1).saturating_mul(self.config.block_tokens) {
+                filling.push(slot);
             }
         }
         // Of requests with equal blocks, the one that is further on registers each of them first.
-        filling.sort_by_key(|(end, _)| *end);
-        filling.into_iter().for_each(|(Reverse(end), slot)| self.register(slot, end));
+        filling.sort_by_key(|&slot| Reverse(self.requests[slot].computed));
+        filling.drain(..).for_each(|slot| self.register(slot, self.requests[slot].computed + steps - told));
+        self.slots = filling;
         decode.met = steps;
     }
 
@@ -170,9 +173,11 @@ impl Engine {
         self.meet_needs(&mut decode, steps);
         self.tell(&mut decode, steps);
         self.steady = decode.steady;
+        let mut finished = mem::take(&mut self.slots);
         let done = |slot: &usize| self.requests[*slot].generated == self.requests[*slot].output;
-        let finished: Vec<usize> = self.running.iter().copied().filter(done).collect();
-        finished.into_iter().for_each(|slot| self.finish(slot));
+        finished.extend(self.running.iter().copied().filter(done));
+        finished.drain(..).for_each(|slot| self.finish(slot));
+        self.slots = finished;
     }
 
     /// When the next token appears that somebody is told of, within the steps in flight.

@@ -43,7 +43,11 @@ impl Rates {
     /// Time of a transfer that has the device for itself, without its latency.
     fn alone(&self, chunks: u64, bytes: u64) -> Ticks {
         let (chunks, bytes) = (u128::from(chunks), u128::from(bytes));
-        (self.chunk * chunks + self.byte * bytes) / self.depth.min(chunks.max(1))
+        let one_by_one = self.chunk * chunks + self.byte * bytes;
+        match self.depth.min(chunks) {
+            0 | 1 => one_by_one,
+            depth => one_by_one / depth,
+        }
     }
 
     /// Time for which a transfer keeps the shared part of the device busy.

@@ -1,7 +1,7 @@
 //! What the disk tier holds, and what of it the page cache holds too.
 
-use crate::cache::{Cache, keep_first, marked};
-use crate::chunks::{At, NONE, Walk, new_if_none};
+use crate::cache::{Cache, keep_first};
+use crate::chunks::{At, NONE, Walk, marked, new_if_none};
 use crate::eviction::EvictionKind;
 use crate::keys::{Key, KeyMap, Part};
 use crate::time::Ticks;
@@ -40,6 +40,7 @@ impl Disk {
     }
 
     /// Where the chunk of that number of a prompt is held or reserved, or NONE.
+    #[inline(always)]
     pub fn find(&self, walk: &mut Walk, prompt: &[Key], number: usize) -> At {
         self.held.find(walk, prompt, number)
     }
@@ -85,7 +86,10 @@ impl Disk {
         if evicts && self.held.used() + count > self.rules.watermark {
             self.held.shrink(self.rules.target.saturating_sub(count));
         }
-        count = keep_first(marks, self.held.room(evicts));
+        let room = self.held.room(evicts);
+        if count > room {
+            count = keep_first(marks, room);
+        }
         self.held.reserve(part, (walk.before(), &mut marks[..]), true, evicts);
         for key in self.held.gone.iter().filter(|_| !self.rules.odirect) {
             self.in_page_cache.remove(key);

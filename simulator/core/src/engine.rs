@@ -88,8 +88,9 @@ pub struct Engine {
     /// The last schedule would be made again and again until an event or a request's end.
     pub(crate) steady: bool,
     pub(crate) step: Option<Step>,
-    /// A batch's, kept for its memory only.
+    /// Slots to go through and a prompt's chunks, kept for their memory only.
     pub(crate) slots: Vec<Slot>,
+    pub(crate) keys: Vec<Key>,
     /// Requests that have not been sent yet, and those that have, by when the front end and the way from there are
     /// behind them.
     pub(crate) sends: Arrivals,
@@ -154,6 +155,7 @@ impl Engine {
             steady: false,
             step: None,
             slots: Vec::new(),
+            keys: Vec::new(),
             sends: Arrivals::default(),
             arrivals: Arrivals::default(),
             front_end_until: 0,
@@ -380,7 +382,9 @@ impl Engine {
         self.steady = batch.steady;
         let mut slots = batch.slots;
         for slot in slots.drain(..) {
-            self.store_chunks(slot);
+            if self.requests[slot].stored_chunks < self.requests[slot].chunks.len() as u64 {
+                self.store_chunks(slot);
+            }
             let request = &mut self.requests[slot];
             if request.computed < request.tokens_known() {
                 continue;
@@ -403,9 +407,6 @@ impl Engine {
         let name = self.server_slot(slot);
         let Some(server) = &mut self.server else { return };
         let request = &mut self.requests[slot];
-        if request.stored_chunks == request.chunks.len() as u64 {
-            return;
-        }
         let computed = request.computed.min(request.prompt) / self.config.chunk_tokens;
         if computed > request.stored_chunks {
             let part = request.chunks.part(request.stored_chunks as usize..computed as usize);
@@ -433,7 +434,7 @@ impl Engine {
 
     /// Frees a finished request's blocks, which its stores read from, now that those have ended.
     fn retire(&mut self, slot: Slot) {
-        self.pool.release(std::mem::take(&mut self.requests[slot].blocks));
+        self.pool.release(&mut self.requests[slot].blocks);
         self.spare.push(slot);
     }
 

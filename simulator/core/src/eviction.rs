@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 use std::fmt::Debug;
 
 use crate::arc::Arc;
-use crate::chunks::{At, Chunks, Queue};
+use crate::chunks::{At, Chunks, FRESH, Queue, marked};
 use crate::keys::{Key, KeyMap};
 use crate::lease::Lease;
 use crate::lmcache_arc::LmcacheArc;
@@ -29,7 +29,7 @@ pub trait Eviction: Debug + Send + Sync {
     }
 
     /// A chunk that is not there is about to come, before room is made for it.
-    fn miss(&mut self, _key: Key) {}
+    fn miss(&mut self, _chunks: &Chunks, _at: At) {}
 
     /// Room for a chunk was taken.
     fn insert(&mut self, chunks: &mut Chunks, at: At);
@@ -44,6 +44,26 @@ pub trait Eviction: Debug + Send + Sync {
 
     /// A chunk was used again.
     fn used(&mut self, chunks: &mut Chunks, at: At);
+
+    /// `written` for each of the marked chunks, the last one first.
+    fn written_all(&mut self, chunks: &mut Chunks, marks: &[At]) {
+        marked(marks).rev().for_each(|at| self.written(chunks, at));
+    }
+
+    /// `used`, or `used_first` if it is that, for each of the marked chunks that lies in a queue, the last one first.
+    fn used_all(&mut self, chunks: &mut Chunks, marks: &[At]) {
+        for at in marked(marks).rev() {
+            if !chunks[at].queued() {
+                continue;
+            }
+            if chunks[at].is(FRESH) {
+                chunks[at].set(FRESH, false);
+                self.used_first(chunks, at);
+            } else {
+                self.used(chunks, at);
+            }
+        }
+    }
 
     /// The chunk to go next, of those that are free; None: no chunk is. May set others back.
     fn victim(&mut self, chunks: &mut Chunks) -> Option<At>;
@@ -105,33 +125,51 @@ macro_rules! either {
 }
 
 impl Eviction for Policy {
+    #[inline(always)]
     fn clock(&mut self, now: Ticks) {
         either!(self, clock(now));
     }
+    #[inline(always)]
     fn next_change(&self) -> Option<Ticks> {
         either!(self, next_change())
     }
+    #[inline(always)]
     fn ready(&self, chunks: &Chunks) -> Option<u64> {
         either!(self, ready(chunks))
     }
-    fn miss(&mut self, key: Key) {
-        either!(self, miss(key));
+    #[inline(always)]
+    fn miss(&mut self, chunks: &Chunks, at: At) {
+        either!(self, miss(chunks, at));
     }
+    #[inline(always)]
     fn insert(&mut self, chunks: &mut Chunks, at: At) {
         either!(self, insert(chunks, at));
     }
+    #[inline(always)]
     fn written(&mut self, chunks: &mut Chunks, at: At) {
         either!(self, written(chunks, at));
     }
+    #[inline(always)]
     fn used_first(&mut self, chunks: &mut Chunks, at: At) {
         either!(self, used_first(chunks, at));
     }
+    #[inline(always)]
     fn used(&mut self, chunks: &mut Chunks, at: At) {
         either!(self, used(chunks, at));
     }
+    #[inline(always)]
+    fn written_all(&mut self, chunks: &mut Chunks, marks: &[At]) {
+        either!(self, written_all(chunks, marks));
+    }
+    #[inline(always)]
+    fn used_all(&mut self, chunks: &mut Chunks, marks: &[At]) {
+        either!(self, used_all(chunks, marks));
+    }
+    #[inline(always)]
     fn victim(&mut self, chunks: &mut Chunks) -> Option<At> {
         either!(self, victim(chunks))
     }
+    #[inline(always)]
     fn remove(&mut self, chunks: &mut Chunks, at: At, evicted: bool) {
         either!(self, remove(chunks, at, evicted));
     }
@@ -150,6 +188,13 @@ impl Eviction for Lru {
     }
     fn used(&mut self, chunks: &mut Chunks, at: At) {
         self.0.renew(chunks, at);
+    }
+    fn written_all(&mut self, chunks: &mut Chunks, marks: &[At]) {
+        self.0.renew_all(chunks, marks);
+    }
+    fn used_all(&mut self, chunks: &mut Chunks, marks: &[At]) {
+        // Whether it is the first use makes no difference here.
+        self.0.renew_all(chunks, marks);
     }
     fn victim(&mut self, chunks: &mut Chunks) -> Option<At> {
         self.0.first_free(chunks)
@@ -181,11 +226,15 @@ impl Eviction for Fifo {
 #[derive(Debug, Default)]
 struct Lfu {
     by_uses: BTreeMap<u32, Queue>,
+    /// How often each was used, by place.
+    uses: Vec<u32>,
 }
 
 impl Lfu {
     fn push(&mut self, chunks: &mut Chunks, at: At, uses: u32) {
-        chunks[at].uses = uses;
+        let place = at as usize;
+        self.uses.resize(self.uses.len().max(place + 1), 0);
+        self.uses[place] = uses;
         self.by_uses.entry(uses).or_insert_with(|| Queue::new(0)).push(chunks, at);
     }
 }
@@ -195,7 +244,7 @@ impl Eviction for Lfu {
         self.push(chunks, at, 1);
     }
     fn used(&mut self, chunks: &mut Chunks, at: At) {
-        let uses = chunks[at].uses;
+        let uses = self.uses[at as usize];
         self.remove(chunks, at, false);
         self.push(chunks, at, uses.saturating_add(1));
     }
@@ -203,7 +252,7 @@ impl Eviction for Lfu {
         self.by_uses.values().find_map(|queue| queue.first_free(chunks))
     }
     fn remove(&mut self, chunks: &mut Chunks, at: At, _evicted: bool) {
-        let uses = chunks[at].uses;
+        let uses = self.uses[at as usize];
         if let Some(queue) = self.by_uses.get_mut(&uses) {
             queue.take(chunks, at);
             if queue.len() == 0 {

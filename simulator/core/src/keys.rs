@@ -43,30 +43,110 @@ fn mix(value: u64) -> u64 {
     value ^ (value >> 31)
 }
 
-/// Keys of the whole blocks of `size` tokens in a recipe. Equal keys: the recipes agree on every token up to there.
+/// Hashes a recipe piece by piece into blocks of `size` tokens.
 ///
 /// Every segment starts its stream at 0, and a piece never spans two segments, so a run of tokens can be written in
 /// one way only (a segment of no tokens is left out): equal tokens give equal pieces.
-pub fn block_keys(recipe: &[Segment], size: u64) -> Vec<Key> {
-    let tokens: u64 = recipe.iter().map(|segment| segment.tokens).sum();
-    let mut keys = Vec::with_capacity((tokens / size) as usize);
-    let (mut key, mut room) = (mix(size), size);
-    for segment in recipe {
-        let stream = mix(segment.hash_id as u64);
+struct Chain {
+    size: u64,
+    key: Key,
+    /// Tokens that the block under way lacks.
+    room: u64,
+    /// The hash of most pieces' length.
+    whole: u64,
+}
+
+impl Chain {
+    fn new(size: u64) -> Self {
+        Self { size, key: mix(size), room: size, whole: mix(size) }
+    }
+
+    /// Takes in the next piece of a stream, of `left` tokens at most. Returns how long it is, and whether it ends a block.
+    fn piece(&mut self, stream: u64, offset: u64, left: u64) -> (u64, bool) {
+        let piece = self.room.min(left);
+        self.key = mix(self.key ^ stream);
+        let length = if piece == self.size { self.whole } else { mix(piece) };
+        self.key = mix(self.key ^ mix(offset).rotate_left(17) ^ length.rotate_left(43));
+        self.room -= piece;
+        let ends = self.room == 0;
+        self.room = if ends { self.size } else { self.room };
+        (piece, ends)
+    }
+
+    /// Adds the key of each block that ends in a segment.
+    fn keys(&mut self, stream: u64, tokens: u64, keys: &mut Vec<Key>) {
         let mut offset = 0;
-        while offset < segment.tokens {
-            let piece = room.min(segment.tokens - offset);
-            key = mix(key ^ stream);
-            key = mix(key ^ mix(offset).rotate_left(17) ^ mix(piece).rotate_left(43));
+        while offset < tokens {
+            let (piece, ends) = self.piece(stream, offset, tokens - offset);
             offset += piece;
-            room -= piece;
-            if room == 0 {
-                keys.push(key);
-                room = size;
+            if ends {
+                keys.push(self.key);
             }
         }
     }
+
+    /// Adds the runs of the blocks that end in a segment.
+    fn runs(&mut self, stream: u64, tokens: u64, runs: &mut Vec<Run>) {
+        let mut offset = 0;
+        while offset < tokens {
+            let left = tokens - offset;
+            let (piece, ends) = self.piece(stream, offset, left);
+            offset += piece;
+            if ends {
+                let blocks = if piece == self.size { left / self.size } else { 1 };
+                runs.push(Run { key: self.key, blocks: blocks as u32 });
+                self.key = mix(self.key ^ blocks.rotate_left(29));
+                offset += (blocks - 1) * self.size;
+            }
+        }
+    }
+}
+
+fn stream(segment: &Segment) -> u64 {
+    mix(segment.hash_id as u64)
+}
+
+/// Keys of the whole blocks of `size` tokens in a recipe. Equal keys: the recipes agree on every token up to there.
+pub fn block_keys(recipe: &[Segment], size: u64) -> Vec<Key> {
+    let tokens: u64 = recipe.iter().map(|segment| segment.tokens).sum();
+    let (mut chain, mut keys) = (Chain::new(size), Vec::with_capacity((tokens / size) as usize));
+    recipe.iter().for_each(|segment| chain.keys(stream(segment), segment.tokens, &mut keys));
     keys
+}
+
+/// Whole blocks in a row that lie in one segment, or one block that spans several. The i-th of them is (key, i).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Run {
+    pub key: Key,
+    pub blocks: u32,
+}
+
+/// The whole blocks of `size` tokens in a recipe, as runs: as much to hash as there are segments, not blocks.
+///
+/// Equal (key, i): the recipes agree on every token up to there. Where runs begin depends on the tokens alone, and
+/// their end is part of the next one's key, so equal tokens give equal pairs.
+pub fn block_runs(recipe: &[Segment], size: u64) -> Vec<Run> {
+    let (mut chain, mut runs) = (Chain::new(size), Vec::with_capacity(recipe.len() + 2));
+    recipe.iter().for_each(|segment| chain.runs(stream(segment), segment.tokens, &mut runs));
+    runs
+}
+
+/// Adds the keys of the prompt's chunks, if those have a size, and the runs of the prompt's and the reply's blocks. Each
+/// hash waits for the one before it: the two chains side by side take the time of one.
+pub fn keys_and_runs(
+    (prompt, reply): (&[Segment], Segment),
+    (chunk, keys): (Option<u64>, &mut Vec<Key>),
+    (block, runs): (u64, &mut Vec<Run>),
+) {
+    let (mut chunks, mut blocks) = (chunk.map(Chain::new), Chain::new(block));
+    for segment in prompt {
+        let stream = stream(segment);
+        if let Some(chunks) = &mut chunks {
+            chunks.keys(stream, segment.tokens, keys);
+        }
+        blocks.runs(stream, segment.tokens, runs);
+    }
+    blocks.runs(stream(&reply), reply.tokens, runs);
 }
 
 /// Blocks in a row of a prompt, which knows those before them too.
@@ -79,13 +159,19 @@ pub struct Part {
 
 impl Part {
     /// All blocks of a prompt.
-    pub fn of(keys: Vec<Key>) -> Self {
-        Self { first: 0, end: keys.len(), prompt: keys.into() }
+    pub fn of(keys: impl Into<Arc<[Key]>>) -> Self {
+        let prompt = keys.into();
+        Self { first: 0, end: prompt.len(), prompt }
     }
 
     /// Those of these numbers, counted from its own first block.
     pub fn part(&self, range: Range<usize>) -> Self {
         Self { prompt: self.prompt.clone(), first: self.first + range.start, end: self.first + range.end }
+    }
+
+    /// Takes its first blocks off it.
+    pub fn skip(&mut self, count: usize) {
+        self.first += count;
     }
 
     /// Takes the blocks from `at` on out of it.
@@ -116,43 +202,6 @@ impl Part {
     pub fn prompt(&self) -> &[Key] {
         &self.prompt[..self.end]
     }
-}
-
-/// Whole blocks in a row that lie in one segment, or one block that spans several. The i-th of them is (key, i).
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Run {
-    pub key: Key,
-    pub blocks: u32,
-}
-
-/// The whole blocks of `size` tokens in a recipe, as runs: as much to hash as there are segments, not blocks.
-///
-/// Equal (key, i): the recipes agree on every token up to there. Where runs begin depends on the tokens alone, and
-/// their end is part of the next one's key, so equal tokens give equal pairs.
-pub fn block_runs(recipe: &[Segment], size: u64) -> Vec<Run> {
-    let mut runs = Vec::with_capacity(recipe.len() + 2);
-    let (mut key, mut room) = (mix(size), size);
-    for segment in recipe {
-        let stream = mix(segment.hash_id as u64);
-        let mut offset = 0;
-        while offset < segment.tokens {
-            let left = segment.tokens - offset;
-            let piece = room.min(left);
-            key = mix(key ^ stream);
-            key = mix(key ^ mix(offset).rotate_left(17) ^ mix(piece).rotate_left(43));
-            room -= piece;
-            if room > 0 {
-                offset += piece;
-                continue;
-            }
-            room = size;
-            let blocks = if piece == size { left / size } else { 1 };
-            runs.push(Run { key, blocks: blocks as u32 });
-            key = mix(key ^ blocks.rotate_left(29));
-            offset += if piece == size { blocks * size } else { piece };
-        }
-    }
-    runs
 }
 
 #[cfg(test)]

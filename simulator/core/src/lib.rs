@@ -48,6 +48,11 @@ pub use keys::Segment;
 pub use request::{Completion, Sources, Submission};
 pub use time::{FOREVER, Ticks, from_s, to_s};
 
+/// A request is a few dozen small vectors that live as long as it does.
+#[cfg(feature = "python")]
+#[global_allocator]
+static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
+
 #[cfg(feature = "python")]
 mod python;
 #[cfg(feature = "python")]

@@ -4,16 +4,16 @@
 //! that comes back shifts the target when room for it is reserved, and then counts as used once; what was chosen to go
 //! leaves a ghost when it goes, however it goes.
 
-use crate::chunks::{At, Chunks, Queue};
+use crate::chunks::{At, Chunks, PASSED, Queue, RESIDENT};
 use crate::eviction::{Eviction, Ghosts};
 use crate::keys::Key;
 
 const ONCE: u8 = 0;
 const AGAIN: u8 = 1;
 /// In `Chunk::uses`: room is reserved, and its write has yet to end.
-const AWAITED: u32 = 1;
+const AWAITED: u8 = 1;
 /// In `Chunk::uses`: chosen to go.
-const CHOSEN: u32 = 2;
+const CHOSEN: u8 = 2;
 
 #[derive(Debug)]
 pub struct LmcacheArc {
@@ -78,7 +78,7 @@ impl LmcacheArc {
     fn leave(&mut self, chunks: &mut Chunks, at: At) -> bool {
         let queued = chunks[at].queued();
         if queued {
-            let queue = if chunks[at].queue == ONCE { &mut self.once } else { &mut self.again };
+            let queue = if chunks[at].queue() == ONCE { &mut self.once } else { &mut self.again };
             queue.take(chunks, at);
         }
         queued
@@ -108,7 +108,7 @@ impl Eviction for LmcacheArc {
     }
 
     fn written(&mut self, chunks: &mut Chunks, at: At) {
-        if chunks[at].resident { self.admitted(chunks, at) } else { self.reserved(chunks, at) }
+        if chunks[at].is(RESIDENT) { self.admitted(chunks, at) } else { self.reserved(chunks, at) }
     }
 
     fn used_first(&mut self, chunks: &mut Chunks, at: At) {
@@ -121,19 +121,19 @@ impl Eviction for LmcacheArc {
     }
 
     fn victim(&mut self, chunks: &mut Chunks) -> Option<At> {
-        self.passed.retain(|&at| chunks[at].passed);
+        self.passed.retain(|&at| chunks[at].is(PASSED));
         let once = self.once.len() - self.passed.len() as u64;
         let first = if once >= self.target as u64 { self.once.first_free(chunks) } else { None };
         let at = first.or_else(|| self.again.first_free(chunks)).or_else(|| self.once.first_free(chunks))?;
         chunks[at].uses |= CHOSEN;
-        if chunks[at].staged > 0 && chunks[at].queue == ONCE {
+        if chunks[at].staged > 0 && chunks[at].queue() == ONCE {
             self.passed.push(at);
         }
         Some(at)
     }
 
     fn remove(&mut self, chunks: &mut Chunks, at: At, _evicted: bool) {
-        let ghosts = if chunks[at].queue == ONCE { &mut self.once_ghosts } else { &mut self.again_ghosts };
+        let ghosts = if chunks[at].queue() == ONCE { &mut self.once_ghosts } else { &mut self.again_ghosts };
         if chunks[at].uses & CHOSEN != 0 {
             ghosts.push(chunks[at].key);
         }

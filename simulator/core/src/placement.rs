@@ -1,7 +1,7 @@
 //! Where chunks go: what a store writes to which tier, and what moves down when a tier drops it.
 
-use crate::cache::{keep_first, marked};
-use crate::chunks::{At, NEW, NONE, Walk, new_if_none};
+use crate::cache::keep_first;
+use crate::chunks::{At, NEW, NONE, Walk, marked, new_if_none};
 use crate::keys::{Key, Part};
 use crate::tier_config::{Placement, TickShare};
 use crate::tiers::{Ended, IoId, Op, Slot, Tiers, with};
@@ -33,6 +33,7 @@ impl Tiers {
         let policy = &self.config.policy;
         let (mut cpu_walk, mut disk_walk) = (Walk::new(), Walk::new());
         let mut there = Vec::new();
+        marks.reserve(part.len());
         for number in part.first()..part.prompt().len() {
             let at = self.cpu.find(&mut cpu_walk, part.prompt(), number);
             let has = self.cpu.has(at);

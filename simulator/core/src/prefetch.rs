@@ -38,6 +38,11 @@ impl Tiers {
             if !in_cpu && !self.disk.as_ref().is_some_and(|disk| disk.holds(place)) {
                 break;
             }
+            if number == 0 {
+                hit.in_cpu.reserve(part.len());
+                hit.places.reserve(part.len());
+                room.reserve(part.len());
+            }
             hit.in_cpu.push(in_cpu);
             hit.places.push(place);
             room.push(if in_cpu { NONE } else { new_if_none(at) });
@@ -67,7 +72,11 @@ impl Tiers {
         self.journal.note("answer", || {
             with(slot as u64, &hit.in_cpu.iter().map(|&held| u64::from(held)).collect::<Vec<_>>())
         });
-        self.cpu.touch(&hit.part);
+        if hit.places.contains(&NONE) {
+            self.cpu.touch(&hit.part);
+        } else {
+            self.cpu.touch_at(&hit.places);
+        }
         self.count_hit(hit);
     }
 

@@ -117,11 +117,11 @@ pub struct Completions {
 impl Completions {
     pub fn add(&mut self, instance: usize, done: Completion) {
         for (column, at) in self.times.iter_mut().zip([done.first_token, done.last_token]) {
-            column.extend(at.map_or(f64::NAN, time::to_s).to_ne_bytes());
+            column.extend_from_slice(&at.map_or(f64::NAN, time::to_s).to_ne_bytes());
         }
         for (column, count) in self.counts.iter_mut().zip(done.counts().into_iter().chain([instance as u64]))
         {
-            column.extend(count.to_ne_bytes());
+            column.extend_from_slice(&count.to_ne_bytes());
         }
         self.errors.extend(done.error.map(|error| (self.ids.len(), error)));
         self.ids.push(done.id);

@@ -132,7 +132,8 @@ impl Request {
     /// What it says in the end. Its blocks, and what its stores need, are left of it.
     pub fn finish(&mut self) -> Completion {
         self.status = Status::Finished;
-        (self.runs, self.chunks, self.lookup) = (Vec::new(), Part::default(), Lookup::NotAsked);
+        self.runs.clear();
+        (self.chunks, self.lookup) = (Part::default(), Lookup::NotAsked);
         Completion {
             id: std::mem::take(&mut self.id),
             first_token: self.first_token,

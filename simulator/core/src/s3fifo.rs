@@ -10,8 +10,8 @@ use crate::keys::Key;
 
 const SMALL_SHARE: f64 = 0.1;
 const GHOST_SHARE: f64 = 0.9;
-const USES_TO_MAIN: u32 = 2;
-const MOST_USES: u32 = 3;
+const USES_TO_MAIN: u8 = 2;
+const MOST_USES: u8 = 3;
 const SMALL: u8 = 0;
 const MAIN: u8 = 1;
 
@@ -70,7 +70,8 @@ impl S3Fifo {
 }
 
 impl Eviction for S3Fifo {
-    fn miss(&mut self, key: Key) {
+    fn miss(&mut self, chunks: &Chunks, at: At) {
+        let key = chunks[at].key;
         self.returning = self.ghosts.remove(key).then_some(key);
     }
 
@@ -93,7 +94,7 @@ impl Eviction for S3Fifo {
     }
 
     fn remove(&mut self, chunks: &mut Chunks, at: At, evicted: bool) {
-        if chunks[at].queue == MAIN {
+        if chunks[at].queue() == MAIN {
             return self.main.take(chunks, at);
         }
         self.small.take(chunks, at);

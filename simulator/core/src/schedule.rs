@@ -91,7 +91,7 @@ impl Engine {
     fn preempt(&mut self, slot: Slot) {
         let request = &mut self.requests[slot];
         self.pool.journal.name("preempted", &request.id, Vec::new);
-        self.pool.release(std::mem::take(&mut request.blocks));
+        self.pool.release(&mut request.blocks);
         request.computed = 0;
         request.preemptions += 1;
         request.lookup = Lookup::NotAsked;
@@ -302,6 +302,7 @@ impl Engine {
     }
 
     /// Blocks that a request lacks to hold `end` tokens.
+    #[inline(always)]
     pub(crate) fn lacking(&self, slot: Slot, end: u64) -> u64 {
         let held = self.requests[slot].blocks.len();
         // Divisions are dear where every step asks this of every request.
@@ -316,6 +317,7 @@ impl Engine {
     }
 
     /// Makes a request's whole blocks up to `end` tokens findable.
+    #[inline(always)]
     pub(crate) fn register(&mut self, slot: Slot, end: u64) {
         let request = &mut self.requests[slot];
         if end >= (request.blocks.findable.blocks + 1).saturating_mul(self.config.block_tokens) {
@@ -323,6 +325,7 @@ impl Engine {
         }
     }
 
+    #[inline(always)]
     fn compute(&mut self, slot: Slot, tokens: u64, batch: &mut Batch) {
         let request = &mut self.requests[slot];
         batch.steady &= request.decoding();
@@ -334,6 +337,7 @@ impl Engine {
     }
 
     /// Few do at a time.
+    #[inline(always)]
     fn note_prefilling(&mut self, slot: Slot, prefills: bool) {
         match (self.prefilling.iter().position(|&other| other == slot), prefills) {
             (None, true) => self.prefilling.push(slot),

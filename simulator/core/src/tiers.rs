@@ -5,8 +5,8 @@
 
 use std::collections::VecDeque;
 
-use crate::cache::{Cache, marked};
-use crate::chunks::{At, NONE, Walk};
+use crate::cache::Cache;
+use crate::chunks::{At, NONE, Walk, marked};
 use crate::device::{Device, SharedDevice};
 use crate::disk::Disk;
 use crate::external::Outbox;
@@ -107,7 +107,9 @@ impl Tiers {
     /// later one.
     pub fn tick(&mut self, now: Ticks) {
         if self.tick_due <= now {
-            let (first, last) = (self.next_tick, now / self.tick_every);
+            let first = self.next_tick;
+            // Mostly one is due, and such divisions are dear.
+            let last = if now - self.tick_due < self.tick_every { first } else { now / self.tick_every };
             let dropped = self.run_ticks(first, last, self.tick_every);
             self.next_tick = last + 1;
             self.tick_due = self.next_tick.saturating_mul(self.tick_every);
@@ -180,19 +182,24 @@ impl Tiers {
     /// Begins to copy a hit's chunks from `first` on to the GPU; those before are not needed. `Ended::Load` follows at
     /// the moment returned.
     pub fn load(&mut self, now: Ticks, slot: Slot, mut hit: Hit, first: usize) -> Ticks {
-        let needed = hit.split_off(first.min(hit.part.len()));
-        self.release(&hit);
-        let count = needed.chunks();
+        let first = first.min(hit.part.len());
+        self.release_first(&hit, first);
+        hit.skip(first);
+        let count = hit.chunks();
         let end = self.cpu_read.submit(now, count, count * self.config.chunk_bytes);
-        self.begin(end, Op::Load { slot, hit: needed });
+        self.begin(end, Op::Load { slot, hit });
         end
     }
 
     /// Unlocks chunks of a hit that are not needed any more.
     pub fn release(&mut self, hit: &Hit) {
-        if !hit.part.is_empty() {
-            self.journal.note("release", || hit.part.keys().to_vec());
-            (0..hit.part.len()).for_each(|index| self.unlock(hit, index));
+        self.release_first(hit, hit.part.len());
+    }
+
+    fn release_first(&mut self, hit: &Hit, count: usize) {
+        if count > 0 {
+            self.journal.note("release", || hit.part.keys()[..count].to_vec());
+            (0..count).for_each(|index| self.unlock(hit, index));
         }
     }
 

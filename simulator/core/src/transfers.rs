@@ -25,6 +25,13 @@ impl Hit {
         self.in_cpu.len() as u64
     }
 
+    /// Takes its first chunks off it.
+    pub(crate) fn skip(&mut self, count: usize) {
+        self.part.skip(count);
+        self.in_cpu.drain(..count);
+        self.places.drain(..count);
+    }
+
     /// Takes the chunks from `at` on out of it.
     pub(crate) fn split_off(&mut self, at: usize) -> Self {
         let part = self.part.split_off(at);

@@ -7,8 +7,8 @@ use proptest::prelude::*;
 use proptest::test_runner::RngSeed;
 
 use super::{ask, tiers};
-use crate::cache::{Cache, marked};
-use crate::chunks::{At, NONE, Walk, new_if_none};
+use crate::cache::Cache;
+use crate::chunks::{At, NONE, Walk, marked, new_if_none};
 use crate::engine::{Counters, Engine, EngineConfig};
 use crate::eviction::EvictionKind;
 use crate::external::Issued;
