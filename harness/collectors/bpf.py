@@ -208,18 +208,13 @@ def _block(path: Path, zero_ns: int) -> list[BlockRequest]:
     def seconds(moment_ns: int) -> float:
         return (moment_ns - zero_ns) / 1e9
 
-    requests = []
-    for sector, (queued, issued, completed, size, write) in _block_events(path):
-        requests.append(
-            BlockRequest(
-                seconds(queued) if queued else None,
-                seconds(issued),
-                seconds(completed) if completed else None,
-                sector,
-                size,
-                write == 1,
-            )  # fmt: skip
-        )
+    def known(moment_ns: int) -> float | None:
+        return seconds(moment_ns) if moment_ns else None
+
+    requests = [
+        BlockRequest(known(queued), seconds(issued), known(completed), sector, size, write == 1)
+        for sector, (queued, issued, completed, size, write) in _block_events(path)
+    ]
     return sorted(requests, key=lambda request: request.issued_s)
 
 
