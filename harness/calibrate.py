@@ -31,7 +31,7 @@ _COPIES = "loads from CPU RAM are copied one after another: a copy has all the b
 _HIDDEN = "the device's limit hides how fast it would be; without it, reads are taken to be as from the page cache"
 
 
-def calibrated(folder: Path, name: str, synchronous_loads: bool) -> Calibration:
+def calibrated(folder: Path, name: str, synchronous_loads: bool, shared_core: bool = False) -> Calibration:
     """The constants that a finished run of micro_cells gives, with points, residuals and verdict."""
     from simulator.fitting import fit
 
@@ -39,7 +39,7 @@ def calibrated(folder: Path, name: str, synchronous_loads: bool) -> Calibration:
     if not points:
         raise CalibrationError(f"{folder}: no row counts, so there is nothing to fit; its report says why")
     fitted_on, assumed = _fitted_on(manifest, points), _assumed(points)
-    found = fit(fitted_on, assumed, synchronous_loads=synchronous_loads)
+    found = fit(fitted_on, assumed, synchronous_loads=synchronous_loads, shared_core=shared_core)
     known = [
         msgspec.structs.replace(point, fitted_s=float(f"{fitted_s:.6g}"), loo_error=round(error, 5))
         for point, fitted_s, error in zip(points, found.fitted_s, found.loo_error, strict=True)
@@ -51,11 +51,12 @@ def calibrated(folder: Path, name: str, synchronous_loads: bool) -> Calibration:
         source=f"harness calibrate, run {manifest['run_id']}: medians over samples of TTFT and time per output token",
         date=manifest["created_at"],
         machine=f"{host['cpu']}, {host['cores']} cores, {host['memory_bytes'] >> 30} GiB RAM, Linux {host['kernel']}",
-        method="Least squares of the relative error, no constant below 0 (simulator/fitting.py); 6 digits.",
+        method="Least squares of the relative error, weighed by noise, no constant below 0 (simulator/fitting.py).",
         fitted_on=msgspec.structs.replace(fitted_on, points=tuple(known)),
         assumed=assumed,
         constants=found.constants,
         synchronous_loads=synchronous_loads,
+        shared_core=shared_core,
         good=good,
         verdict=verdict,
         intervals=found.intervals,
@@ -139,7 +140,8 @@ def calibrate(
     with Progress() as progress:
         folder = run(request, progress)
     seal(folder)
-    calibration = calibrated(folder, output.stem, _synchronous_loads(plan.experiment, engine))
+    ways = _synchronous_loads(plan.experiment, engine), _shared_core(plan.experiment, engine)
+    calibration = calibrated(folder, output.stem, *ways)
     write_calibration(output, calibration)
     write_calibration(folder / "calibration.yaml", calibration)
     _tell(calibration, output, folder)
@@ -187,6 +189,14 @@ def _synchronous_loads(experiment: Experiment, engine: EngineName) -> bool:
     if engine == "sim":
         return load_calibration(experiment.engines.sim.hardware).synchronous_loads
     return engine == "vllm" and experiment.engines.vllm.device == "cpu"
+
+
+def _shared_core(experiment: Experiment, engine: EngineName) -> bool:
+    """Steps of a vLLM without a GPU, pinned to one core, are computed where its HTTP front end works."""
+    if engine == "sim":
+        return load_calibration(experiment.engines.sim.hardware).shared_core
+    vllm = experiment.engines.vllm
+    return engine == "vllm" and vllm.device == "cpu" and len(vllm.cores.engine or ()) == 1
 
 
 def _tell(calibration: Calibration, output: Path, folder: Path) -> None:

@@ -116,7 +116,7 @@ Workload = Annotated[PrefixWorkload | FreeWorkload, Field(discriminator="kind")]
 
 
 class Until(Strict):
-    """Sample until the mean's confidence interval is at most ± half_width (relative) wide, in every tier."""
+    """Sample until the median's confidence interval is at most ± half_width (relative) wide, in every tier."""
 
     metric: Literal["ttft_s", "e2e_s", "tpot_s"] = "ttft_s"
     half_width: Annotated[float, Field(gt=0.0, lt=1.0)] = 0.05
@@ -131,17 +131,6 @@ class Until(Strict):
         return self
 
 
-class Steady(Strict):
-    """Count only samples before and after which the machine ran at this share of its best speed, or more.
-
-    A sample waits so long, `patience`, for the speed to be there. Cores: those that the engine is pinned to, and the
-    load loop; all of them where nothing is pinned.
-    """
-
-    speed: Annotated[float, Field(gt=0.0, lt=1.0)] = 0.85
-    patience: Seconds = 10.0
-
-
 class Measure(Strict):
     """What to sample: tiers (for `prefix` workloads), how often, for how long at most."""
 
@@ -151,12 +140,9 @@ class Measure(Strict):
     budget: Seconds | None = None
     must_reach: Literal["cpu", "disk"] | None = None
     request_timeout: Seconds = 600.0
-    steady: Steady | None = None
 
     @model_validator(mode="after")
     def _consistent(self) -> Measure:
-        if self.steady is not None and (self.until is None or self.budget is None):
-            raise ValueError("steady leaves samples out, so how many are taken is open; give until and budget")
         if len(set(self.tiers)) != len(self.tiers):
             raise ValueError("tiers names a tier twice; name each once")
         if self.samples is not None and self.until is not None:

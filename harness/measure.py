@@ -5,7 +5,6 @@ A sample is: place → count → send → count → prove → write. Nothing her
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Protocol
@@ -13,7 +12,6 @@ from typing import Protocol
 import msgspec
 
 from harness.collectors.host import HostReading, between, read_host
-from harness.collectors.speed import SpeedProbe
 from harness.config import PrefixWorkload
 from harness.engines.base import Counters, Engine, Resolved
 from harness.experiments import Cell
@@ -24,10 +22,7 @@ from harness.sampling import Sampler
 from harness.summary import FREE_LOAD, counted, metric_values
 from harness.warmup import ALL_TIERS, Probe, after_sample, expected_counters, needs_fresh_prefix, place, prove, sealed
 from traces.load import Load
-from traces.request import Request, RequestRecord, Verdict
-
-# Between two looks at the machine's speed while a sample waits for it.
-_SPEED_PAUSE_S = 0.1
+from traces.request import Request, RequestRecord
 
 
 class Progress(Protocol):
@@ -47,20 +42,11 @@ def _attempt(folder: RunFolder, engine: Engine) -> int:
 class TierMeasurement:
     """Rounds over the tiers of one cell, until the sampler has enough."""
 
-    def __init__(
-        self,
-        engine: Engine,
-        cell: Cell,
-        resolved: Resolved,
-        folder: RunFolder,
-        progress: Progress,
-        speed: SpeedProbe | None = None,
-    ) -> None:
+    def __init__(self, engine: Engine, cell: Cell, resolved: Resolved, folder: RunFolder, progress: Progress) -> None:
         workload = cell.experiment.workload
         assert isinstance(workload, PrefixWorkload)
         self._engine, self._cell, self._folder, self._progress = engine, cell, folder, progress
         self._measure = cell.experiment.measure
-        self._speed = speed if self._measure.steady is not None else None
         self._probe = Probe(cell.key, cell.experiment, workload, resolved)
         self._sampler = Sampler(self._measure)
         self._attempt = _attempt(folder, engine)
@@ -100,23 +86,18 @@ class TierMeasurement:
     async def _sample(self, tier: str, index: int) -> None:
         """One sample: place, count, send, count, prove, write."""
         engine, probe = self._engine, self._probe
+        began_s = engine.now_s()
         warm: list[RequestRecord] = []
         rows: list[RequestRecord] = []
         await place(engine, probe, tier, index, warm.append)
         fresh = needs_fresh_prefix(engine, tier)
-        speed_before = await self._steady_speed()
         before, host = await engine.metrics(), self._host()
         started_s = engine.now_s()
         await engine.replay(Load(probe.requests(tier, index, fresh_prefix=fresh)), rows.append)
         ended_s, host_sample = engine.now_s(), host()
         observed = (await engine.metrics()).since(before)
-        # Not before: stores and the engine's own cleaning up use the cores until then.
-        speed_after = self._speed.read() if self._speed is not None else None
-        host_sample = msgspec.structs.replace(host_sample, speed_before=speed_before, speed_after=speed_after)
         verdict, reason = prove(probe, tier, observed, rows)
         after_sample(probe, tier, verdict, fresh_prefix=fresh)
-        if verdict == "proven":
-            verdict, reason = self._undisturbed(speed_before, speed_after)
         common = {"cell": self._cell.key, "sample": index, "attempt": self._attempt}
         done = [sealed(msgspec.structs.replace(row, **common), probe, tier, verdict, reason) for row in rows]
         self._folder.append_sample(
@@ -136,32 +117,13 @@ class TierMeasurement:
         )
         # One write for the sample: a crash leaves all of its rows or none.
         self._folder.append_rows([*(msgspec.structs.replace(row, phase="warm", **common) for row in warm), *done])
-        self._add(tier, done)
+        self._add(tier, done, engine.now_s() - began_s)
 
-    def _add(self, tier: str, rows: list[RequestRecord]) -> None:
+    def _add(self, tier: str, rows: list[RequestRecord], took_s: float = 0.0) -> None:
         metric = self._measure.until.metric if self._measure.until else "ttft_s"
         good = [row for row in rows if counted(row)]
-        disturbed = any(row.verdict == "disturbed" for row in rows)
-        self._sampler.add(tier, metric_values(good, metric), proven=bool(good), disturbed=disturbed)
+        self._sampler.add(tier, metric_values(good, metric), proven=bool(good), took_s=took_s)
         self._progress.advance(len(rows))
-
-    async def _steady_speed(self) -> float | None:
-        """Waits until the machine is as fast as asked, or patience is over; the speed then."""
-        steady = self._measure.steady
-        if self._speed is None or steady is None:
-            return None
-        deadline_s = self._engine.now_s() + steady.patience
-        while (speed := self._speed.read()) < steady.speed and self._engine.now_s() < deadline_s:
-            await asyncio.sleep(_SPEED_PAUSE_S)
-        return speed
-
-    def _undisturbed(self, *speeds: float | None) -> tuple[Verdict, str | None]:
-        """The verdict of a proven sample: whether the machine was itself."""
-        steady = self._measure.steady
-        slowest = min((speed for speed in speeds if speed is not None), default=None)
-        if steady is None or slowest is None or slowest >= steady.speed:
-            return "proven", None
-        return "disturbed", f"the machine was at {slowest:.0%} of its best speed, less than {steady.speed:.0%}"
 
     def _host(self) -> Callable[[], HostSample]:
         """Starts a look at the machine; the returned function ends it. A virtual engine does not depend on it."""

@@ -96,8 +96,8 @@ def _cell(experiment: Experiment, spec: Spec, again: int, budget_s: float) -> Ce
     config["workload"] = {"kind": "prefix", **spec.workload}
     config["cache"]["chunk_tokens"] = spec.chunk_tokens
     until = {"metric": "ttft_s", "half_width": HALF_WIDTH, "min_samples": 5, "max_samples": 60}
-    kept = {key: config["measure"][key] for key in ("request_timeout", "steady")}
-    config["measure"] = {"tiers": spec.tiers, "until": until, "budget": budget_s, **kept}
+    timeout = config["measure"]["request_timeout"]
+    config["measure"] = {"tiers": spec.tiers, "until": until, "budget": budget_s, "request_timeout": timeout}
     overrides = {f"workload.{key}": value for key, value in spec.workload.items()}
     overrides |= {"cache.chunk_tokens": spec.chunk_tokens}
     key = ",".join(f"{name}={value:.6g}" for name, value in overrides.items()) + f"#{again}"

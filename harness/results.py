@@ -34,16 +34,11 @@ class ResultsError(Exception):
 
 
 class HostSample(msgspec.Struct, frozen=True, kw_only=True):
-    """What else the machine did meanwhile. Shares are of all cores' time; None: this kernel does not say.
-
-    speed_before, speed_after: of the slowest core in use against the run's best (collectors/speed.py); None: not asked.
-    """
+    """What else the machine did meanwhile. Shares are of all cores' time; None: this kernel does not say."""
 
     steal_share: float | None = None
     foreign_cpu_share: float | None = None
     busy_share: float | None = None
-    speed_before: float | None = None
-    speed_after: float | None = None
     device_read_bytes: int | None = None
     device_write_bytes: int | None = None
 

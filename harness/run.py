@@ -21,8 +21,7 @@ import msgspec
 
 from harness import provenance
 from harness.blockio.session import check_run_storage, run_device, run_trace
-from harness.collectors.speed import SpeedProbe
-from harness.config import Cores, EngineName, PrefixWorkload, results_root
+from harness.config import EngineName, PrefixWorkload, results_root
 from harness.engines import make_engine
 from harness.engines.base import Capabilities, Engine, KeepsRecord
 from harness.experiments import Cell
@@ -31,9 +30,6 @@ from harness.measure import Progress, TierMeasurement, measure_load
 from harness.preflight import check_cache, check_experiment, check_storage_load
 from harness.results import RunFolder, read_rows
 from simulator.models import load_model
-
-# Even in a slow phase some of the loops of so long a look run at full speed.
-_SPEED_LEARNING_S = 2.0
 
 
 class RunRequest(msgspec.Struct, frozen=True, kw_only=True):
@@ -231,34 +227,17 @@ async def _run_group(
         await engine.start()
         resolved = await engine.ready()
         async with run_trace(cells, engine, resolved, folder), _pinned(cores if engine.name == "vllm" else None):
-            speed = _speed_probe(engine, cells)
             for cell in cells:
                 folder.update_cell(cell.key, status="started", resolved=msgspec.to_builtins(resolved))
                 if isinstance(cell.experiment.workload, PrefixWorkload):
-                    await TierMeasurement(engine, cell, resolved, folder, progress, speed).run()
+                    await TierMeasurement(engine, cell, resolved, folder, progress).run()
                 else:
                     await measure_load(engine, cell, resolved, loads[cell.key], folder, progress)
-                record: dict[str, Any] = {"record": engine.record()} if isinstance(engine, KeepsRecord) else {}
-                if speed is not None:
-                    record["best_loop_s"] = speed.best_loop_s
+                record = {"record": engine.record()} if isinstance(engine, KeepsRecord) else {}
                 folder.update_cell(cell.key, status="complete", **record)
     finally:
         # A second Ctrl-C must not leave an engine behind.
         await asyncio.shield(engine.stop())
-
-
-def _speed_probe(engine: Engine, cells: Sequence[Cell]) -> SpeedProbe | None:
-    """Of the cores in use, after a while in which it learns how fast they can be. A virtual clock needs none."""
-    asked = any(cell.experiment.measure.steady is not None for cell in cells)
-    if engine.capabilities.virtual_time or not asked:
-        return None
-    pinned = cells[0].experiment.engines.vllm.cores if engine.name == "vllm" else Cores()
-    named = {*(pinned.engine or ()), *(pinned.client or ())}
-    speed = SpeedProbe(sorted(named or os.sched_getaffinity(0)))
-    deadline_s = time.perf_counter() + _SPEED_LEARNING_S
-    while time.perf_counter() < deadline_s:
-        speed.read()
-    return speed
 
 
 @contextlib.asynccontextmanager

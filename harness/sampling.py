@@ -1,7 +1,8 @@
 """How many samples each tier gets, and in which order: pure decisions on the values seen so far.
 
 Tiers are interleaved, one sample of each a round, so that drift of the machine falls on all alike. A round goes from
-recompute down the tiers, because a prefix is moved down cheaply and up only by computing it again.
+recompute down the tiers, because a prefix is moved down cheaply and up only by computing it again. Where the time is
+limited, tiers whose samples take long sit rounds out, so that all get about the same time rather than as many samples.
 """
 
 from __future__ import annotations
@@ -12,14 +13,16 @@ from harness.config import TIER_STATES, Measure
 from harness.stats import relative_half_width
 
 GIVE_UP_AFTER = 5
+# So many times the time of the tier that has had least, a tier may have had and still be sampled.
+_MOST_OF_LEAST = 2.0
 
 
 @dataclass
 class _Tier:
     values: list[float] = field(default_factory=list)
     samples: int = 0
-    disturbed: int = 0
     not_proven_in_a_row: int = 0
+    spent_s: float = 0.0
 
 
 class Sampler:
@@ -29,15 +32,13 @@ class Sampler:
         self._measure = measure
         self._tiers: dict[str, _Tier] = {tier: _Tier() for tier in TIER_STATES if tier in measure.tiers}
 
-    def add(self, tier: str, values: list[float], *, proven: bool, disturbed: bool = False) -> None:
-        """One sample of a tier: the metric of its proven rows, whether the tier was proven, and the machine was not
-        itself: that says nothing about the tier, and another sample takes its place."""
+    def add(self, tier: str, values: list[float], *, proven: bool, took_s: float = 0.0) -> None:
+        """One sample of a tier: the metric of its proven rows, whether the tier was proven at all, and how long it
+        took with all that it needed."""
         state = self._tiers[tier]
+        state.spent_s += took_s
         state.samples += 1
         state.values += values
-        if disturbed:
-            state.disturbed += 1
-            return
         state.not_proven_in_a_row = 0 if proven else state.not_proven_in_a_row + 1
 
     def round(self, elapsed_s: float) -> list[str]:
@@ -45,7 +46,11 @@ class Sampler:
         budget_s = self._measure.budget
         if budget_s is not None and elapsed_s >= budget_s:
             return []
-        return [tier for tier, state in self._tiers.items() if not self._enough(state)]
+        wanted = {tier: state.spent_s for tier, state in self._tiers.items() if not self._enough(state)}
+        if budget_s is None:
+            return list(wanted)
+        most_s = _MOST_OF_LEAST * min(wanted.values(), default=0.0)
+        return [tier for tier, spent_s in wanted.items() if spent_s <= most_s]
 
     def samples_of(self, tier: str) -> int:
         return self._tiers[tier].samples
@@ -63,8 +68,7 @@ class Sampler:
         until = self._measure.until
         if until is None:
             return state.samples >= (self._measure.samples or 0)
-        counted = state.samples - state.disturbed
-        if state.not_proven_in_a_row >= GIVE_UP_AFTER or counted >= until.max_samples:
+        if state.not_proven_in_a_row >= GIVE_UP_AFTER or state.samples >= until.max_samples:
             return True
         width = relative_half_width(state.values, until.confidence)
-        return counted >= until.min_samples and width is not None and width <= until.half_width
+        return state.samples >= until.min_samples and width is not None and width <= until.half_width

@@ -37,13 +37,29 @@ def mean_interval(values: Sequence[float], confidence: float = 0.95) -> tuple[fl
     return mean - half, mean + half
 
 
-def relative_half_width(values: Sequence[float], confidence: float = 0.95) -> float | None:
-    """Half of the mean's interval over the mean: what 'sample until' narrows. None while it is undefined."""
-    interval = mean_interval(values, confidence)
-    mean = float(np.mean(values)) if len(values) else 0.0
-    if interval is None or mean <= 0:
+def median_interval(values: Sequence[float], confidence: float = 0.95) -> tuple[float, float] | None:
+    """Between two order statistics, whatever the distribution; None where so few values tell too little."""
+    from scipy.special import bdtr, bdtrik
+
+    if not len(values):
         return None
-    return (interval[1] - interval[0]) / 2 / mean
+    ordered = sorted(values)
+    if ordered[0] == ordered[-1]:
+        return ordered[0], ordered[-1]
+    # As many values may lie outside at either end as is unlikely of a fair coin's heads.
+    tail = (1 - confidence) / 2
+    outside = int(bdtrik(tail, len(ordered), 0.5))
+    if bdtr(outside, len(ordered), 0.5) > tail:
+        return None
+    return ordered[outside], ordered[-1 - outside]
+
+
+def relative_half_width(values: Sequence[float], confidence: float = 0.95) -> float | None:
+    """Half of the median's interval over the median: what 'sample until' narrows. None while it is undefined."""
+    interval = median_interval(values, confidence)
+    if interval is None or (middle := float(np.median(values))) <= 0:
+        return None
+    return (interval[1] - interval[0]) / 2 / middle
 
 
 def samples_needed(values: Sequence[float], half_width: float, confidence: float = 0.95) -> int | None:

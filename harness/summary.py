@@ -114,7 +114,6 @@ def _verdicts(rows: Sequence[RequestRecord]) -> dict[str, int]:
         "proven": by_verdict["proven"],
         "contradicted": by_verdict["contradicted"],
         "unproven": by_verdict["unproven"],
-        "disturbed": by_verdict["disturbed"],
         "counted": sum(map(counted, rows)),
     }
 

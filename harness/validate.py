@@ -2,8 +2,8 @@
 
     outcome = validate(Validation(cells=plan.cells(), calibration=Path("mine.yaml"), ...), progress)
 
-The real engine runs first, free loads twice, so that it can be held against itself (A/A). The simulator then gets the
-engine's own resolved sizes. Points that do not resolve are sampled again while the budget lasts.
+The real engine runs first, free loads several times, so that it can be held against itself (A/A). The simulator then
+gets the engine's own resolved sizes. Points that do not resolve are sampled again while the budget lasts.
 """
 
 from __future__ import annotations
@@ -30,7 +30,8 @@ from harness.sides import Point, Side, point_name, read_side, repeated
 from harness.summary import FREE_LOAD
 from simulator.calibration import Calibration, load_calibration
 
-LOAD_REPEATS = 2
+# The median of three is no slow pass of a machine that slows down now and then.
+LOAD_REPEATS = 3
 SIM_SAMPLES = 5
 MOST_SAMPLES = 400
 MOST_PASSES = 4
@@ -243,7 +244,7 @@ def sim_cell(entry: dict[str, Any], calibration: str) -> Cell:
     measure: dict[str, Any] = {}
     key: str = entry["key"]
     if isinstance(experiment.workload, PrefixWorkload):
-        measure = {"samples": SIM_SAMPLES, "until": None, "budget": None, "steady": None}
+        measure = {"samples": SIM_SAMPLES, "until": None, "budget": None}
         key = point_name(key)
     limits = (resolved.get("details") or {}).get("scheduler") or {}
     sim = {"hardware": calibration, **{key: value for key, value in limits.items() if value is not None}}

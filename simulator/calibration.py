@@ -94,11 +94,12 @@ class Calibration(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     Seconds: step_s per step, token_s per new token, attention_s per pair of new tokens attended,
     attention_context_s per pair of a new token and one of its context, context_s per token of a sequence's context
     (core/src/cost.rs). Before the scheduler sees a request: request_s and per prompt token
-    request_token_s in a front end that takes requests one after another, then request_wait_s and per prompt chunk
-    request_chunk_s beside other requests. A device's transfer of n chunks takes, alone, latency_s + n chunk_s + bytes
+    request_token_s and per prompt chunk request_chunk_s in a front end that takes requests one after another, then
+    request_wait_s beside other requests. A device's transfer of n chunks takes, alone, latency_s + n chunk_s + bytes
     / bytes_per_s; all together move at most shared_bytes_per_s (.inf: no bound was seen). synchronous_loads: the
     engine's own thread copies what is loaded from the CPU tier, and computes nothing meanwhile (vLLM's workers without
-    a GPU: LMCache 0.5.6, multiprocess/transfer_context/worker_transfer.py, EngineDrivenTransferContext).
+    a GPU: LMCache 0.5.6, multiprocess/transfer_context/worker_transfer.py, EngineDrivenTransferContext). shared_core:
+    front end and engine have one core between them, half of it each while both have work.
 
     good: the verdict of the fit's own leave-one-out (fitting.LooVerdict); None: none was made. intervals: 95 %, of
     the constants that were fitted.
@@ -113,6 +114,7 @@ class Calibration(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     assumed: dict[str, Assumption]
     constants: dict[str, float | None]
     synchronous_loads: bool = False
+    shared_core: bool = False
     good: bool | None = None
     verdict: str | None = None
     intervals: dict[str, tuple[float, float]] = {}

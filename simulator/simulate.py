@@ -265,7 +265,9 @@ class Simulator(Driven[_core.Engine]):
 
     def _cost(self) -> SimpleNamespace:
         constants = {name: self.calibration.constant(name) for name in COST}
-        return SimpleNamespace(**constants, synchronous_loads=self.calibration.synchronous_loads)
+        known = self.calibration
+        ways = {"synchronous_loads": known.synchronous_loads, "shared_core": known.shared_core}
+        return SimpleNamespace(**constants, **ways)
 
     def _tiers(self) -> SimpleNamespace | None:
         if self.cpu_bytes is None:

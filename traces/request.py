@@ -10,7 +10,7 @@ import numpy as np
 
 TIERS = ("gpu", "cpu", "disk", "shared")
 Phase = Literal["warm", "measure"]
-Verdict = Literal["proven", "contradicted", "unproven", "disturbed"]
+Verdict = Literal["proven", "contradicted", "unproven"]
 
 
 class Segment(msgspec.Struct, frozen=True, array_like=True):

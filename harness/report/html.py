@@ -250,7 +250,7 @@ def script_json(text: str) -> Markup:
 
 def _doubts(samples: Sequence[Sample], summary: Mapping[str, Any]) -> list[Doubt]:
     labels = cell_labels(summary["cells"])
-    found = [sample for sample in samples if sample.verdict in ("contradicted", "unproven", "disturbed")]
+    found = [sample for sample in samples if sample.verdict in ("contradicted", "unproven")]
     return [
         Doubt(
             labels.get(sample.cell, sample.cell),

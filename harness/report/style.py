@@ -24,7 +24,6 @@ VERDICT_SYMBOLS = {
     "proven": "circle",
     "contradicted": "x",
     "unproven": "diamond-open",
-    "disturbed": "circle-open",
     "no claim": "circle",
     "error": "triangle-down-open",
 }

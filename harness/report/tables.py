@@ -92,9 +92,7 @@ def _figure_row(cell: str, tier: str, group: Mapping[str, Any], metric: str) -> 
     n = figures["n"] if figures else 0
     needed = figures["samples_for_5_percent"] if figures else None
     errors = "error" if rows["errors"] == 1 else "errors"
-    verdicts = [(word, rows[word]) for word in ("proven", "contradicted", "unproven", "disturbed")] + [
-        (errors, rows["errors"])
-    ]
+    verdicts = [(word, rows[word]) for word in ("proven", "contradicted", "unproven")] + [(errors, rows["errors"])]
     return FigureRow(
         cell=cell,
         tier=tier,

@@ -93,7 +93,7 @@ def tier_order(tiers: Iterable[str]) -> list[str]:
 def evidence(summary: Mapping[str, Any]) -> Evidence:
     """How far the rows may be believed, from their verdicts."""
     rows = summary["rows"]
-    counts = tuple((word, rows[word]) for word in ("proven", "contradicted", "unproven", "disturbed"))
+    counts = tuple((word, rows[word]) for word in ("proven", "contradicted", "unproven"))
     counts = (*counts, ("error" if rows["errors"] == 1 else "errors", rows["errors"]))
     claimed = any(tier != FREE_LOAD for cell in summary["cells"] for tier in cell["tiers"])
     measured, used = rows["measured"], rows["counted"]
@@ -121,15 +121,9 @@ def _cures(rows: Mapping[str, int]) -> list[str]:
             "For unproven rows the counters do not say who served them. Let nothing else use the engine meanwhile,"
             " and use a version that reports tokens by source (harness doctor lists what is missing)."
         )
-    if rows["disturbed"]:
-        cures.append(
-            "Around disturbed rows the machine was slower than measure.steady allows, and they are in no figure: end"
-            " other work, or measure on a machine that nobody shares."
-        )
     if rows["errors"]:
         cures.append("Failed requests are in no figure: see logs/, lower the load or raise measure.request_timeout.")
-    known = ("counted", "errors", "contradicted", "unproven", "disturbed")
-    if rows["measured"] > sum(rows[word] for word in known):
+    if rows["measured"] - rows["counted"] - rows["errors"] - rows["contradicted"] - rows["unproven"] > 0:
         cures.append("Some rows claim a tier and carry no verdict: the run ended before their counters were read.")
     return cures
 

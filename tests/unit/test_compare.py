@@ -47,7 +47,7 @@ def free_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_the_same_machine_with_two_noises_passes(tmp_path: Path, prefix_run: Path) -> None:
-    a, b = (noisy_copy(prefix_run, tmp_path / f"{seed}", seed=seed, spread=0.05) for seed in (1, 2))
+    a, b = (noisy_copy(prefix_run, tmp_path / f"{seed}", seed=seed, spread=0.03) for seed in (1, 2))
     comparison = judged(a, b)
     assert verdicts(comparison) == dict.fromkeys(("recompute", "gpu", "cpu", "disk_cold"), "pass")
     for point in comparison.points:
@@ -80,7 +80,7 @@ def test_too_much_noise_is_not_resolvable_and_says_how_many_samples_would_do(tmp
 def test_the_simulator_passes_against_its_own_noisy_self_and_its_tail_does_not_count(
     tmp_path: Path, prefix_run: Path
 ) -> None:
-    real = noisy_copy(prefix_run, tmp_path / "real", seed=5, spread=0.08)
+    real = noisy_copy(prefix_run, tmp_path / "real", seed=5, spread=0.06)
     comparison = judged(real, prefix_run)
     assert comparison.verdict == "pass"
     tails = [point.figure("ttft_p90_s") for point in comparison.points if point.tier == "gpu"]
@@ -99,6 +99,30 @@ def test_a_drifting_reference_resolves_nothing(tmp_path: Path, prefix_run: Path)
     for point in judged(real, prefix_run).points:
         mean = point.figure("ttft_mean_s")
         assert mean and mean.verdict == "not resolvable" and "differs from itself" in (mean.reason or "")
+
+
+def test_a_machine_that_is_slow_for_a_fifth_of_the_samples_moves_no_figure(tmp_path: Path, prefix_run: Path) -> None:
+    real = noisy_copy(prefix_run, tmp_path / "real", seed=5, spread=0.03)
+    rows = [json.loads(line) for line in (real / "rows.jsonl").read_text().splitlines()]
+    for row in rows:
+        if row["phase"] == "measure" and row["sample"] % 5 == 0:
+            for name in ("first_chunk_s", "first_token_s", "last_token_s"):
+                row[name] = row["sent_s"] + 2 * (row[name] - row["sent_s"])
+    (real / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    comparison = judged(real, prefix_run)
+    assert comparison.verdict == "pass"
+    for point in comparison.points:
+        tail = point.figure("ttft_p90_s")
+        assert tail and tail.error is not None and tail.error < -0.2
+
+
+def test_of_three_passes_over_a_load_a_slow_one_moves_no_figure(tmp_path: Path, free_run: Path) -> None:
+    slower = (1.0, 1.5, 1.0)
+    passes = [noisy_copy(free_run, tmp_path / f"{n}", seed=n, spread=0.02, slower=by) for n, by in enumerate(slower)]
+    [point] = compare(read_side(passes), read_side([free_run])).points
+    assert {f.metric: f.error for f in point.figures} == pytest.approx(
+        dict.fromkeys((f.metric for f in point.figures), 0.0), abs=0.03
+    )
 
 
 def test_a_free_load_is_compared_request_by_request(tmp_path: Path, free_run: Path) -> None:

@@ -54,7 +54,7 @@ def test_the_true_constants_pass_every_point_and_every_count(tmp_path: Path) -> 
     load = content["points"][-1]
     assert load["tier"] == "load" and load["noise"] and load["cell"] == "load:base"
     assert {row.cell for row in read_rows(tmp_path / "out" / "real") if row.cell.startswith("load")} == {
-        "load:base#1", "load:base#2",
+        "load:base#1", "load:base#2", "load:base#3",
     }  # fmt: skip
     for name in ("validation.json", "validation.md", "report.html"):
         assert str(tmp_path) not in (tmp_path / "out" / name).read_text()
@@ -114,13 +114,12 @@ def test_the_simulator_gets_what_the_engine_resolved(tmp_path: Path) -> None:
     run = sim_run(tmp_path / "real", {key: CONFIG[key] for key in CONFIG if key != "sizes"})
     entry = read_manifest(run)["cells"][0]
     limits = {"max_batched_tokens": 1024, "max_sequences": 8}
-    entry["config"]["measure"] |= {"samples": None, "until": {}, "budget": 60.0, "steady": {}}
+    entry["config"]["measure"] |= {"samples": None, "until": {}, "budget": 60.0}
     entry["resolved"] |= {"gpu_bytes": 500 * 32 * 32768, "cpu_bytes": 2**31, "details": {"scheduler": limits}}
     experiment = sim_cell(entry, "cpu-2core").experiment
     assert experiment.cache.gpu == 500 * 32 * 32768 and experiment.cache.cpu == 2**31
     assert experiment.engines.sim.max_batched_tokens == 1024 and experiment.engines.sim.max_sequences == 8
     assert experiment.engines.sim.hardware == "cpu-2core" and experiment.measure.samples == 5
-    assert experiment.measure.steady is None
 
 
 def test_what_does_not_resolve_is_sampled_again_while_the_time_lasts(tmp_path: Path) -> None:
@@ -172,7 +171,7 @@ def test_the_command_and_its_mistakes(tmp_path: Path, capsys: pytest.CaptureFixt
 def test_what_a_calibration_finds_foretells_points_that_it_never_saw(tmp_path: Path) -> None:
     """The simulator calibrated on itself: other lengths, hit rates, concurrency, chunk sizes, and a faster device."""
     config = yaml.safe_load(Path("configs/validation/cpu_vllm.yaml").read_text())
-    config["measure"] |= {"samples": 10, "until": None, "steady": None}
+    config["measure"] |= {"samples": 10, "until": None}
     config["sizes"].pop("trace")
     path, found = tmp_path / "experiment.yaml", tmp_path / "found.yaml"
     path.write_text(yaml.safe_dump(config))

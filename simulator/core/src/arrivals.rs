@@ -52,22 +52,35 @@ impl Engine {
         self.sends.push(at, number, submission);
     }
 
-    /// When the next request is sent or arrives.
+    /// When the next request is sent, gets through a front end without a core of its own, or arrives.
     pub(crate) fn next_arrival(&self) -> Ticks {
-        self.sends.next_at().min(self.arrivals.next_at())
+        let sent = self.sends.next_at().min(self.arrivals.next_at());
+        self.shared_core.as_ref().map_or(sent, |core| sent.min(core.next_passed()))
     }
 
     /// Lets what is sent by now through the front end, which takes one request after another.
     pub(crate) fn pass_front_end(&mut self) {
+        if self.shared_core.is_some() {
+            return self.pass_shared_core();
+        }
         while self.sends.next_at() <= self.now
             && let Some((at, submission)) = self.sends.pop()
         {
-            let tokens = submission.prompt_tokens().unwrap_or(0).min(self.config.max_model_len);
-            self.front_end_until = self.front_end_until.max(at).saturating_add(self.cost.front_end(tokens));
-            let wait = self.cost.wait(tokens / self.config.chunk_tokens);
-            self.passed += 1;
-            self.arrivals.push(self.front_end_until.saturating_add(wait), self.passed, submission);
+            self.front_end_until =
+                self.front_end_until.max(at).saturating_add(self.front_end_work(&submission));
+            self.arrives_after(self.front_end_until, submission);
         }
+    }
+
+    pub(crate) fn front_end_work(&self, submission: &Submission) -> Ticks {
+        let tokens = submission.prompt_tokens().unwrap_or(0).min(self.config.max_model_len);
+        self.cost.front_end(tokens, tokens / self.config.chunk_tokens)
+    }
+
+    /// The front end is through with a request at `passed_at`.
+    pub(crate) fn arrives_after(&mut self, passed_at: Ticks, submission: Submission) {
+        self.passed += 1;
+        self.arrivals.push(passed_at.saturating_add(self.cost.wait()), self.passed, submission);
     }
 
     pub(crate) fn arrive(&mut self, submission: Submission) {

@@ -8,9 +8,9 @@
 use crate::time::{self, Ticks};
 
 /// Seconds: per step, per new token, per pair of new tokens attended, per pair of a new token and one of its context, per
-/// token of a sequence's context. Before the scheduler sees a request, the front end, which takes requests one after another (HTTP, parsing), spends
-/// request_s and per prompt token request_token_s; then request_wait_s and per prompt chunk request_chunk_s pass beside
-/// other requests (messages between processes, look-ups).
+/// token of a sequence's context. Before the scheduler sees a request, the front end, which takes requests one after
+/// another, spends request_s (HTTP), per prompt token request_token_s (parsing) and per prompt chunk request_chunk_s (what
+/// is asked of the cache server); then request_wait_s passes beside other requests (messages between processes).
 #[derive(Clone, Copy, Debug, Default)]
 #[cfg_attr(feature = "python", derive(pyo3::FromPyObject))]
 pub struct CostConfig {
@@ -25,6 +25,8 @@ pub struct CostConfig {
     pub request_chunk_s: f64,
     /// The engine's own thread copies what is loaded, one request after another, and no step runs meanwhile.
     pub synchronous_loads: bool,
+    /// The front end has no core of its own: while it works on a request, each gets half of the engine's.
+    pub shared_core: bool,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -144,13 +146,14 @@ impl Cost {
     }
 
     /// Time that the front end spends on a request, before it turns to the next one.
-    pub fn front_end(&self, prompt_tokens: u64) -> Ticks {
-        self.request + self.request_token * u128::from(prompt_tokens)
+    pub fn front_end(&self, prompt_tokens: u64, prompt_chunks: u64) -> Ticks {
+        let (tokens, chunks) = (u128::from(prompt_tokens), u128::from(prompt_chunks));
+        self.request + self.request_token * tokens + self.request_chunk * chunks
     }
 
-    /// Time between the front end and the scheduler, which requests pass beside each other.
-    pub fn wait(&self, prompt_chunks: u64) -> Ticks {
-        self.request_wait + self.request_chunk * u128::from(prompt_chunks)
+    /// Time on the way to the scheduler that requests pass beside each other.
+    pub fn wait(&self) -> Ticks {
+        self.request_wait
     }
 }
 

@@ -16,6 +16,8 @@ pub struct Decode {
     pub end: Ticks,
     steps: u64,
     pace: Pace,
+    /// By how much the last step takes longer than its work.
+    delay: Ticks,
     /// Steps whose blocks the requests have.
     met: u64,
     /// Steps whose tokens the requests have.
@@ -28,6 +30,17 @@ impl Decode {
     /// How many of the steps have begun before `at`; the first has.
     fn steps_begun(&self, at: Ticks) -> u64 {
         self.pace.within(at.saturating_sub(self.start), self.steps - 1) + 1
+    }
+
+    /// The last step ends then, for it does not have its core for itself.
+    pub fn end_at(&mut self, end: Ticks) {
+        self.end = end;
+        self.delay = end - self.start - self.pace.steps(self.steps);
+    }
+
+    /// When so many of the steps have ended.
+    fn end_of(&self, steps: u64) -> Ticks {
+        self.start + self.pace.steps(steps) + if steps == self.steps { self.delay } else { 0 }
     }
 }
 
@@ -47,12 +60,15 @@ impl Engine {
         let requests = self.running.iter().map(|&slot| &self.requests[slot]);
         let context = requests.clone().map(|request| request.computed).sum();
         let most = requests.map(|request| request.output - request.generated).min().unwrap_or(0);
+        // Beside a front end on its core, a step's length is known step by step.
+        let most = if self.front_end_shares() { most.min(1) } else { most };
         let room = self.next_stop().saturating_sub(self.now);
         let pace = self.cost.pace(sequences, context);
         let steps = self.undisturbed(most.min(pace.within(room, most) + 1));
-        let end = self.now + pace.steps(steps);
-        let (start, met, told, steady) = (self.now, 0, 0, true);
-        let decode = Decode { start, end, steps, pace, met, told, steady };
+        let (start, delay, met, told, steady) = (self.now, 0, 0, 0, true);
+        let end = start + pace.steps(steps);
+        let mut decode = Decode { start, end, steps, pace, delay, met, told, steady };
+        decode.end_at(self.shares_core(end));
         (steps > 0).then_some(decode)
     }
 
@@ -112,7 +128,7 @@ impl Engine {
         let Some(Step::Decode(mut decode)) = self.step.take() else { return };
         let steps = decode.steps_begun(at);
         decode.steps = steps;
-        decode.end = decode.start + decode.pace.steps(steps);
+        decode.end = decode.end_of(steps);
         decode.steady = false;
         self.meet_needs(&mut decode, steps);
         self.step = Some(Step::Decode(decode));
@@ -126,8 +142,7 @@ impl Engine {
         let Some(Step::Decode(mut decode)) = self.step.take_if(|step| matches!(step, Step::Decode(_))) else {
             return;
         };
-        let room = self.now.saturating_sub(decode.start);
-        let ended = largest(decode.steps, |steps| decode.pace.steps(steps) <= room);
+        let ended = largest(decode.steps, |steps| steps == 0 || decode.end_of(steps) <= self.now);
         self.tell(&mut decode, ended);
         self.step = Some(Step::Decode(decode));
     }
@@ -137,16 +152,14 @@ impl Engine {
         if more == 0 {
             return;
         }
-        let (start, pace) = (decode.start, decode.pace);
-        let at = |step| start + pace.steps(step);
-        let last = at(steps);
+        let last = decode.end_of(steps);
         for &slot in &self.running {
             let request = &mut self.requests[slot];
             request.computed += more;
             request.generated += more;
             request.last_token = Some(last);
             if self.config.record_token_times {
-                request.tokens.extend((decode.told + 1..=steps).map(at));
+                request.tokens.extend((decode.told + 1..=steps).map(|step| decode.end_of(step)));
             }
         }
         decode.told = steps;
@@ -165,9 +178,7 @@ impl Engine {
     /// When the next token appears that somebody is told of, within the steps in flight.
     pub(crate) fn next_token(&self) -> Ticks {
         match &self.step {
-            Some(Step::Decode(decode)) if self.config.record_token_times => {
-                decode.start + decode.pace.steps(decode.told + 1)
-            }
+            Some(Step::Decode(decode)) if self.config.record_token_times => decode.end_of(decode.told + 1),
             _ => FOREVER,
         }
     }

@@ -85,16 +85,17 @@ fn any_tiers(chunk_tokens: u64) -> impl Strategy<Value = TierConfig> {
 }
 
 fn any_config() -> impl Strategy<Value = EngineConfig> {
-    let sizes = (2u32..90, 1u64..9, 1u64..4);
-    let limits = (1u64..80, 1u64..8);
+    let (sizes, limits) = ((2u32..90, 1u64..9, 1u64..4), (1u64..80, 1u64..8));
     (sizes, limits).prop_flat_map(|((gpu_blocks, block_tokens, blocks), (budget, seqs))| {
         let chunk_tokens = blocks * block_tokens;
-        prop::option::weighted(0.9, any_tiers(chunk_tokens)).prop_map(move |tiers| EngineConfig {
+        let tiers = prop::option::weighted(0.9, any_tiers(chunk_tokens));
+        (tiers, any::<bool>()).prop_map(move |(tiers, shared_core)| EngineConfig {
             block_tokens,
             chunk_tokens,
             max_num_batched_tokens: budget,
             max_num_seqs: seqs,
             max_model_len: 300,
+            cost: crate::cost::CostConfig { shared_core, ..super::config(gpu_blocks, None).cost },
             ..super::config(gpu_blocks, tiers)
         })
     })
