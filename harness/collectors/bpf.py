@@ -27,8 +27,9 @@ SCRIPTS = Path(__file__).parent / "bpf"
 BTF = Path("/sys/kernel/btf/vmlinux")
 TRACEFS = (Path("/sys/kernel/tracing/events"), Path("/sys/kernel/debug/tracing/events"))
 _CALLS = {"R": "read", "W": "write", "F": "sync"}
-# Numbers of each file event, and how long the parts are in which its path follows (BPFTRACE_STRLEN, less the end).
-_WORDS, _PART_BYTES = 6, 63
+# Numbers of each file event; in how many parts its path follows, and how long they are (BPFTRACE_STRLEN, less the end).
+_WORDS, _PARTS, _PART_BYTES = 6, 6, 63
+_NAMED = ("O", "M", "N")
 _MAX_PIDS = 8
 _START_TIMEOUT_S, _STOP_TIMEOUT_S, _SETTLE_TIMEOUT_S = 30.0, 15.0, 10.0
 # Nothing more is told when the files are the same at so many polls in a row.
@@ -169,7 +170,7 @@ class BpfTrace:
 
 def lost_events(path: Path) -> int:
     """Events that bpftrace could not hand over, and lines that it had no room for or did not get to print."""
-    lost = 0
+    lost = parts = 0
     for item in _items(path):
         data = item["data"]
         if item["type"] == "lost_events":
@@ -177,7 +178,12 @@ def lost_events(path: Path) -> int:
         elif item["type"] == "map":
             lost += len(data.get("@line", ()))
         elif item["type"] == "printf":
-            lost += str(data).startswith("B 0 0 ")
+            # What found no room is printed as zeros, and as a part of a path that is empty or belongs to none.
+            kind, _, text = str(data).strip("\n").partition(" ")
+            if kind == "T":
+                lost += not parts or (parts == _PARTS and not text)
+            lost += kind == "B" and text.startswith("0 0 ")
+            parts = _PARTS if kind in _NAMED else max(0, parts - 1)
     return lost
 
 
@@ -261,13 +267,13 @@ def _file_events(path: Path) -> list[tuple[int, str, list[str], str]]:
                 when, kind, words, name = found[-1]
                 found[-1] = (when, kind, words, name + text)
                 goes_on = len(text.encode()) >= _PART_BYTES
-        elif kind in ("O", "M", "N", *_CALLS):
+        elif kind in (*_NAMED, *_CALLS):
             words = text.split()
             if len(words) != _WORDS:
                 raise ValueError(line)
             # A file is open from the end of the call on.
             found.append((int(words[0]) + (int(words[1]) if kind == "O" else 0), kind, words, ""))
-            goes_on = kind in ("O", "M", "N")
+            goes_on = kind in _NAMED
     return sorted(found, key=lambda event: event[0])
 
 

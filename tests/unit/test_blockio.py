@@ -56,6 +56,7 @@ def test_file_lines_follow_opens_and_renames(tmp_path: Path) -> None:
         ("open", "/d/a b.tmp", -1, 0), ("write", "/d/a b.tmp", -1, 64), ("sync", "/d/a b.tmp", -1, 0),
         ("rename", "/d/a b", -1, 0), ("open", "/d/a b", -1, 0), ("read", "/d/a b", 32, 0),
     ]  # fmt: skip
+    assert lost_events(path) == 3
     assert calls[0].flags == 577 and calls[1].took_s == pytest.approx(2e-6) and calls[3].old_path == "/d/a b.tmp"
 
 
@@ -65,6 +66,13 @@ def test_a_long_path_comes_in_parts(tmp_path: Path) -> None:
                  "O 5100000001 10 7 4 9 0", f"T {second}", "T ", "T junk", "R 5500000000 300 7 3 0 5")  # fmt: skip
     long = first + "z" * 63 + "-1.data"
     assert [call.path for call in read_files(path, ZERO_NS)] == [long, second, long]
+
+
+def test_file_lines_for_which_there_was_no_room_are_lost(tmp_path: Path) -> None:
+    whole = ["O 5100000000 10 7 3 8 0", "T /d/a", *["T "] * 5]
+    assert lost_events(lines(tmp_path / "f", *whole, "R 5500000000 300 7 3 0 5")) == 3
+    assert lost_events(lines(tmp_path / "f", *whole, "T ", "R 5500000000 300 7 3 0 5", "T ")) == 3 + 2, "two calls"
+    assert lost_events(lines(tmp_path / "f", whole[0], "T ", "T ")) == 3 + 1, "a path"
 
 
 def test_a_damaged_trace_is_told_on_one_line(tmp_path: Path) -> None:
