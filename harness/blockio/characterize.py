@@ -80,23 +80,30 @@ def block_figures(requests: Sequence[BlockRequest]) -> dict[str, Any]:
     """Sizes, order and times of the requests of one direction."""
     follows = sum(map(_follows, pairwise(_by_issue(requests))))
     split_s = _split_s(requests)
-    busy_s = covered_s((r.issued_s, r.completed_s) for r in requests)
-    at_device_s = sum(r.completed_s - r.issued_s for r in requests)
-    total = sum(r.bytes for r in requests)
+    at_device = _at_device(requests)
+    d2c_s = [end - begin for begin, end in at_device]
+    busy_s = covered_s(at_device)
+    timed_bytes = sum(r.bytes for r in requests if r.completed_s is not None)
     return {
         "requests": len(requests),
-        "bytes": total,
+        "bytes": sum(r.bytes for r in requests),
+        "unseen": len(requests) - len(at_device),
         "sizes": _sizes(r.bytes for r in requests),
         "sequential": follows,
         "random": max(0, len(requests) - 1 - follows),
-        "d2c_s": _spread([r.completed_s - r.issued_s for r in requests]),
+        "d2c_s": _spread(d2c_s),
         "split": len(split_s),
         "split_d2c_s": _spread(split_s),
         "q2d_s": _spread([r.issued_s - r.queued_s for r in requests if r.queued_s is not None]),
         "busy_s": busy_s,
-        "depth": at_device_s / busy_s if busy_s else None,
-        "bytes_per_s": total / busy_s if busy_s else None,
+        "depth": sum(d2c_s) / busy_s if busy_s else None,
+        "bytes_per_s": timed_bytes / busy_s if busy_s else None,
     }
+
+
+def _at_device(requests: Iterable[BlockRequest]) -> list[Interval]:
+    """From issue to completion, of those that were seen to complete."""
+    return [(r.issued_s, r.completed_s) for r in requests if r.completed_s is not None]
 
 
 def _by_issue(requests: Iterable[BlockRequest]) -> list[BlockRequest]:
@@ -108,13 +115,16 @@ def _follows(pair: tuple[BlockRequest, BlockRequest]) -> bool:
 
 
 def _split_s(requests: Iterable[BlockRequest]) -> list[float]:
-    """How long each piece of I/O took that the kernel split: its requests were queued at one moment."""
-    whole: dict[float, tuple[int, float, float]] = {}
-    for r in requests:
-        if r.queued_s is not None:
-            count, issued_s, completed_s = whole.get(r.queued_s, (0, r.issued_s, r.completed_s))
-            whole[r.queued_s] = count + 1, min(issued_s, r.issued_s), max(completed_s, r.completed_s)
-    return [completed_s - issued_s for count, issued_s, completed_s in whole.values() if count > 1]
+    """How long each piece of I/O took that the kernel split: its requests were queued at one moment.
+
+    Without those of which a part was not seen to complete.
+    """
+    whole: dict[float, list[BlockRequest]] = {}
+    for request in requests:
+        if request.queued_s is not None:
+            whole.setdefault(request.queued_s, []).append(request)
+    parts = [_at_device(each) for each in whole.values() if len(each) > 1 and len(_at_device(each)) == len(each)]
+    return [max(end for _, end in each) - min(begin for begin, _ in each) for each in parts]
 
 
 def _sizes(sizes: Iterable[int]) -> dict[str, int]:
@@ -141,7 +151,10 @@ def covered_s(intervals: Iterable[Interval]) -> float:
 
 
 def timeline(requests: Sequence[BlockRequest], about: IoTrace) -> dict[str, list[float]]:
-    """Each 100 ms that had any: bytes completed, requests by order, mean depth; start_s is on the run's clock."""
+    """Each 100 ms that had any: bytes completed, requests by order, mean depth; start_s is on the run's clock.
+
+    A request that was not seen to complete is in the bin of its issue, and in no depth.
+    """
     bins: dict[int, dict[str, float]] = {}
 
     def held(index: int) -> dict[str, float]:
@@ -150,7 +163,8 @@ def timeline(requests: Sequence[BlockRequest], about: IoTrace) -> dict[str, list
     for side, name in ((False, "read"), (True, "write")):
         last: BlockRequest | None = None
         for request in _by_issue(r for r in requests if r.write == side):
-            begin_s, end_s = request.issued_s - about.started_s, request.completed_s - about.started_s
+            begin_s = request.issued_s - about.started_s
+            end_s = begin_s if request.completed_s is None else request.completed_s - about.started_s
             held(int(end_s // BIN_S))[f"{name}_bytes"] += request.bytes
             held(int(end_s // BIN_S))[f"{name}_{'sequential' if last and _follows((last, request)) else 'random'}"] += 1
             for index in range(int(begin_s // BIN_S), int(end_s // BIN_S) + 1):
@@ -206,8 +220,7 @@ def _merged(one: dict[str, Any], other: dict[str, Any] | None) -> dict[str, Any]
 
 
 def page_cache_share(reads: Sequence[BlockRequest], calls: Sequence[FileCall]) -> float | None:
-    """Of the bytes that calls read, the share that no block request brought: it was in the page cache, or bpftrace
-    missed the request (less than 1 %).
+    """Of the bytes that calls read, the share that no block request brought: it was in the page cache.
 
     Not by counting pages (tracepoint filemap): of 32 MiB read cold, 7,000 events, where the block layer has 40.
     """
@@ -234,7 +247,7 @@ def split(row: RequestRecord, reads: Sequence[BlockRequest], calls: Sequence[Fil
     """Whose a request's time to first token was. With others in flight, their I/O is in it too."""
     assert row.first_token_s is not None
     begin, end = row.sent_s, row.first_token_s
-    device = _within([(r.issued_s, r.completed_s) for r in reads], begin, end)
+    device = _within(_at_device(reads), begin, end)
     in_calls = _within([(c.at_s, c.at_s + c.took_s) for c in calls if c.kind != "write"], begin, end)
     device_s, busy_s = covered_s(device), covered_s([*device, *in_calls])
     both = [*device, *in_calls]
@@ -275,7 +288,7 @@ def checks(
         return any(begin <= moment_s <= end for begin, end in windows)
 
     accounts: dict[str, int | None] = {
-        "block requests traced": sum(r.bytes for r in reads if inside(r.completed_s)),
+        "block requests traced": sum(r.bytes for r in reads if inside(r.issued_s)),
         "file reads traced": sum(c.bytes for c in calls if c.kind == "read" and inside(c.at_s)),
         "block layer's statistics": _sum(s.host.device_read_bytes for s in cold),
         "cache server's process": _sum(s.observed.storage_read_bytes for s in cold),

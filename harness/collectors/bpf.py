@@ -27,11 +27,13 @@ SCRIPTS = Path(__file__).parent / "bpf"
 BTF = Path("/sys/kernel/btf/vmlinux")
 TRACEFS = (Path("/sys/kernel/tracing/events"), Path("/sys/kernel/debug/tracing/events"))
 _CALLS = {"R": "read", "W": "write", "F": "sync"}
-# Where a line's path begins, and how much of a path is in one line: BPFTRACE_STRLEN 200, less the end.
-_NAME_AFTER = {"O": 7, "M": 4, "N": 4}
-_NAME_BYTES = 199
+# Numbers of each file event; in how many parts its path follows, and how long they are (BPFTRACE_STRLEN, less the end).
+_WORDS, _PARTS, _PART_BYTES = 6, 6, 63
+_NAMED = ("O", "M", "N")
 _MAX_PIDS = 8
-_START_TIMEOUT_S, _STOP_TIMEOUT_S = 30.0, 15.0
+_START_TIMEOUT_S, _STOP_TIMEOUT_S, _SETTLE_TIMEOUT_S = 30.0, 15.0, 10.0
+# Nothing more is told when the files are the same at so many polls in a row.
+_POLL_S, _STILL_POLLS = 0.05, 4
 _FALLBACKS = (
     "without it samples.jsonl still has bytes from /proc/PID/io (storage_read_bytes) and from diskstats (host.device_…)"
 )
@@ -42,11 +44,14 @@ class TraceError(ValueError):
 
 
 class BlockRequest(msgspec.Struct, frozen=True):
-    """One request at the block device. queued_s None: the kernel split it off another one."""
+    """One request at the block device. queued_s None: the kernel split it off another one.
+
+    completed_s None: nobody saw it complete. A tracepoint's program is skipped where it would interrupt another one.
+    """
 
     queued_s: float | None
     issued_s: float
-    completed_s: float
+    completed_s: float | None
     sector: int
     bytes: int
     write: bool
@@ -95,7 +100,7 @@ class BpfTrace:
         self._folder.mkdir(parents=True, exist_ok=True)
         env = {
             **os.environ,
-            "BPFTRACE_STRLEN": "200",
+            "BPFTRACE_STRLEN": str(_PART_BYTES + 1),
             "BPFTRACE_MAP_KEYS_MAX": "65536",
             "BPFTRACE_PERF_RB_PAGES": "512",
         }
@@ -141,6 +146,7 @@ class BpfTrace:
     async def stop(self) -> int:
         """Ends both; returns how many events were lost."""
         self._schedule(os.SCHED_OTHER)
+        await self._settle()
         for process in self._running.values():
             if process.poll() is None:
                 process.send_signal(signal.SIGINT)
@@ -152,13 +158,37 @@ class BpfTrace:
                 await asyncio.sleep(0.02)
         return sum(lost_events(self._folder / f"{name}.jsonl") for name in self._running)
 
+    async def _settle(self) -> None:
+        """Until bpftrace has printed what it knows: lines wait for their turn, which a core has every few intervals."""
+        deadline, sizes, still = time.monotonic() + _SETTLE_TIMEOUT_S, [-1], 0
+        files = [self._folder / f"{name}.jsonl" for name in self._running]
+        while still < _STILL_POLLS and time.monotonic() < deadline:
+            before, sizes = sizes, [file.stat().st_size for file in files if file.exists()]
+            still = still + 1 if sizes == before else 0
+            await asyncio.sleep(_POLL_S)
+
 
 def lost_events(path: Path) -> int:
-    return sum(int(item["data"]["events"]) for item in _items(path) if item["type"] == "lost_events")
+    """Events that bpftrace could not hand over, and lines that it had no room for or did not get to print."""
+    lost = parts = 0
+    for item in _items(path):
+        data = item["data"]
+        if item["type"] == "lost_events":
+            lost += int(data["events"])
+        elif item["type"] == "map":
+            lost += len(data.get("@line", ()))
+        elif item["type"] == "printf":
+            # What found no room is printed as zeros, and as a part of a path that is empty or belongs to none.
+            kind, _, text = str(data).strip("\n").partition(" ")
+            if kind == "T":
+                lost += not parts or (parts == _PARTS and not text)
+            lost += kind == "B" and text.startswith("0 0 ")
+            parts = _PARTS if kind in _NAMED else max(0, parts - 1)
+    return lost
 
 
 def read_block(path: Path, zero_ns: int) -> list[BlockRequest]:
-    """Requests in order of completion. Raises TraceError."""
+    """Requests in order of issue. Raises TraceError."""
     with _told(path):
         return _block(path, zero_ns)
 
@@ -181,60 +211,69 @@ def _told(path: Path) -> Iterator[None]:
 
 
 def _block(path: Path, zero_ns: int) -> list[BlockRequest]:
-    def seconds(text: str) -> float:
-        return (int(text) - zero_ns) / 1e9
+    def seconds(moment_ns: int) -> float:
+        return (moment_ns - zero_ns) / 1e9
 
-    requests = []
-    for line in _lines(path):
-        kind, *words = line.split()
-        if kind == "B":
-            queued, issued, completed, sector, size, write, _ = words
-            queued_s = seconds(queued) if queued != "0" else None
-            requests.append(
-                BlockRequest(queued_s, seconds(issued), seconds(completed), int(sector), int(size), write == "1")
-            )
-    return requests
+    def known(moment_ns: int) -> float | None:
+        return seconds(moment_ns) if moment_ns else None
+
+    requests = [
+        BlockRequest(known(queued), seconds(issued), known(completed), sector, size, write == 1)
+        for sector, (queued, issued, completed, size, write) in _block_events(path)
+    ]
+    return sorted(requests, key=lambda request: request.issued_s)
+
+
+def _block_events(path: Path) -> Iterator[tuple[int, tuple[int, int, int, int, int]]]:
+    """(sector, (queued, issued, completed, bytes, write)), in ns; 0 is unknown."""
+    for item in _items(path):
+        if item["type"] == "printf" and str(item["data"]).startswith("B "):
+            queued, issued, completed, sector, size, write, _ = map(int, item["data"].split()[1:])
+            if issued:
+                yield sector, (queued, issued, completed, size, write)
+        elif item["type"] == "map":
+            for key, (queued, issued, size, write) in item["data"].get("@issued", {}).items():
+                yield int(key.split(",")[1]), (queued, issued, 0, size, write)
 
 
 def _files(path: Path, zero_ns: int) -> list[FileCall]:
     open_files: dict[tuple[str, str], str] = {}
     renamed: dict[str, str] = {}
     calls: list[FileCall] = []
-    for _, kind, words, name in _file_events(path):
-        at_s = (int(words[0]) - zero_ns) / 1e9
+    for _, kind, (at, took, pid, fd, *rest), name in _file_events(path):
+        at_s, took_s = (int(at) - zero_ns) / 1e9, int(took) / 1e9
         if kind == "O":
-            took, pid, fd, _, flags = words[1:]
             open_files[pid, fd] = name
-            calls.append(FileCall("open", at_s, int(took) / 1e9, int(pid), name, flags=int(flags)))
+            calls.append(FileCall("open", at_s, took_s, int(pid), name, flags=int(rest[1])))
         elif kind == "M":
-            renamed[words[2]] = name
+            renamed[rest[0]] = name
         elif kind == "N":
-            calls.append(FileCall("rename", at_s, 0.0, int(words[1]), name, old_path=renamed.pop(words[2], "")))
-        elif (words[2], words[3]) in open_files:
-            took, pid, fd, *numbers = words[1:]
-            offset, size = map(int, numbers) if numbers else (-1, 0)
+            calls.append(FileCall("rename", at_s, 0.0, int(pid), name, old_path=renamed.pop(rest[0], "")))
+        elif (pid, fd) in open_files:
+            offset, size = map(int, rest)
             name = open_files[pid, fd]
-            calls.append(FileCall(_CALLS[kind], at_s, int(took) / 1e9, int(pid), name, offset, max(0, size)))
+            calls.append(FileCall(_CALLS[kind], at_s, took_s, int(pid), name, offset, max(0, size)))
     return calls
 
 
 def _file_events(path: Path) -> list[tuple[int, str, list[str], str]]:
     """(when, kind, words, path) by time: each core's events come in order, but not all cores' together."""
     found: list[tuple[int, str, list[str], str]] = []
-    long: dict[str, int] = {}
+    goes_on = False
     for line in _lines(path):
-        kind, *words = line.split(" ")
-        if kind == "T" and words and words[0] in long:
-            when, kind, words, name = found[at := long.pop(words[0])]
-            found[at] = (when, kind, words, name + line.split(" ", 2)[2])
-        elif kind in _NAME_AFTER:
-            *words, name = line.split(" ", _NAME_AFTER[kind])[1:]
-            if len(name.encode()) >= _NAME_BYTES:
-                long[words[4 if kind == "O" else 2]] = len(found)
+        kind, _, text = line.partition(" ")
+        if kind == "T":
+            if goes_on:
+                when, kind, words, name = found[-1]
+                found[-1] = (when, kind, words, name + text)
+                goes_on = len(text.encode()) >= _PART_BYTES
+        elif kind in (*_NAMED, *_CALLS):
+            words = text.split()
+            if len(words) != _WORDS:
+                raise ValueError(line)
             # A file is open from the end of the call on.
-            found.append((int(words[0]) + (int(words[1]) if kind == "O" else 0), kind, words, name))
-        elif kind in _CALLS:
-            found.append((int(words[0]), kind, words, ""))
+            found.append((int(words[0]) + (int(words[1]) if kind == "O" else 0), kind, words, ""))
+            goes_on = kind in _NAMED
     return sorted(found, key=lambda event: event[0])
 
 

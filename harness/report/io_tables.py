@@ -65,9 +65,16 @@ def side_by_side(io: Mapping[str, Any]) -> list[tuple[str, list[str]]]:
         ("their mean TTFT", lambda t: duration(mean_parts(t).get("ttft_s"))),
         *((f"of it {name}", _of_parts(part)) for part, name in PARTS.items()),
         ("bytes read by other accounts", _accounts),
+        ("requests not seen to complete", _unseen),
         ("events lost", lambda t: f"{t['lost_events']:,}"),
     ]
     return [(name, [tell(trace) for trace in io["traces"]]) for name, tell in rows]
+
+
+def _unseen(trace: Trace) -> str:
+    """Traces of before this was counted do not say."""
+    counts = [trace["block"][side].get("unseen") for side in DIRECTIONS]
+    return UNKNOWN if None in counts else f"{sum(counts):,}"
 
 
 def _of_side(tell: Callable[[Trace], str], side: str) -> Callable[[Trace], str]:

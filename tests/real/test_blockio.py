@@ -33,12 +33,10 @@ pytestmark = [
     pytest.mark.skipif(bool(MISSING), reason=f"missing {', '.join(MISSING)}; scripts/test installs them"),
 ]
 
-ENV = {"BPFTRACE_STRLEN": "200"}
-
 # As LMCache's fs adapter does it: one open and one call a file, renamed when it is whole.
 WORK = """
 import os, subprocess, sys, time
-folder = sys.argv[1] + "/" + "long" * 50  # longer than one line of the trace holds
+folder = sys.argv[1] + "/" + "long" * 50  # longer than a part of a path in the trace
 os.makedirs(folder, exist_ok=True)
 if len(sys.argv) == 2:
     sys.stdin.readline()
@@ -109,15 +107,11 @@ def test_what_a_process_does_is_seen_at_its_files_and_at_the_device(device: Devi
     requests = read_block(tmp_path / "io" / "block.jsonl", zero_ns)
     read = block_figures([r for r in requests if not r.write])
     written = block_figures([r for r in requests if r.write])
-    # bpftrace misses a request that completes inside another probe; of so few, each is some per cent.
-    missed = read_bytes - read["bytes"]
-    assert -0.01 * read_bytes <= missed <= 2 * MIB and read_bytes >= 24 * MIB
+    assert read["bytes"] == read_bytes >= 24 * MIB
     assert written["bytes"] == pytest.approx(written_bytes, rel=0.02, abs=2**18)
     assert read["bytes_per_s"] <= 1.02 * 200 * MIB and read["sequential"] > read["random"]
     assert read_host(device.mount).read_bytes == statistics(device)[0]
-    assert page_cache_share([r for r in requests if not r.write], calls) == pytest.approx(
-        max(0, missed) / (24 * MIB), abs=0.01
-    )
+    assert page_cache_share([r for r in requests if not r.write], calls) == 0
     assert not _mentioning(str(tmp_path))
 
 
@@ -167,7 +161,7 @@ def test_the_scripts_follow_a_process_tree_by_themselves(device: Device, tmp_pat
     for name, arguments in (("block", [str(shell.pid), str(device.device_number), "1"]), ("files", [str(shell.pid)])):
         output = ["-f", "json", "-o", str(tmp_path / f"{name}.jsonl")]
         script_path = str(ROOT / "harness/collectors/bpf" / f"{name}.bt")
-        running.append(subprocess.Popen(["bpftrace", *output, script_path, *arguments], env={**os.environ, **ENV}))
+        running.append(subprocess.Popen(["bpftrace", *output, script_path, *arguments]))
     try:
         for name in ("block", "files"):
             _wait_for(lambda name=name: "ready" in _text(tmp_path / f"{name}.jsonl"))
@@ -176,13 +170,14 @@ def test_the_scripts_follow_a_process_tree_by_themselves(device: Device, tmp_pat
         subprocess.run(read_foreign, check=True)
         shell.communicate("go\n", 60)
         moved = sum(statistics(device)) - before
+        time.sleep(0.5)  # until the last lines are told
     finally:
         for process in running:
             process.send_signal(signal.SIGINT)
             process.wait(20)
     requests = read_block(tmp_path / "block.jsonl", 0)
-    # btrfs reads its check sums too; one of the 24 to 48 may be missed, as it completes inside another probe.
-    assert sum(r.bytes for r in requests if not r.write) == pytest.approx(24 * MIB, rel=0.045)
+    # btrfs reads its check sums too.
+    assert 24 * MIB <= sum(r.bytes for r in requests if not r.write) <= 24.5 * MIB
     maps = [json.loads(line) for line in _text(tmp_path / "block.jsonl").splitlines() if "@others_bytes" in line]
     others = maps[0]["data"]["@others_bytes"]
     assert others["dd"] >= 15 * MIB

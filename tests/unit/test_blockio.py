@@ -31,10 +31,15 @@ def request(sector: int, size: int, issued_s: float, completed_s: float, *, writ
 
 def test_block_lines_are_read_on_the_run_s_clock(tmp_path: Path) -> None:
     path = lines(tmp_path / "b", "B 5100000000 5200000000 5300000000 8 4096 0 7340032",
-                 "B 0 5200000000 5500000000 16 8192 1 7340032")  # fmt: skip
-    requests = read_block(path, ZERO_NS)
-    assert requests == [BlockRequest(0.1, 0.2, 0.3, 8, 4096, False), BlockRequest(None, 0.2, 0.5, 16, 8192, True)]
-    assert lost_events(path) == 3
+                 "B 0 5150000000 5500000000 16 8192 1 7340032", "B 5600000000 5700000000 0 32 512 0 7340032",
+                 "B 0 0 0 0 0 0 0")  # fmt: skip
+    left = {"@issued": {"7340032,64": [5800000000, 5900000000, 1024, 1]}, "@line": {"1,7": [0] * 7}}
+    path.write_text(json.dumps({"type": "map", "data": left}) + "\n" + path.read_text())
+    assert read_block(path, ZERO_NS) == [
+        BlockRequest(None, 0.15, 0.5, 16, 8192, True), BlockRequest(0.1, 0.2, 0.3, 8, 4096, False),
+        BlockRequest(0.6, 0.7, None, 32, 512, False), BlockRequest(0.8, 0.9, None, 64, 1024, True),
+    ]  # fmt: skip
+    assert lost_events(path) == 3 + 2, "one found no room, and one was not printed"
     assert read_block(tmp_path / "absent", ZERO_NS) == [] and lost_events(tmp_path / "absent") == 0
 
 
@@ -42,23 +47,32 @@ def test_file_lines_follow_opens_and_renames(tmp_path: Path) -> None:
     # The core that wrote told later than the one that opened, and an open file is open from the call's end on.
     path = lines(
         tmp_path / "f", "R 5000000000 10 7 3 -1 99", "W 5200000000 2000 7 3 -1 64",
-        "O 5100000000 1000 7 3 8 577 /d/a b.tmp", "T 8 ../lib\nR 1 2 3", "F 5250000000 500 7 3",
-        "M 5300000000 7 8 /d/a b.tmp", "N 5300000001 7 8 /d/a b", "O 5400000000 100 7 4 8 0 /d/a b",
-        "R 5500000000 300 7 4 32 -5",
+        "O 5100000000 1000 7 3 8 577", "T /d/a b.tmp", "T ../lib", "T R 1 2 3", "F 5250000000 500 7 3 -1 0",
+        "M 5300000000 0 7 0 8 0", "T /d/a b.tmp", "T x", "N 5300000001 0 7 0 8 0", "T /d/a b", "T ",
+        "O 5400000000 100 7 4 8 0", "T /d/a b", "R 5500000000 300 7 4 32 -5",
     )  # fmt: skip
     calls = read_files(path, ZERO_NS)
     assert [(call.kind, call.path, call.offset, call.bytes) for call in calls] == [
         ("open", "/d/a b.tmp", -1, 0), ("write", "/d/a b.tmp", -1, 64), ("sync", "/d/a b.tmp", -1, 0),
         ("rename", "/d/a b", -1, 0), ("open", "/d/a b", -1, 0), ("read", "/d/a b", 32, 0),
     ]  # fmt: skip
+    assert lost_events(path) == 3
     assert calls[0].flags == 577 and calls[1].took_s == pytest.approx(2e-6) and calls[3].old_path == "/d/a b.tmp"
 
 
-def test_a_long_path_comes_in_two_lines(tmp_path: Path) -> None:
-    long, other = "/d/" + "x" * 196, "/d/" + "y" * 196
-    path = lines(tmp_path / "f", f"O 5100000000 10 7 3 8 0 {long}", f"O 5100000001 10 7 4 9 0 {other}", "T 9 -2.data",
-                 "T 8 -1.data", "R 5500000000 300 7 3 0 5")  # fmt: skip
-    assert [call.path for call in read_files(path, ZERO_NS)] == [f"{long}-1.data", f"{other}-2.data", f"{long}-1.data"]
+def test_a_long_path_comes_in_parts(tmp_path: Path) -> None:
+    first, second = "/d/" + "x" * 60, "/d/" + "y" * 60
+    path = lines(tmp_path / "f", "O 5100000000 10 7 3 8 0", f"T {first}", "T " + "z" * 63, "T -1.data", "T  junk",
+                 "O 5100000001 10 7 4 9 0", f"T {second}", "T ", "T junk", "R 5500000000 300 7 3 0 5")  # fmt: skip
+    long = first + "z" * 63 + "-1.data"
+    assert [call.path for call in read_files(path, ZERO_NS)] == [long, second, long]
+
+
+def test_file_lines_for_which_there_was_no_room_are_lost(tmp_path: Path) -> None:
+    whole = ["O 5100000000 10 7 3 8 0", "T /d/a", *["T "] * 5]
+    assert lost_events(lines(tmp_path / "f", *whole, "R 5500000000 300 7 3 0 5")) == 3
+    assert lost_events(lines(tmp_path / "f", *whole, "T ", "R 5500000000 300 7 3 0 5", "T ")) == 3 + 2, "two calls"
+    assert lost_events(lines(tmp_path / "f", whole[0], "T ", "T ")) == 3 + 1, "a path"
 
 
 def test_a_damaged_trace_is_told_on_one_line(tmp_path: Path) -> None:
@@ -77,6 +91,16 @@ def test_sequential_requests_depth_and_times() -> None:
     assert figures["d2c_s"]["p50"] == pytest.approx(0.01) and figures["q2d_s"]["mean"] == pytest.approx(0.001)
     empty = block_figures([])
     assert empty["requests"] == 0 and empty["depth"] is None and empty["d2c_s"]["p50"] is None
+
+
+def test_a_request_that_was_not_seen_to_complete_is_in_no_time() -> None:
+    seen, unseen = request(0, 4096, 1.0, 1.010), BlockRequest(1.0, 1.005, None, 8, 8192, False)
+    figures, alone = block_figures([seen, unseen]), block_figures([seen])
+    assert (figures["requests"], figures["bytes"], figures["unseen"], figures["sequential"]) == (2, 12288, 1, 1)
+    for key in ("d2c_s", "busy_s", "depth", "bytes_per_s"):
+        assert figures[key] == alone[key]
+    parts = [BlockRequest(1.0, 1.0, 1.1, 0, 512, False), BlockRequest(1.0, 1.0, None, 1, 512, False)]
+    assert block_figures(parts)["split"] == 0
 
 
 def test_covered_time_counts_overlaps_once() -> None:

@@ -33,7 +33,7 @@ def traced_run(path: Path, requests: int) -> Path:
     for place, name in enumerate(("ext4", "xfs")):
         own = folder / "io" / str(place)
         own.mkdir(parents=True)
-        block, files = [], ["O 1 1 7 3 8 0 /d/chunk"]
+        block, files = [], ["O 1 1 7 3 8 0", "T /d/chunk"]
         for number in range(requests):
             at_ns = number * 10**9 + 10**8
             # xfs's two come one after the other, ext4's leave a gap.
@@ -69,6 +69,7 @@ def test_file_systems_stand_beside_each_other(long_run: Path) -> None:
     assert table["read: split by the kernel; D2C as a whole, p50"] == ["250, 199 ms"] * 2
     assert table["each file: opened"] == ["1", "1"] and table["each file: bytes read"] == ["500MiB", "500MiB"]
     assert table["write: requests"] == [UNKNOWN] * 2
+    assert table["requests not seen to complete"] == ["0"] * 2
     order = page.figure("io-order")["data"]
     assert sum(sum(bar["y"]) for bar in order if bar["name"] == "sequential") == 250
 
