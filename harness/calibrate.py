@@ -51,7 +51,7 @@ def calibrated(folder: Path, name: str, synchronous_loads: bool, shared_core: bo
         source=f"harness calibrate, run {manifest['run_id']}: medians over samples of TTFT and time per output token",
         date=manifest["created_at"],
         machine=f"{host['cpu']}, {host['cores']} cores, {host['memory_bytes'] >> 30} GiB RAM, Linux {host['kernel']}",
-        method="Least squares of the relative error, no constant below 0 (simulator/fitting.py); 6 digits.",
+        method="Least squares of the relative error, weighed by noise, no constant below 0 (simulator/fitting.py).",
         fitted_on=msgspec.structs.replace(fitted_on, points=tuple(known)),
         assumed=assumed,
         constants=found.constants,

@@ -99,7 +99,7 @@ class Calibration(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     / bytes_per_s; all together move at most shared_bytes_per_s (.inf: no bound was seen). synchronous_loads: the
     engine's own thread copies what is loaded from the CPU tier, and computes nothing meanwhile (vLLM's workers without
     a GPU: LMCache 0.5.6, multiprocess/transfer_context/worker_transfer.py, EngineDrivenTransferContext). shared_core:
-    front end and engine have one core between them, so that no step goes on while the front end works on a request.
+    front end and engine have one core between them, half of it each while both have work.
 
     good: the verdict of the fit's own leave-one-out (fitting.LooVerdict); None: none was made. intervals: 95 %, of
     the constants that were fitted.

@@ -8,7 +8,8 @@ other points the simulator is asked, and its derivative is their design: found a
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping
+import math
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import msgspec
@@ -28,6 +29,10 @@ _SHARES = (1.0, 0.5, 0.25, 0.1, 0.0)
 # Small against what such a constant is, so that a derivative is one-sided and nothing waits for other things.
 _STEPS = {"bytes_per_s": 1e-13, "attention_s": 1e-12, "attention_context_s": 1e-12, "context_s": 1e-10, "token_s": 1e-9}
 _STEP_S = 1e-6
+# Relative: no point weighs more than if it were off by this, however well it was measured.
+_MODEL_ERROR = 0.02
+_TELLING_SAMPLES = 5
+_NORMAL_975 = 1.96
 
 Array = NDArray[np.float64]
 
@@ -50,8 +55,9 @@ def fit(
 ) -> Fit:
     """Constants by least squares of the relative error, none below 0; null where the points say nothing.
 
-    Relative, because a time to first token of 30 ms has to be as right as one of 3 s. An infinitely fast device (the
-    fit finds no time per byte) is null, a shared bandwidth that nothing showed .inf.
+    Relative, because a time to first token of 30 ms has to be as right as one of 3 s; a point weighs what its noise
+    allows (`_weights`). An infinitely fast device (the fit finds no time per byte) is null, a shared bandwidth that
+    nothing showed .inf.
     """
     problem = _Problem(fitted_on, assumed, synchronous_loads, shared_core)
     # A bound that nothing has reached shows no derivative: it is sought from starts at which it binds as well.
@@ -64,7 +70,7 @@ def fit(
         constants=problem.stated(best, shown),
         fitted_s=[float(s) for s in problem.relative(best) * problem.measured],
         loo_error=[_left_out(problem, offset, matrix, best, index) for index in range(len(offset))],
-        intervals=_intervals(problem.free, offset, matrix, best),
+        intervals=_intervals(problem, offset, matrix, best),
     )
 
 
@@ -73,7 +79,7 @@ def _descend(problem: _Problem, slopes: Array) -> Array:
     loss = np.inf
     for _ in range(_ROUNDS):
         offset, matrix = problem.linear(slopes)
-        target = _solve(matrix, 1 - offset)
+        target = _solve(matrix, 1 - offset, problem.weights)
         tries = [slopes + share * (target - slopes) for share in _SHARES]
         found = next((found for found in tries if problem.loss(found) < loss * (1 - 1e-9)), None)
         if found is None:
@@ -90,6 +96,7 @@ class _Problem:
     ) -> None:
         self.fitted_on, self.assumed, self.model = fitted_on, assumed, load_model(fitted_on.model)
         self.measured = np.array([point.measured_s for point in fitted_on.points])
+        self.weights = _weights(fitted_on.points)
         self.lone = [_lone(point) for point in fitted_on.points]
         self.rows = [design(point, fitted_on) for point in fitted_on.points]
         self.free = [n for n in CONSTANTS if n not in assumed and any(n in row for row in self.rows)]
@@ -118,7 +125,7 @@ class _Problem:
         return simulated_s(self.fitted_on.points[index], calibration, self.model)
 
     def loss(self, slopes: Array) -> float:
-        return float(np.sum((self.relative(slopes) - 1) ** 2))
+        return float(np.sum((self.weights * (self.relative(slopes) - 1)) ** 2))
 
     def bounds(self) -> list[tuple[str, ...]]:
         """Which shared bandwidths may bind: none, each alone, all."""
@@ -167,7 +174,27 @@ def _lone(point: Point) -> bool:
     return point.concurrency == 1 and point.device_bytes_per_s is None and point.metric == "ttft_s"
 
 
-def _solve(matrix: Array, target: Array) -> Array:
+def _weights(points: Sequence[Point]) -> Array:
+    """The inverse of what a point may be off by: its noise, and what the model is taken to miss any point by.
+
+    A point's few samples tell little of their own spread, so that of its tier's points counts, over the root of its
+    samples.
+    """
+    spreads: dict[tuple[str, str], list[float]] = {}
+    for point in points:
+        width = (point.high_s or point.measured_s) - (point.low_s or point.measured_s)
+        if (samples := point.samples or 1) >= _TELLING_SAMPLES:
+            spread = width / (2 * _NORMAL_975 * point.measured_s) * math.sqrt(samples)
+            spreads.setdefault((point.tier, point.metric), []).append(spread)
+    typical = {of: float(np.median(found)) for of, found in spreads.items()}
+    largest = max(typical.values(), default=0.0)
+    noise = [typical.get((point.tier, point.metric), largest) / math.sqrt(point.samples or 1) for point in points]
+    weights: Array = _MODEL_ERROR / np.hypot(_MODEL_ERROR, np.array(noise))
+    return weights
+
+
+def _solve(matrix: Array, target: Array, weights: Array) -> Array:
+    matrix, target = matrix * weights[:, None], target * weights
     scale = np.linalg.norm(matrix, axis=0)
     scale[scale == 0] = 1
     solution, _ = nnls(matrix / scale, target)
@@ -177,22 +204,23 @@ def _solve(matrix: Array, target: Array) -> Array:
 def _left_out(problem: _Problem, offset: Array, matrix: Array, best: Array, index: int) -> float:
     """By how much (relative) a fit to all points but one, which sets out from the whole fit, misses that one."""
     others = np.arange(len(offset)) != index
-    target = _solve(matrix[others], 1 - offset[others])
+    weights = problem.weights[others]
+    target = _solve(matrix[others], 1 - offset[others], weights)
     says = [problem.relative(best + share * (target - best)) for share in _SHARES]
-    return float(min(says, key=lambda relative: float(np.sum((relative[others] - 1) ** 2)))[index] - 1)
+    return float(min(says, key=lambda relative: float(np.sum((weights * (relative[others] - 1)) ** 2)))[index] - 1)
 
 
-def _intervals(free: list[str], offset: Array, matrix: Array, slopes: Array) -> dict[str, tuple[float, float]]:
+def _intervals(problem: _Problem, offset: Array, matrix: Array, slopes: Array) -> dict[str, tuple[float, float]]:
     """95 % by Student's t, of the constants above 0, as constants. Empty without more points than constants."""
     used = slopes > 0
     spare = len(offset) - int(used.sum())
     if spare < 1:
         return {}
-    columns = matrix[:, used] * slopes[used]
-    variance = float(np.sum((offset + matrix @ slopes - 1) ** 2)) / spare
+    columns = matrix[:, used] * slopes[used] * problem.weights[:, None]
+    variance = float(np.sum((problem.weights * (offset + matrix @ slopes - 1)) ** 2)) / spare
     shares = float(stdtrit(spare, 0.975)) * np.sqrt(np.diag(np.linalg.pinv(columns.T @ columns)) * variance)
     found = {}
-    for name, slope, share in zip(np.array(free)[used], slopes[used], shares, strict=True):
+    for name, slope, share in zip(np.array(problem.free)[used], slopes[used], shares, strict=True):
         low, high = float(slope * max(0.0, 1 - share)), float(slope * (1 + share))
         ends = (high, low) if name.endswith("bytes_per_s") else (low, high)
         found[str(name)] = (_rounded(_constant(name, ends[0])), _rounded(_constant(name, ends[1])))

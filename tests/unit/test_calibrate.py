@@ -196,3 +196,29 @@ def test_loads_by_the_engines_own_thread_hold_up_its_steps(truth: Calibration) -
     point = msgspec.structs.replace(UNSEEN[2], prompt_tokens=2049, hit_tokens=2048, concurrency=4)
     apart = msgspec.structs.replace(truth, synchronous_loads=False)
     assert simulated_s(point, truth, model) > simulated_s(point, apart, model)
+
+
+def test_a_front_end_on_the_engines_core_slows_what_is_sent_together(truth: Calibration) -> None:
+    model = load_model("tiny-llama")
+    busy = {"request_s": 5e-3, "request_token_s": 0.0}
+    apart = msgspec.structs.replace(truth, constants=truth.constants | busy)
+    shared = msgspec.structs.replace(apart, shared_core=True)
+    alone = msgspec.structs.replace(UNSEEN[0], tier="gpu", prompt_tokens=1537, hit_tokens=1536, concurrency=1)
+    together = msgspec.structs.replace(alone, concurrency=4)
+    assert simulated_s(alone, shared, model) == pytest.approx(simulated_s(alone, apart, model))
+    assert simulated_s(together, shared, model) > 1.1 * simulated_s(together, apart, model)
+
+
+def test_a_point_of_one_noisy_sample_weighs_less(found: Calibration) -> None:
+    def error(outlier_samples: int) -> float:
+        noisy = [
+            msgspec.structs.replace(p, samples=20, low_s=0.95 * p.measured_s, high_s=1.05 * p.measured_s)
+            for p in found.fitted_on.points
+        ]
+        worst = max((p for p in noisy if p.tier == "recompute"), key=lambda p: p.prompt_tokens)
+        off = msgspec.structs.replace(worst, measured_s=1.5 * worst.measured_s, samples=outlier_samples)
+        settings = msgspec.structs.replace(found.fitted_on, points=(*(p for p in noisy if p is not worst), off))
+        constants = fit(settings, found.assumed, synchronous_loads=True).constants
+        return abs((constants["attention_s"] or 0.0) / (found.constants["attention_s"] or 1.0) - 1)
+
+    assert error(1) < 0.7 * error(20)

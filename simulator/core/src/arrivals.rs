@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, VecDeque};
 use std::mem;
 
-use crate::engine::{Engine, Step};
+use crate::engine::Engine;
 use crate::keys::{Part, Segment, keys_and_runs};
 use crate::request::{Completion, Request, Submission};
 use crate::time::{FOREVER, Ticks};
@@ -52,40 +52,35 @@ impl Engine {
         self.sends.push(at, number, submission);
     }
 
-    /// When the next request is sent or arrives.
+    /// When the next request is sent, gets through a front end without a core of its own, or arrives.
     pub(crate) fn next_arrival(&self) -> Ticks {
-        self.sends.next_at().min(self.arrivals.next_at())
+        let sent = self.sends.next_at().min(self.arrivals.next_at());
+        self.shared_core.as_ref().map_or(sent, |core| sent.min(core.next_passed()))
     }
 
     /// Lets what is sent by now through the front end, which takes one request after another.
     pub(crate) fn pass_front_end(&mut self) {
+        if self.shared_core.is_some() {
+            return self.pass_shared_core();
+        }
         while self.sends.next_at() <= self.now
             && let Some((at, submission)) = self.sends.pop()
         {
-            let tokens = submission.prompt_tokens().unwrap_or(0).min(self.config.max_model_len);
-            let front_end = self.cost.front_end(tokens, tokens / self.config.chunk_tokens);
-            self.front_end_until = self.front_end_until.max(at).saturating_add(front_end);
-            if self.cost.shared_core {
-                self.delay_step(at, front_end);
-            }
-            self.passed += 1;
-            let arrives = self.front_end_until.saturating_add(self.cost.wait());
-            self.arrivals.push(arrives, self.passed, submission);
+            self.front_end_until =
+                self.front_end_until.max(at).saturating_add(self.front_end_work(&submission));
+            self.arrives_after(self.front_end_until, submission);
         }
     }
 
-    /// When the front end leaves the core that it shares with the steps; FOREVER: no step waits for that.
-    pub(crate) fn core_free_at(&self) -> Ticks {
-        if self.cost.shared_core && self.now < self.front_end_until { self.front_end_until } else { FOREVER }
+    pub(crate) fn front_end_work(&self, submission: &Submission) -> Ticks {
+        let tokens = submission.prompt_tokens().unwrap_or(0).min(self.config.max_model_len);
+        self.cost.front_end(tokens, tokens / self.config.chunk_tokens)
     }
 
-    /// The front end takes the core `by` so long from the step that is in flight at `at`.
-    fn delay_step(&mut self, at: Ticks, by: Ticks) {
-        match &mut self.step {
-            Some(Step::Batch { end, .. }) if *end > at => *end += by,
-            Some(Step::Decode(decode)) if decode.end > at => self.delay_decode(at, by),
-            _ => {}
-        }
+    /// The front end is through with a request at `passed_at`.
+    pub(crate) fn arrives_after(&mut self, passed_at: Ticks, submission: Submission) {
+        self.passed += 1;
+        self.arrivals.push(passed_at.saturating_add(self.cost.wait()), self.passed, submission);
     }
 
     pub(crate) fn arrive(&mut self, submission: Submission) {
@@ -143,43 +138,5 @@ impl Engine {
         let blocks = self.pool.len();
         (needed > blocks)
             .then(|| format!("{needed} blocks are needed and the GPU has {blocks}: it can never fit"))
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use crate::cost::CostConfig;
-    use crate::engine::{Engine, EngineConfig};
-    use crate::tests::{ask, config};
-    use crate::time::{FOREVER, Ticks, from_s};
-
-    const MS: f64 = 1e-3;
-
-    /// First tokens of two requests of one token, in the order of sending. The front end takes 1 ms, a step 2 ms.
-    fn first_tokens(shared_core: bool, sent_ms: [f64; 2]) -> [Ticks; 2] {
-        let cost = CostConfig { step_s: 2.0 * MS, request_s: MS, shared_core, ..CostConfig::default() };
-        let mut engine =
-            Engine::new(EngineConfig { cost, ..config(400, None) }).expect("a good configuration");
-        for (id, at_ms) in ["0", "1"].into_iter().zip(sent_ms) {
-            engine.submit(ask(id, &[(1, 1)], 1), from_s(at_ms * MS)).expect("taken");
-        }
-        let mut found = [0; 2];
-        for _ in 0..2 {
-            for done in engine.advance(FOREVER).expect("no dead end") {
-                found[usize::from(done.id == "1")] = done.first_token.expect("a token");
-            }
-        }
-        found
-    }
-
-    #[test]
-    fn a_step_waits_for_a_front_end_on_its_core_and_stands_still_for_it() {
-        let ms = |first: f64, second: f64| [first * MS, second * MS].map(from_s);
-        assert_eq!(first_tokens(false, [0.0, 0.0]), ms(3.0, 5.0));
-        assert_eq!(first_tokens(true, [0.0, 0.0]), ms(4.0, 4.0));
-        assert_eq!(first_tokens(false, [0.0, 2.0]), ms(3.0, 5.0));
-        assert_eq!(first_tokens(true, [0.0, 2.0]), ms(4.0, 6.0));
-        // What is sent as a step ends does not keep it from ending.
-        assert_eq!(first_tokens(true, [0.0, 3.0]), ms(3.0, 6.0));
     }
 }

@@ -25,7 +25,7 @@ pub struct CostConfig {
     pub request_chunk_s: f64,
     /// The engine's own thread copies what is loaded, one request after another, and no step runs meanwhile.
     pub synchronous_loads: bool,
-    /// The front end has no core of its own: while it works on a request no step begins, and one under way stands still.
+    /// The front end has no core of its own: while it works on a request, each gets half of the engine's.
     pub shared_core: bool,
 }
 
@@ -42,7 +42,6 @@ pub struct Cost {
     request_wait: Ticks,
     request_chunk: Ticks,
     pub synchronous_loads: bool,
-    pub shared_core: bool,
 }
 
 /// The sums that a step's cost depends on.
@@ -128,7 +127,6 @@ impl Cost {
             request_wait: time::from_s(config.request_wait_s),
             request_chunk: time::from_s(config.request_chunk_s),
             synchronous_loads: config.synchronous_loads,
-            shared_core: config.shared_core,
         }
     }
 

@@ -33,6 +33,12 @@ impl Decode {
         self.pace.within(at.saturating_sub(self.start), self.steps - 1) + 1
     }
 
+    /// The last step ends then, for it does not have its core for itself.
+    pub fn end_at(&mut self, end: Ticks) {
+        self.end = end;
+        self.delay = end - self.start - self.pace.steps(self.steps);
+    }
+
     /// When so many of the steps have ended.
     fn end_of(&self, steps: u64) -> Ticks {
         self.start + self.pace.steps(steps) + if steps == self.steps { self.delay } else { 0 }
@@ -55,12 +61,15 @@ impl Engine {
         let requests = self.running.iter().map(|&slot| &self.requests[slot]);
         let context = requests.clone().map(|request| request.computed).sum();
         let most = requests.map(|request| request.output - request.generated).min().unwrap_or(0);
+        // Beside a front end on its core, a step's length is known step by step.
+        let most = if self.front_end_shares() { most.min(1) } else { most };
         let room = self.next_stop().saturating_sub(self.now);
         let pace = self.cost.pace(sequences, context);
         let steps = self.undisturbed(most.min(pace.within(room, most) + 1));
-        let end = self.now + pace.steps(steps);
         let (start, delay, met, told, steady) = (self.now, 0, 0, 0, true);
-        let decode = Decode { start, end, steps, pace, delay, met, told, steady };
+        let end = start + pace.steps(steps);
+        let mut decode = Decode { start, end, steps, pace, delay, met, told, steady };
+        decode.end_at(self.shares_core(end));
         (steps > 0).then_some(decode)
     }
 
@@ -126,17 +135,6 @@ impl Engine {
         decode.steady = false;
         self.meet_needs(&mut decode, steps);
         self.step = Some(Step::Decode(decode));
-    }
-
-    /// The step that is under way at `at` takes `by` longer, and is the last one.
-    pub(crate) fn delay_decode(&mut self, at: Ticks, by: Ticks) {
-        self.cut_decode(at);
-        if let Some(Step::Decode(decode)) = &mut self.step
-            && decode.end > at
-        {
-            decode.delay += by;
-            decode.end += by;
-        }
     }
 
     /// Gives the requests the tokens of the steps that have ended, where they are told one by one.

@@ -16,6 +16,7 @@ use crate::keys::Key;
 use crate::request::{Completion, Lookup, Request, Status, Submission};
 use crate::schedule::Batch;
 use crate::server::Server;
+use crate::shared_core::SharedCore;
 use crate::tier_config::TierConfig;
 use crate::tiers::{Ended, Slot, TierCounters, Tiers};
 use crate::time::{FOREVER, Ticks};
@@ -95,6 +96,7 @@ pub struct Engine {
     pub(crate) sends: Arrivals,
     pub(crate) arrivals: Arrivals,
     pub(crate) front_end_until: Ticks,
+    pub(crate) shared_core: Option<SharedCore>,
     pub(crate) passed: u64,
     submitted: u64,
     /// Finished requests whose stores still hold their blocks: for those blocks, requests may well wait.
@@ -157,6 +159,7 @@ impl Engine {
             sends: Arrivals::default(),
             arrivals: Arrivals::default(),
             front_end_until: 0,
+            shared_core: config.cost.shared_core.then(SharedCore::default),
             passed: 0,
             submitted: 0,
             retiring: 0,
@@ -240,7 +243,7 @@ impl Engine {
         match &self.step {
             Some(step) if self.shares_disk => step.end().min(self.next_arrival()).min(self.next_end(true)),
             Some(step) => step.end().min(self.next_stop()),
-            None => self.next_arrival().min(self.next_end(true)).min(self.core_free_at()),
+            None => self.next_arrival().min(self.next_end(true)),
         }
     }
 
@@ -329,7 +332,7 @@ impl Engine {
 
     /// Begins a step, or many, unless one is in flight or there is nothing to compute.
     pub(crate) fn begin_step(&mut self) {
-        if self.step.is_some() || self.core_free_at() != FOREVER {
+        if self.step.is_some() {
             return;
         }
         if let Some(decode) = self.plan_decode() {
@@ -344,7 +347,7 @@ impl Engine {
         self.note_transfers();
         let start = self.now.max(self.loading_until);
         if !batch.slots.is_empty() {
-            let end = start + self.cost.step(&batch.work);
+            let end = self.shares_core(start + self.cost.step(&batch.work));
             self.step = Some(Step::Batch { end, batch });
         } else if start > self.now {
             self.step = Some(Step::Batch { end: start, batch });

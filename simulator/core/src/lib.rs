@@ -28,6 +28,7 @@ mod request;
 mod s3fifo;
 mod schedule;
 mod server;
+mod shared_core;
 pub mod storage;
 mod stream;
 mod tier_config;
