@@ -61,7 +61,7 @@ impl Chain {
         Self { size, key: mix(size), room: size, whole: mix(size) }
     }
 
-    /// Takes in the next piece of a stream, of `left` tokens at most. Returns how long it is, and whether it ends a block.
+    /// Takes in the next piece of a stream, of `left` tokens at most: how long it is, and whether it ends a block.
     fn piece(&mut self, stream: u64, offset: u64, left: u64) -> (u64, bool) {
         let piece = self.room.min(left);
         self.key = mix(self.key ^ stream);
@@ -131,8 +131,8 @@ pub fn block_runs(recipe: &[Segment], size: u64) -> Vec<Run> {
     runs
 }
 
-/// Adds the keys of the prompt's chunks, if those have a size, and the runs of the prompt's and the reply's blocks. Each
-/// hash waits for the one before it: the two chains side by side take the time of one.
+/// Adds the keys of the prompt's chunks, if those have a size, and the runs of the prompt's and the reply's blocks.
+/// Each hash waits for the one before it: the two chains side by side take the time of one.
 pub fn keys_and_runs(
     (prompt, reply): (&[Segment], Segment),
     (chunk, keys): (Option<u64>, &mut Vec<Key>),
