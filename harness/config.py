@@ -132,12 +132,17 @@ class Until(Strict):
 
 
 class Measure(Strict):
-    """What to sample: tiers (for `prefix` workloads), how often, for how long at most."""
+    """What to sample: tiers (for `prefix` workloads), how often, for how long at most.
+
+    warm_up: samples of each tier that come first, count for nothing and are not in the budget. The first touch of
+    memory that a tier has just been given costs what no later request pays.
+    """
 
     tiers: Annotated[tuple[TierState, ...], FROM_LIST] = ()
     samples: Annotated[int, Field(ge=1, le=1_000_000)] | None = None
     until: Until | None = None
     budget: Seconds | None = None
+    warm_up: Annotated[int, Field(ge=0, le=100)] = 0
     must_reach: Literal["cpu", "disk"] | None = None
     request_timeout: Seconds = 600.0
 

@@ -58,6 +58,10 @@ class TierMeasurement:
         if not self._engine.capabilities.deterministic:
             self._recall()
         await self._engine.reset(ALL_TIERS & self._engine.capabilities.resets)
+        for number in range(1, self._measure.warm_up + 1):
+            for tier in self._sampler.round(0.0):
+                self._progress.state(f"{self._cell.key} {tier} warming up")
+                await self._sample(tier, -number)
         start_s = self._engine.now_s()
         while tiers := self._sampler.round(self._engine.now_s() - start_s):
             for tier in tiers:
@@ -84,7 +88,7 @@ class TierMeasurement:
             self._add(tier, group)
 
     async def _sample(self, tier: str, index: int) -> None:
-        """One sample: place, count, send, count, prove, write."""
+        """One sample: place, count, send, count, prove, write. One that only warms up has an index below 0."""
         engine, probe = self._engine, self._probe
         began_s = engine.now_s()
         warm: list[RequestRecord] = []
@@ -99,6 +103,9 @@ class TierMeasurement:
         verdict, reason = prove(probe, tier, observed, rows)
         after_sample(probe, tier, verdict, fresh_prefix=fresh)
         common = {"cell": self._cell.key, "sample": index, "attempt": self._attempt}
+        if index < 0:
+            self._folder.append_rows([msgspec.structs.replace(r, phase="warm", **common) for r in (*warm, *rows)])
+            return
         done = [sealed(msgspec.structs.replace(row, **common), probe, tier, verdict, reason) for row in rows]
         self._folder.append_sample(
             Sample(

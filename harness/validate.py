@@ -244,7 +244,7 @@ def sim_cell(entry: dict[str, Any], calibration: str) -> Cell:
     measure: dict[str, Any] = {}
     key: str = entry["key"]
     if isinstance(experiment.workload, PrefixWorkload):
-        measure = {"samples": SIM_SAMPLES, "until": None, "budget": None}
+        measure = {"samples": SIM_SAMPLES, "until": None, "budget": None, "warm_up": 0}
         key = point_name(key)
     limits = (resolved.get("details") or {}).get("scheduler") or {}
     sim = {"hardware": calibration, **{key: value for key, value in limits.items() if value is not None}}

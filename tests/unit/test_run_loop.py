@@ -110,6 +110,15 @@ def test_sampling_stops_when_the_interval_is_narrow(tmp_path: Path) -> None:
     assert [sum(row.expected_tier == tier for row in rows) for tier in ("recompute", "gpu")] == [6, 6]
 
 
+def test_samples_that_warm_up_are_kept_and_count_for_nothing(tmp_path: Path) -> None:
+    measure = {"tiers": ["recompute", "gpu"], "samples": 3, "warm_up": 2}
+    folder = run(request(tmp_path, measure=measure), Quiet())
+    assert len(measured(folder)) == 6 and len(list(read_samples(folder))) == 6
+    warm = [row.id for row in read_rows(folder) if row.phase == "warm" and row.sample < 0]
+    assert {"recompute--0001-000", "gpu--0001-000", "recompute--0002-000", "gpu--0002-000"} <= set(warm)
+    assert seal(folder)["rows"]["measured"] == 6
+
+
 def test_sampling_gives_up_on_a_tier_that_is_never_proven(tmp_path: Path) -> None:
     measure = {"tiers": ["recompute", "cpu"], "until": {"min_samples": 3, "max_samples": 50}}
     progress = Quiet()
