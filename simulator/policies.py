@@ -44,6 +44,7 @@ class TierPolicy(msgspec.Struct, frozen=True, kw_only=True):
         ceil(max(ratio, usage - watermark + ratio) x keys).
     keep_prefetched: chunks read from disk stay in the CPU tier.
     read_in_place: chunks read from disk take no room in the CPU tier, and do not stay.
+    lookup_polls: so many more schedules of the engine, at least, pass until it sees the answer to a look-up.
     max_prefetches: requests that read from disk at a time, 65,534 at most; further ones wait.
     min_prefetch_tokens: hits of fewer tokens on disk are not read.
     prefetch_share: nothing more is read while this share of the CPU tier is being read into; None: no limit.
@@ -67,6 +68,7 @@ class TierPolicy(msgspec.Struct, frozen=True, kw_only=True):
     tick_share: str = "ratio"
     keep_prefetched: bool
     read_in_place: bool = False
+    lookup_polls: int = 0
     max_prefetches: int
     min_prefetch_tokens: int = 0
     prefetch_share: float | None = None
@@ -89,6 +91,8 @@ LMCACHE = TierPolicy(
     watermark=0.8,
     evict_ratio=0.2,
     keep_prefetched=False,
+    # One for the acknowledgement, one for the answer (vllm_multi_process_adapter.py, check_lookup_result).
+    lookup_polls=2,
     max_prefetches=8,
     disk_evicts=False,
 )

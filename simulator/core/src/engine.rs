@@ -340,6 +340,11 @@ impl Engine {
             return;
         }
         let mut batch = self.schedule();
+        while batch.slots.is_empty() && batch.polls && self.loading_until <= self.now {
+            // An engine with nothing else to do asks again at once.
+            self.slots = batch.slots;
+            batch = self.schedule();
+        }
         if batch.slots.is_empty() && batch.preempted {
             // The only running request preempted itself; a step of nothing takes no time.
             batch = self.schedule();

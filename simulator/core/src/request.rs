@@ -105,6 +105,8 @@ pub struct Request {
     pub generated: u64,
     pub preemptions: u64,
     pub lookup: Lookup,
+    /// Schedules that still have to ask for the look-up's answer in vain.
+    pub polls_left: u64,
     pub stored_chunks: u64,
     pub stores_in_flight: u64,
     pub sources: Sources,

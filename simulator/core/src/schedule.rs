@@ -18,6 +18,8 @@ pub struct Batch {
     /// All of the running requests decode, and scheduling again would decide the same.
     pub steady: bool,
     pub preempted: bool,
+    /// A look-up's answer will be asked for again.
+    pub polls: bool,
 }
 
 /// What came of looking at a waiting request.
@@ -150,7 +152,7 @@ impl Engine {
         }
     }
 
-    /// Asks the tiers once. False: they have not answered yet.
+    /// Asks the tiers once, and at later schedules for their answer. False: there is none yet.
     fn looked_up(&mut self, slot: Slot, batch: &mut Batch) -> bool {
         let name = self.server_slot(slot);
         let Some(server) = &mut self.server else { return true };
@@ -161,6 +163,13 @@ impl Engine {
                 Some(hit) => Lookup::Answered(hit),
                 None => Lookup::Pending,
             };
+            request.polls_left = server.tiers.lookup_polls();
+        } else {
+            request.polls_left = request.polls_left.saturating_sub(1);
+        }
+        if request.polls_left > 0 {
+            (batch.steady, batch.polls) = (false, true);
+            return false;
         }
         matches!(request.lookup, Lookup::Answered(_))
     }

@@ -35,6 +35,7 @@ pub(crate) fn lmcache() -> TierPolicy {
         disk_watermark: 1.0,
         disk_target: 1.0,
         keep_prefetched: false,
+        lookup_polls: 0,
         max_prefetches: 8,
         disk_evicts: false,
     }
@@ -425,4 +426,22 @@ fn prefetches_beyond_the_limit_wait_for_one_to_end() {
     // Together they share the disk, and the second is through earlier.
     assert!(firsts[0][0] < firsts[1][0]);
     assert!(firsts[1][1] < firsts[0][1]);
+}
+
+#[test]
+fn an_engine_that_computes_sees_an_answer_two_steps_later_and_an_idle_one_at_once() {
+    let first_s = |lookup_polls, busy| {
+        let policy = TierPolicy { lookup_polls, ..lmcache() };
+        let mut engine = Engine::new(config(400, Some(tiers(policy, 100, None)))).expect("good");
+        if busy {
+            engine.submit(ask("other", &[(1, 9)], 40), 0).expect("taken");
+        }
+        engine.submit(ask("late", &[(2, 9)], 1), from_s(0.02)).expect("taken");
+        let done = engine.advance(FOREVER).expect("no dead end").pop().expect("the shorter one");
+        assert_eq!(done.id, "late");
+        to_s(done.first_token.expect("a token"))
+    };
+    assert_eq!(first_s(2, false), first_s(0, false));
+    let later_s = first_s(2, true) - first_s(0, true);
+    assert!((0.004..0.005).contains(&later_s), "a step of decoding takes 2.1 ms and a little, not {later_s}");
 }

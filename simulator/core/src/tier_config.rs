@@ -58,6 +58,8 @@ pub struct TierPolicy {
     pub keep_prefetched: bool,
     /// Chunks read from disk take no room in the CPU tier.
     pub read_in_place: bool,
+    /// So many more schedules of an engine, at least, pass until it sees the answer to a look-up.
+    pub lookup_polls: u64,
     pub max_prefetches: u64,
     /// Hits of fewer tokens on disk are not read.
     pub min_prefetch_tokens: u64,

@@ -146,6 +146,10 @@ impl Tiers {
         }
     }
 
+    pub fn lookup_polls(&self) -> u64 {
+        self.config.policy.lookup_polls
+    }
+
     /// Begins to look for a prefix of a prompt's chunks. Some: the answer at once; None: `Ended::Lookup` brings it.
     pub fn lookup(&mut self, now: Ticks, slot: Slot, part: &Part) -> Option<Hit> {
         if part.is_empty() {

@@ -1,5 +1,4 @@
-//! Random configurations and loads with the invariants checked at every stop. PROPTEST_CASES=N tries more of them,
-//! PROPTEST_RNG_SEED=N others.
+//! Random configurations and loads, invariants checked at every stop; PROPTEST_CASES=N: more, PROPTEST_RNG_SEED=N: others.
 
 use std::collections::BTreeSet;
 
@@ -42,7 +41,7 @@ fn any_eviction() -> impl Strategy<Value = EvictionKind> {
 fn any_policy() -> impl Strategy<Value = TierPolicy> {
     let kinds =
         (any_eviction(), any_eviction(), prop::sample::select(Placement::ALL.map(|(_, one)| one).to_vec()));
-    let flags = prop::collection::vec(any::<bool>(), 7);
+    let flags = prop::collection::vec(any::<bool>(), 8);
     let shares = (0.0..1.1, 0.0..1.0, prop::option::of(0.0..0.8), 0.0..1.1, 0.0..1.0);
     let times = (prop::sample::select(vec![0.0, 0.003, 0.1]), 0.0..2.0, prop::option::of(0.0..0.05));
     (kinds, flags, shares, times, 1u64..4, prop::sample::select(vec![0, 0, 20])).prop_map(
@@ -68,6 +67,7 @@ fn any_policy() -> impl Strategy<Value = TierPolicy> {
             prefetch_token_s: 1e-4,
             max_prefetches,
             min_prefetch_tokens,
+            lookup_polls: 2 * u64::from(flags[7]),
         },
     )
 }
