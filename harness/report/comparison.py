@@ -262,7 +262,8 @@ def markdown(content: Doc) -> str:
                 )
             )
     facts = [f"- {key}: {value}" for key, value in _facts(content)]
-    caption = "TTFT: mean; the verdict is of all the point's figures that count. A/A: the reference against itself."
+    ttft = "TTFT: mean of a sample, median over samples; the verdict is of all the point's figures that count."
+    caption = f"{ttft} A/A: the reference against itself."
     return "\n".join([*head, *body, "", caption, "", *facts, ""])
 
 
