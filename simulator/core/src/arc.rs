@@ -77,7 +77,7 @@ impl Eviction for Arc {
         self.again.push(chunks, at);
     }
 
-    fn victim(&mut self, chunks: &mut Chunks) -> Option<At> {
+    fn victim(&mut self, chunks: &mut Chunks, _from: At) -> Option<At> {
         self.forgotten = None;
         if self.returning.is_some() {
             return self.replace(chunks);

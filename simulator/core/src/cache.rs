@@ -86,8 +86,12 @@ impl Cache {
         storing: bool,
         evicts: bool,
     ) -> bool {
-        if marked(marks).count() as u64 > self.room(evicts) {
+        let count = marked(marks).count() as u64;
+        if count > self.room(evicts) {
             return false;
+        }
+        if !self.eviction.one_by_one() {
+            self.evict(|cache, _| cache.used + count <= cache.capacity);
         }
         self.chunks.add(part.prompt(), part.first(), before, marks);
         for at in marked(marks).rev() {
@@ -231,12 +235,13 @@ impl Cache {
 
     /// Evicts until it is enough, told how many were picked, or nothing is left that may go.
     fn evict(&mut self, enough: impl Fn(&Self, u64) -> bool) {
-        let mut picked = 0;
+        let (mut picked, mut next) = (0, NONE);
         while !enough(self, picked)
-            && let Some(at) = self.eviction.victim(&mut self.chunks)
+            && let Some(at) = self.eviction.victim(&mut self.chunks, next)
         {
             picked += 1;
             let chunk = &mut self.chunks[at];
+            next = chunk.newer();
             if chunk.staged > 0 {
                 chunk.set(PASSED, true);
                 self.passed.push(at);

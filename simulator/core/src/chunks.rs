@@ -60,6 +60,11 @@ impl Chunk {
         self.state = if on { self.state | what } else { self.state & !what };
     }
 
+    /// The next one in its queue, or NONE.
+    pub fn newer(&self) -> At {
+        self.newer
+    }
+
     pub fn queue(&self) -> u8 {
         self.state >> QUEUE_BIT
     }
@@ -395,7 +400,13 @@ impl Queue {
 
     /// The oldest chunk that may go.
     pub fn first_free(&self, chunks: &Chunks) -> Option<At> {
-        let mut at = self.oldest;
+        self.free_from(chunks, self.oldest)
+    }
+
+    /// The oldest chunk that may go of those from `at` on; from the oldest on, if that is NONE.
+    #[inline(always)]
+    pub fn free_from(&self, chunks: &Chunks, at: At) -> Option<At> {
+        let mut at = if at == NONE { self.oldest } else { at };
         while at != NONE && !chunks[at].free() {
             at = chunks[at].newer;
         }

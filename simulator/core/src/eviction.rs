@@ -28,6 +28,11 @@ pub trait Eviction: Debug + Send + Sync {
         None
     }
 
+    /// Which chunk goes depends on the chunk that comes: room is made for one after another.
+    fn one_by_one(&self) -> bool {
+        true
+    }
+
     /// A chunk that is not there is about to come, before room is made for it.
     fn miss(&mut self, _chunks: &Chunks, _at: At) {}
 
@@ -65,8 +70,9 @@ pub trait Eviction: Debug + Send + Sync {
         }
     }
 
-    /// The chunk to go next, of those that are free; None: no chunk is. May set others back.
-    fn victim(&mut self, chunks: &mut Chunks) -> Option<At>;
+    /// The chunk to go next, of those that are free; None: no chunk is. May set others back. `from`: the one that lay
+    /// behind the last victim of the same eviction, or NONE; what lies before it in the same queue is not free.
+    fn victim(&mut self, chunks: &mut Chunks, from: At) -> Option<At>;
 
     /// A chunk goes: evicted, or else given up by whoever brought it.
     fn remove(&mut self, chunks: &mut Chunks, at: At, evicted: bool);
@@ -138,6 +144,10 @@ impl Eviction for Policy {
         either!(self, ready(chunks))
     }
     #[inline(always)]
+    fn one_by_one(&self) -> bool {
+        either!(self, one_by_one())
+    }
+    #[inline(always)]
     fn miss(&mut self, chunks: &Chunks, at: At) {
         either!(self, miss(chunks, at));
     }
@@ -166,8 +176,8 @@ impl Eviction for Policy {
         either!(self, used_all(chunks, marks));
     }
     #[inline(always)]
-    fn victim(&mut self, chunks: &mut Chunks) -> Option<At> {
-        either!(self, victim(chunks))
+    fn victim(&mut self, chunks: &mut Chunks, from: At) -> Option<At> {
+        either!(self, victim(chunks, from))
     }
     #[inline(always)]
     fn remove(&mut self, chunks: &mut Chunks, at: At, evicted: bool) {
@@ -180,6 +190,9 @@ impl Eviction for Policy {
 pub struct Lru(Queue);
 
 impl Eviction for Lru {
+    fn one_by_one(&self) -> bool {
+        false
+    }
     fn insert(&mut self, chunks: &mut Chunks, at: At) {
         self.0.push(chunks, at);
     }
@@ -196,8 +209,8 @@ impl Eviction for Lru {
         // Whether it is the first use makes no difference here.
         self.0.renew_all(chunks, marks);
     }
-    fn victim(&mut self, chunks: &mut Chunks) -> Option<At> {
-        self.0.first_free(chunks)
+    fn victim(&mut self, chunks: &mut Chunks, from: At) -> Option<At> {
+        self.0.free_from(chunks, from)
     }
     fn remove(&mut self, chunks: &mut Chunks, at: At, _evicted: bool) {
         self.0.take(chunks, at);
@@ -209,12 +222,15 @@ impl Eviction for Lru {
 struct Fifo(Queue);
 
 impl Eviction for Fifo {
+    fn one_by_one(&self) -> bool {
+        false
+    }
     fn insert(&mut self, chunks: &mut Chunks, at: At) {
         self.0.push(chunks, at);
     }
     fn used(&mut self, _chunks: &mut Chunks, _at: At) {}
-    fn victim(&mut self, chunks: &mut Chunks) -> Option<At> {
-        self.0.first_free(chunks)
+    fn victim(&mut self, chunks: &mut Chunks, from: At) -> Option<At> {
+        self.0.free_from(chunks, from)
     }
     fn remove(&mut self, chunks: &mut Chunks, at: At, _evicted: bool) {
         self.0.take(chunks, at);
@@ -248,7 +264,7 @@ impl Eviction for Lfu {
         self.remove(chunks, at, false);
         self.push(chunks, at, uses.saturating_add(1));
     }
-    fn victim(&mut self, chunks: &mut Chunks) -> Option<At> {
+    fn victim(&mut self, chunks: &mut Chunks, _from: At) -> Option<At> {
         self.by_uses.values().find_map(|queue| queue.first_free(chunks))
     }
     fn remove(&mut self, chunks: &mut Chunks, at: At, _evicted: bool) {

@@ -60,7 +60,7 @@ impl Eviction for Lease {
     fn used(&mut self, chunks: &mut Chunks, at: At) {
         self.grant(chunks[at].key, at, self.lease);
     }
-    fn victim(&mut self, chunks: &mut Chunks) -> Option<At> {
+    fn victim(&mut self, chunks: &mut Chunks, _from: At) -> Option<At> {
         let over = self.by_end.iter().take_while(|((end, _), _)| *end <= self.now);
         over.map(|(_, &at)| at).find(|&at| chunks[at].free())
     }

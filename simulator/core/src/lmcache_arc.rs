@@ -120,7 +120,7 @@ impl Eviction for LmcacheArc {
         self.again.push(chunks, at);
     }
 
-    fn victim(&mut self, chunks: &mut Chunks) -> Option<At> {
+    fn victim(&mut self, chunks: &mut Chunks, _from: At) -> Option<At> {
         self.passed.retain(|&at| chunks[at].is(PASSED));
         let once = self.once.len() - self.passed.len() as u64;
         let first = if once >= self.target as u64 { self.once.first_free(chunks) } else { None };

@@ -86,7 +86,7 @@ impl Eviction for S3Fifo {
         chunks[at].uses = chunks[at].uses.saturating_add(1);
     }
 
-    fn victim(&mut self, chunks: &mut Chunks) -> Option<At> {
+    fn victim(&mut self, chunks: &mut Chunks, _from: At) -> Option<At> {
         self.has_evicted = true;
         let main_first = self.main.len() > self.main_room || self.small.len() == 0;
         let first = if main_first { self.main_victim(chunks) } else { None };
