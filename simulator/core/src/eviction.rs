@@ -7,10 +7,11 @@ use std::collections::BTreeMap;
 use std::fmt::Debug;
 
 use crate::arc::Arc;
-use crate::chunks::{At, Chunks, FRESH, Queue, marked};
+use crate::chunks::{At, Chunks, FRESH};
 use crate::keys::{Key, KeyMap};
 use crate::lease::Lease;
 use crate::lmcache_arc::LmcacheArc;
+use crate::queue::Queue;
 use crate::s3fifo::S3Fifo;
 use crate::time::Ticks;
 
@@ -28,10 +29,14 @@ pub trait Eviction: Debug + Send + Sync {
         None
     }
 
-    /// Which chunk goes depends on the chunk that comes: room is made for one after another.
+    /// It knows single chunks only, each an extent by itself, and room is made for one after another: which one goes may
+    /// depend on the one that comes. Otherwise chunks of an extent are one in its queue.
     fn one_by_one(&self) -> bool {
         true
     }
+
+    /// `other` was cut off the end of an extent.
+    fn cut(&mut self, _chunks: &mut Chunks, _at: At, _other: At) {}
 
     /// A chunk that is not there is about to come, before room is made for it.
     fn miss(&mut self, _chunks: &Chunks, _at: At) {}
@@ -50,14 +55,14 @@ pub trait Eviction: Debug + Send + Sync {
     /// A chunk was used again.
     fn used(&mut self, chunks: &mut Chunks, at: At);
 
-    /// `written` for each of the marked chunks, the last one first.
-    fn written_all(&mut self, chunks: &mut Chunks, marks: &[At]) {
-        marked(marks).rev().for_each(|at| self.written(chunks, at));
+    /// `written` for each, the last one first.
+    fn written_all(&mut self, chunks: &mut Chunks, extents: &[At]) {
+        extents.iter().rev().for_each(|&at| self.written(chunks, at));
     }
 
-    /// `used`, or `used_first` if it is that, for each of the marked chunks that lies in a queue, the last one first.
-    fn used_all(&mut self, chunks: &mut Chunks, marks: &[At]) {
-        for at in marked(marks).rev() {
+    /// `used`, or `used_first` if it is that, for each that lies in a queue, the last one first.
+    fn used_all(&mut self, chunks: &mut Chunks, extents: &[At]) {
+        for &at in extents.iter().rev() {
             if !chunks[at].queued() {
                 continue;
             }
@@ -148,6 +153,10 @@ impl Eviction for Policy {
         either!(self, one_by_one())
     }
     #[inline(always)]
+    fn cut(&mut self, chunks: &mut Chunks, at: At, other: At) {
+        either!(self, cut(chunks, at, other));
+    }
+    #[inline(always)]
     fn miss(&mut self, chunks: &Chunks, at: At) {
         either!(self, miss(chunks, at));
     }
@@ -168,12 +177,12 @@ impl Eviction for Policy {
         either!(self, used(chunks, at));
     }
     #[inline(always)]
-    fn written_all(&mut self, chunks: &mut Chunks, marks: &[At]) {
-        either!(self, written_all(chunks, marks));
+    fn written_all(&mut self, chunks: &mut Chunks, extents: &[At]) {
+        either!(self, written_all(chunks, extents));
     }
     #[inline(always)]
-    fn used_all(&mut self, chunks: &mut Chunks, marks: &[At]) {
-        either!(self, used_all(chunks, marks));
+    fn used_all(&mut self, chunks: &mut Chunks, extents: &[At]) {
+        either!(self, used_all(chunks, extents));
     }
     #[inline(always)]
     fn victim(&mut self, chunks: &mut Chunks, from: At) -> Option<At> {
@@ -193,6 +202,9 @@ impl Eviction for Lru {
     fn one_by_one(&self) -> bool {
         false
     }
+    fn cut(&mut self, chunks: &mut Chunks, at: At, other: At) {
+        self.0.cut(chunks, at, other);
+    }
     fn insert(&mut self, chunks: &mut Chunks, at: At) {
         self.0.push(chunks, at);
     }
@@ -202,12 +214,12 @@ impl Eviction for Lru {
     fn used(&mut self, chunks: &mut Chunks, at: At) {
         self.0.renew(chunks, at);
     }
-    fn written_all(&mut self, chunks: &mut Chunks, marks: &[At]) {
-        self.0.renew_all(chunks, marks);
+    fn written_all(&mut self, chunks: &mut Chunks, extents: &[At]) {
+        self.0.renew_all(chunks, extents);
     }
-    fn used_all(&mut self, chunks: &mut Chunks, marks: &[At]) {
+    fn used_all(&mut self, chunks: &mut Chunks, extents: &[At]) {
         // Whether it is the first use makes no difference here.
-        self.0.renew_all(chunks, marks);
+        self.0.renew_all(chunks, extents);
     }
     fn victim(&mut self, chunks: &mut Chunks, from: At) -> Option<At> {
         self.0.free_from(chunks, from)
@@ -224,6 +236,9 @@ struct Fifo(Queue);
 impl Eviction for Fifo {
     fn one_by_one(&self) -> bool {
         false
+    }
+    fn cut(&mut self, chunks: &mut Chunks, at: At, other: At) {
+        self.0.cut(chunks, at, other);
     }
     fn insert(&mut self, chunks: &mut Chunks, at: At) {
         self.0.push(chunks, at);

@@ -3,9 +3,10 @@
 
 use std::collections::BTreeMap;
 
-use crate::chunks::{At, Chunks, Queue};
+use crate::chunks::{At, Chunks};
 use crate::eviction::Eviction;
 use crate::keys::{Key, KeyMap};
+use crate::queue::Queue;
 use crate::time::Ticks;
 
 /// When a lease runs out, and a number that tells leases of one moment apart, the first given first.

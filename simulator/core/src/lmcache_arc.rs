@@ -4,9 +4,10 @@
 //! that comes back shifts the target when room for it is reserved, and then counts as used once; what was chosen to go
 //! leaves a ghost when it goes, however it goes.
 
-use crate::chunks::{At, Chunks, PASSED, Queue, RESIDENT};
+use crate::chunks::{At, Chunks, PASSED, RESIDENT};
 use crate::eviction::{Eviction, Ghosts};
 use crate::keys::Key;
+use crate::queue::Queue;
 
 const ONCE: u8 = 0;
 const AGAIN: u8 = 1;

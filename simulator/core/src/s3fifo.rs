@@ -4,9 +4,10 @@
 //!
 //! libCacheSim takes nothing into a small queue of one object, so below 20 chunks it never hits; here it takes one.
 
-use crate::chunks::{At, Chunks, Queue};
+use crate::chunks::{At, Chunks};
 use crate::eviction::{Eviction, Ghosts};
 use crate::keys::Key;
+use crate::queue::Queue;
 
 const SMALL_SHARE: f64 = 0.1;
 const GHOST_SHARE: f64 = 0.9;
