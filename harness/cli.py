@@ -126,16 +126,23 @@ def calibrate(
     size: Size = None,
     run_folder: Annotated[Path | None, Parameter(name="--run", help="The run's folder, for the raw rows.")] = None,
     budget: Annotated[str, Parameter(help="How long it may take.")] = "15min",
+    passes: Annotated[int, Parameter(help="In so many passes, which lie apart in time, each point is measured.")] = 2,
+    others: Annotated[
+        list[Path] | None, Parameter(name="--with", help="A calibration's run whose samples count too. Repeatable.")
+    ] = None,
 ) -> int:
     """Measures what an engine and its tiers cost here, and fits the simulator's constants to it.
 
-    Exit code 1: the fit does not foretell points that are left out of it.
+    Exit code 1: the fit does not foretell points that are left out of it. Machines drift: measured before and after
+    something, with the first one's run given as --with, a calibration is of that something's hour.
 
     Example: harness calibrate configs/experiments/quickstart.yaml --engine vllm -o mine.yaml
     """
     from harness.calibrate import calibrate
 
-    return calibrate(experiment, engine, overrides or [], size, output, run_folder, budget)
+    return calibrate(
+        experiment, engine, overrides or [], size, output, run_folder, budget, passes=passes, others=others or []
+    )
 
 
 @app.command

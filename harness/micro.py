@@ -37,17 +37,18 @@ HALF_WIDTH = 0.01
 WARM_UP = 1
 _RESAMPLED = 1000
 _UNIT_TOKENS = 256
-PASSES = 2
 # Emptying the tiers and computing the prefixes again, before a cell's own time begins.
 _PLACING_S = 3.0
 
 
-def micro_cells(experiment: Experiment, chunk_sizes: Sequence[int], budget_s: float) -> list[Cell]:
+def micro_cells(experiment: Experiment, chunk_sizes: Sequence[int], budget_s: float, passes: int = 2) -> list[Cell]:
     """Cells for `budget_s` seconds of measuring, all of one chunk size together. Raises ConfigError.
 
     Each point is measured in passes that lie apart, so that a machine that gets slower or busier shows in all points
     alike, and not as a term of the model.
     """
+    if passes < 1:
+        raise ConfigError(f"--passes {passes}: a point is measured in one pass at least; give 1 or more")
     if not isinstance(experiment.workload, PrefixWorkload):
         raise ConfigError("harness calibrate needs workload.kind prefix; its model, cache and engines count")
     # Prompts long enough to tell a tier's time from all others, whatever the chunks are.
@@ -55,7 +56,7 @@ def micro_cells(experiment: Experiment, chunk_sizes: Sequence[int], budget_s: fl
     made = [
         (again, spec)
         for number, chunk in enumerate(chunk_sizes)
-        for again in range(1, PASSES + 1)
+        for again in range(1, passes + 1)
         for spec in _specs(experiment, chunk, unit, number == 0)
     ]
     each_s = max(0.0, budget_s / len(made) - _PLACING_S)
@@ -107,15 +108,17 @@ def _cell(experiment: Experiment, spec: Spec, again: int, budget_s: float) -> Ce
     return Cell(key, overrides, checked)
 
 
-def points_of(folder: Path, seed: int = 0) -> tuple[Point, ...]:
-    """A run's points, from the rows that count. A cell that decodes gives its time per output token."""
-    manifest = read_manifest(folder)
-    cells = {cell["key"]: cell for cell in manifest["cells"]}
+def points_of(folders: Sequence[Path], seed: int = 0) -> tuple[Point, ...]:
+    """The points of runs of the same cells, from the rows that count. A cell that decodes gives its time per output
+    token.
+    """
+    cells = {cell["key"]: cell for cell in read_manifest(folders[0])["cells"]}
     samples: dict[tuple[str, str], dict[tuple[Any, ...], list[RequestRecord]]] = {}
-    for row in read_rows(folder):
-        if row.phase == "measure" and row.expected_tier is not None and counted(row):
-            point = samples.setdefault((row.cell.rpartition("#")[0], row.expected_tier), {})
-            point.setdefault((row.cell, row.attempt, row.sample), []).append(row)
+    for number, folder in enumerate(folders):
+        for row in read_rows(folder):
+            if row.phase == "measure" and row.expected_tier is not None and counted(row):
+                point = samples.setdefault((row.cell.rpartition("#")[0], row.expected_tier), {})
+                point.setdefault((number, row.cell, row.attempt, row.sample), []).append(row)
     return tuple(
         _point(tier, cells[f"{cell}#1"]["config"], cells[f"{cell}#1"]["resolved"], list(measured.values()), seed)
         for (cell, tier), measured in samples.items()

@@ -170,7 +170,8 @@ class BpfTrace:
 
 def lost_events(path: Path) -> int:
     """Events that bpftrace could not hand over, and lines that it had no room for or did not get to print."""
-    lost = parts = 0
+    lost, core = 0, ""
+    parts: dict[str, int] = {}
     for item in _items(path):
         data = item["data"]
         if item["type"] == "lost_events":
@@ -180,10 +181,14 @@ def lost_events(path: Path) -> int:
         elif item["type"] == "printf":
             # What found no room is printed as zeros, and as a part of a path that is empty or belongs to none.
             kind, _, text = str(data).strip("\n").partition(" ")
+            if kind == "C":
+                core = text
+                continue
             if kind == "T":
-                lost += not parts or (parts == _PARTS and not text)
+                due = parts.get(core, 0)
+                lost += not due or (due == _PARTS and not text)
             lost += kind == "B" and text.startswith("0 0 ")
-            parts = _PARTS if kind in _NAMED else max(0, parts - 1)
+            parts[core] = _PARTS if kind in _NAMED else max(0, parts.get(core, 0) - 1)
     return lost
 
 
@@ -257,23 +262,32 @@ def _files(path: Path, zero_ns: int) -> list[FileCall]:
 
 
 def _file_events(path: Path) -> list[tuple[int, str, list[str], str]]:
-    """(when, kind, words, path) by time: each core's events come in order, but not all cores' together."""
+    """(when, kind, words, path) by time: each core's events come in order, but not all cores' together.
+
+    A core's turn may end within a path, which goes on in its next turn.
+    """
     found: list[tuple[int, str, list[str], str]] = []
-    goes_on = False
+    going_on: dict[str, int] = {}
+    core = ""
     for line in _lines(path):
         kind, _, text = line.partition(" ")
-        if kind == "T":
-            if goes_on:
-                when, kind, words, name = found[-1]
-                found[-1] = (when, kind, words, name + text)
-                goes_on = len(text.encode()) >= _PART_BYTES
+        if kind == "C":
+            core = text
+        elif kind == "T":
+            if core in going_on:
+                when, kind, words, name = found[going_on[core]]
+                found[going_on[core]] = (when, kind, words, name + text)
+                if len(text.encode()) < _PART_BYTES:
+                    del going_on[core]
         elif kind in (*_NAMED, *_CALLS):
             words = text.split()
             if len(words) != _WORDS:
                 raise ValueError(line)
             # A file is open from the end of the call on.
             found.append((int(words[0]) + (int(words[1]) if kind == "O" else 0), kind, words, ""))
-            goes_on = kind in _NAMED
+            going_on.pop(core, None)
+            if kind in _NAMED:
+                going_on[core] = len(found) - 1
     return sorted(found, key=lambda event: event[0])
 
 

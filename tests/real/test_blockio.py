@@ -224,6 +224,37 @@ def test_bpftrace_ends_with_a_killed_harness(tmp_path: Path) -> None:
     assert not left
 
 
+MANY_FILES = """
+import os, sys, time
+for number in range(1000):
+    file = os.open(f"{sys.argv[1]}/{number:04}", os.O_CREAT | os.O_WRONLY)
+    os.write(file, b"x" * 100)
+    os.close(file)
+    time.sleep(0.0005)
+"""
+
+
+def test_paths_are_whole_where_more_is_to_be_told_than_a_turn_has_time_for(tmp_path: Path) -> None:
+    """Each core's lines are printed in turns, of which one may end within a path."""
+    folder = tmp_path / ("a" * 100) / ("b" * 100)
+    folder.mkdir(parents=True)
+
+    async def traced() -> None:
+        trace = BpfTrace(tmp_path / "io", device_number=1, pids=[os.getpid()])
+        await trace.start()
+        children = [subprocess.Popen([sys.executable, "-c", MANY_FILES, str(folder)]) for _ in range(4)]
+        try:
+            assert [await asyncio.to_thread(child.wait, 60) for child in children] == [0] * 4
+        finally:
+            assert await trace.stop() == 0
+
+    asyncio.run(traced())
+    calls = [call for call in read_files(tmp_path / "io" / "files.jsonl", 0) if "/aaaa" in call.path]
+    for kind in ("open", "write"):
+        paths = [call.path for call in calls if call.kind == kind]
+        assert sorted(paths) == sorted(4 * [f"{folder}/{number:04}" for number in range(1000)])
+
+
 def _mentioning(text: str) -> list[bytes]:
     found = []
     for entry in Path("/proc").glob("[0-9]*/cmdline"):

@@ -36,7 +36,8 @@ def small_requests() -> Iterator[None]:
     """Requests of 256 KiB at most on the devices of this process.
 
     The kernel cuts a buffered read where the memory that it fills is in pieces (a segment a page, 128 of them): of one
-    file, read twice by one process, in 2 requests or in 4. Below 512 KiB memory has no say.
+    file, read twice by one process, in 2 requests or in 4. Below 512 KiB memory has no say; nor on btrfs, which puts
+    256 segments into one bio and cuts each bio by itself, with files of 1 MiB.
     """
     ended = threading.Event()
 
@@ -76,24 +77,24 @@ def test_sixteen_chunks_are_written_once_and_read_once_a_repetition(tmp_path: Pa
     simulated = {"mode": "storage", "storage": {"layout": "files", "compute": "none", "reserve": "0B"}}
     asked = request(
         tmp_path,
-        workload={"kind": "prefix", "prompt_tokens": 1025},
+        workload={"kind": "prefix", "prompt_tokens": 513},
         measure={"tiers": ["disk_cold"], "samples": 4},
-        cache={"block_tokens": 32, "chunk_tokens": 64, "gpu": "512MiB", "cpu": "1GiB", "disk": {"capacity": "768MiB"}},
+        cache={"block_tokens": 32, "chunk_tokens": 32, "gpu": "512MiB", "cpu": "1GiB", "disk": {"capacity": "768MiB"}},
         storage={"trace": True, "device": {"bandwidth": "200MiB/s", "size": "1GiB"}},
         engines={"vllm": {"python": str(PYTHON)}, "sim": simulated},
-        sweep={"storage.device.file_system": ["ext4", "xfs"]},
+        sweep={"storage.device.file_system": ["ext4", "xfs", "btrfs"]},
     )
     folder = run(asked, Quiet())
     assert {row.verdict for row in measured(folder)} == {"proven"}
     seal(folder)
     io = read_io(folder)
-    assert io is not None and [trace["file_system"] for trace in io["traces"]] == ["ext4", "xfs"]
+    assert io is not None and [trace["file_system"] for trace in io["traces"]] == ["ext4", "xfs", "btrfs"]
     for trace in io["traces"]:
         files = trace["files"]
         assert files["files"] == 16 and trace["lost_events"] == 0
         for each in files["each"]:
             assert (each["opens"], each["writes"], each["reads"]) == (1 + 4, 1, 4)
-            assert (each["write_bytes"], each["read_bytes"]) == (2 * MIB, 4 * 2 * MIB)
+            assert (each["write_bytes"], each["read_bytes"]) == (MIB, 4 * MIB)
         assert len(trace["checks"]) == 5
         for check in trace["checks"]:
             assert abs(check["deviation"]) < 0.01, check
@@ -101,8 +102,8 @@ def test_sixteen_chunks_are_written_once_and_read_once_a_repetition(tmp_path: Pa
             assert sum(part[f"{name}_s"] for name in ("engine", "lookup", "host", "device")) == pytest.approx(
                 part["ttft_s"]
             )
-            # 32 MiB at 200 MiB/s cannot take less at the device.
-            assert part["device_s"] > 0.95 * 32 / 200 and min(part["engine_s"], part["host_s"], part["lookup_s"]) >= 0
+            # 16 MiB at 200 MiB/s cannot take less at the device.
+            assert part["device_s"] > 0.95 * 16 / 200 and min(part["engine_s"], part["host_s"], part["lookup_s"]) >= 0
     assert "Whose time a request" in (folder / "report.html").read_text()
     assert not left_behind(tmp_path) and not [name for name in refdevice.left() if str(os.getpid()) in name]
 

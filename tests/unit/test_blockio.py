@@ -68,6 +68,15 @@ def test_a_long_path_comes_in_parts(tmp_path: Path) -> None:
     assert [call.path for call in read_files(path, ZERO_NS)] == [long, second, long]
 
 
+def test_a_path_goes_on_behind_another_cores_lines(tmp_path: Path) -> None:
+    first, second = "/d/" + "x" * 60, "/d/" + "y" * 60
+    path = lines(tmp_path / "f", "C 0", "O 5100000000 10 7 3 8 0", f"T {first}", "C 1", "O 5100000001 10 7 4 9 0",
+                 f"T {second}", "C 0", "T -1.data", "R 5500000000 300 7 3 0 5", "C 1", "T -2.data")  # fmt: skip
+    calls = [(call.kind, call.path) for call in read_files(path, ZERO_NS)]
+    assert calls == [("open", first + "-1.data"), ("open", second + "-2.data"), ("read", first + "-1.data")]
+    assert lost_events(path) == 3, "none but those of the head"
+
+
 def test_file_lines_for_which_there_was_no_room_are_lost(tmp_path: Path) -> None:
     whole = ["O 5100000000 10 7 3 8 0", "T /d/a", *["T "] * 5]
     assert lost_events(lines(tmp_path / "f", *whole, "R 5500000000 300 7 3 0 5")) == 3
