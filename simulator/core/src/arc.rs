@@ -1,9 +1,10 @@
 //! ARC (Megiddo and Modha, FAST 2003): chunks used once and chunks used again, a ghost list of each, and a share of the
 //! capacity for the first that ghosts which come back shift. The share is a real number, as in libCacheSim.
 
-use crate::chunks::{At, Chunks, Queue};
+use crate::chunks::{At, Chunks};
 use crate::eviction::{Eviction, Ghosts};
 use crate::keys::Key;
+use crate::queue::Queue;
 
 const ONCE: u8 = 0;
 const AGAIN: u8 = 1;
@@ -77,7 +78,7 @@ impl Eviction for Arc {
         self.again.push(chunks, at);
     }
 
-    fn victim(&mut self, chunks: &mut Chunks) -> Option<At> {
+    fn victim(&mut self, chunks: &mut Chunks, _from: At) -> Option<At> {
         self.forgotten = None;
         if self.returning.is_some() {
             return self.replace(chunks);

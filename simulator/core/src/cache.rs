@@ -4,10 +4,11 @@
 //! The policy knows a key from the moment at which room for it is reserved. Counts of chunks stand for bytes.
 
 use crate::chunks::{
-    At, Chunk, Chunks, FRESH, NEW, NONE, PASSED, RESIDENT, STORING, TEMPORARY, Walk, marked,
+    At, Chunks, Extent, FRESH, NEW, NONE, PASSED, Place, RESIDENT, STORING, TEMPORARY, Walk,
 };
 use crate::eviction::{Eviction, EvictionKind, Policy};
 use crate::keys::{Key, Part};
+use crate::pieces::{Piece, count, marked};
 use crate::time::Ticks;
 
 #[derive(Debug)]
@@ -17,35 +18,58 @@ pub struct Cache {
     tracked: u64,
     /// Chunks that are settled.
     evictable: u64,
-    chunks: Chunks,
+    pub(crate) chunks: Chunks,
     eviction: Policy,
     /// Keys that went, until somebody takes them out.
     pub gone: Vec<Key>,
     /// Kept for their memory only.
-    touched: Vec<At>,
+    pub(crate) gathered: Vec<At>,
     passed: Vec<At>,
 }
 
 impl Cache {
     /// loose: its chunks can be found without the prompt that they belong to.
     pub fn new(capacity: u64, eviction: EvictionKind, lease: Ticks, loose: bool) -> Self {
-        let (eviction, chunks) = (eviction.make(capacity, lease), Chunks::new(loose));
-        let (gone, touched, passed) = (Vec::new(), Vec::new(), Vec::new());
-        Self { capacity, used: 0, tracked: 0, evictable: 0, chunks, eviction, gone, touched, passed }
+        let eviction = eviction.make(capacity, lease);
+        let chunks = Chunks::new(loose || eviction.one_by_one());
+        let (gone, gathered, passed) = (Vec::new(), Vec::new(), Vec::new());
+        Self { capacity, used: 0, tracked: 0, evictable: 0, chunks, eviction, gone, gathered, passed }
     }
 
     pub fn clock(&mut self, now: Ticks) {
         self.eviction.clock(now);
     }
 
-    /// Where the chunk of that number of a prompt is held or reserved, or NONE.
+    /// Where the chunk of that number of a prompt is held or reserved.
     #[inline(always)]
-    pub fn find(&self, walk: &mut Walk, prompt: &[Key], number: usize) -> At {
+    pub fn find(&self, walk: &mut Walk, prompt: &[Key], number: usize) -> Place {
         self.chunks.find(walk, prompt, number)
     }
 
-    pub fn key(&self, at: At) -> Key {
-        self.chunks[at].key
+    /// Makes an extent of the first chunks of what was found, no more than so many.
+    #[inline(always)]
+    pub fn cut(&mut self, place: Place, most: usize) -> At {
+        let (mut at, len) = (place.at, place.len.min(most));
+        if place.skip > 0 {
+            at = self.cut_one(at, place.skip);
+        }
+        if self.chunks[at].chunks() > len as u64 {
+            self.cut_one(at, len);
+        }
+        at
+    }
+
+    pub(crate) fn cut_one(&mut self, at: At, len: usize) -> At {
+        let other = self.chunks.cut(at, len);
+        if self.chunks[at].queued() {
+            self.eviction.cut(&mut self.chunks, at, other);
+        }
+        other
+    }
+
+    /// The keys of a piece's chunks.
+    pub fn keys(&self, piece: Piece) -> impl Iterator<Item = Key> {
+        self.chunks.lie_in(piece).flat_map(move |at| self.chunks[at].keys().iter().copied())
     }
 
     pub fn holds(&self, at: At) -> bool {
@@ -78,139 +102,151 @@ impl Cache {
     }
 
     /// Room for the marked chunks of a part, all of them or none, if `evicts` in the place of others. True: all marked
-    /// chunks have their places now. `before`: where the chunk before the first marked one was.
-    pub fn reserve(
-        &mut self,
-        part: &Part,
-        (before, marks): (At, &mut [At]),
-        storing: bool,
-        evicts: bool,
-    ) -> bool {
-        if marked(marks).count() as u64 > self.room(evicts) {
+    /// chunks have their places now.
+    pub fn reserve(&mut self, part: &Part, marks: &mut Vec<Piece>, storing: bool, evicts: bool) -> bool {
+        let count = count(marks);
+        if count > self.room(evicts) {
             return false;
         }
-        self.chunks.add(part.prompt(), part.first(), before, marks);
-        for at in marked(marks).rev() {
+        if !self.eviction.one_by_one() {
+            self.make_room(count);
+        }
+        self.chunks.add(part, marks);
+        let extents = self.gather(marked(marks));
+        for &at in extents.iter().rev() {
             self.eviction.miss(&self.chunks, at);
-            if self.used >= self.capacity {
-                self.evict(|cache, _| cache.used < cache.capacity);
-            }
-            self.used += 1;
+            self.make_room(self.chunks[at].chunks());
             // It is not resident, so not settled either, before or after.
-            let chunk = &mut self.chunks[at];
-            chunk.staged += 1;
+            let extent = &mut self.chunks[at];
+            self.used += extent.chunks();
+            extent.staged += 1;
             if storing {
-                chunk.set(STORING, true);
+                extent.set(STORING, true);
             }
             self.written(at);
         }
+        self.gathered = extents;
         true
     }
 
     /// Ends a store. Chunks stay marked that became resident; the others were so already, and their room is given back.
-    pub fn admit_stored(&mut self, marks: &mut [At]) {
+    pub fn admit_stored(&mut self, marks: &mut Vec<Piece>) {
+        self.divide_as_cut(marks);
         let mut queued = true;
-        for mark in marks.iter_mut().filter(|mark| **mark != NONE) {
-            let chunk = &mut self.chunks[*mark];
-            chunk.set(STORING, false);
-            queued &= chunk.queued();
-            let comes = chunk.admit(false);
-            self.evictable += u64::from(chunk.settled());
+        for mark in marks.iter_mut().filter(|mark| mark.at != NONE) {
+            let extent = &mut self.chunks[mark.at];
+            extent.set(STORING, false);
+            queued &= extent.queued();
+            let comes = extent.admit(false);
+            self.evictable += extent.settled_chunks();
             if !comes {
-                self.used -= 1;
-                *mark = NONE;
+                self.used -= extent.chunks();
+                mark.at = NONE;
             }
         }
+        let extents = self.gather(marked(marks));
         if queued {
-            return self.eviction.written_all(&mut self.chunks, marks);
+            self.eviction.written_all(&mut self.chunks, &extents);
+        } else {
+            extents.iter().rev().for_each(|&at| self.written(at));
         }
-        marked(marks).rev().for_each(|at| self.written(at));
+        self.gathered = extents;
     }
 
     /// Ends a read from below; each of the chunks has one more reader.
-    pub fn admit_loaded(&mut self, marks: &[At], temporary: bool) {
-        for at in marked(marks).rev() {
+    pub fn admit_loaded(&mut self, marks: &[Piece], temporary: bool) {
+        let extents = self.gather(marked(marks));
+        for &at in extents.iter().rev() {
             // It is read from now on, so not settled.
-            let chunk = &mut self.chunks[at];
-            chunk.readers += 1;
-            if chunk.admit(temporary) {
+            let extent = &mut self.chunks[at];
+            extent.readers += 1;
+            if extent.admit(temporary) {
                 self.written(at);
                 self.chunks[at].set(FRESH, true);
             } else {
-                self.used -= 1;
+                self.used -= extent.chunks();
             }
         }
+        self.gathered = extents;
     }
 
     /// Ends writes that brought nothing.
-    pub fn give_up(&mut self, marks: &[At]) {
-        for at in marked(marks) {
-            self.change(at, |chunk| chunk.staged -= 1);
-            self.used -= 1;
+    pub fn give_up(&mut self, marks: &[Piece]) {
+        let extents = self.gather(marked(marks));
+        for &at in &extents {
+            self.change(at, |extent| extent.staged -= 1);
+            self.used -= self.chunks[at].chunks();
             if self.chunks[at].staged == 0 && !self.chunks[at].is(RESIDENT) {
                 self.forget(at);
             }
         }
+        self.gathered = extents;
     }
 
     /// Ends a store that brought nothing.
-    pub fn give_up_stored(&mut self, marks: &[At]) {
-        for at in marked(marks) {
-            self.chunks[at].set(STORING, false);
-        }
+    pub fn give_up_stored(&mut self, marks: &[Piece]) {
+        let extents = self.gather(marked(marks));
+        extents.iter().for_each(|&at| self.chunks[at].set(STORING, false));
+        self.gathered = extents;
         self.give_up(marks);
     }
 
-    /// One more reader for a chunk that is there.
-    pub fn lock(&mut self, at: At) {
-        let chunk = &mut self.chunks[at];
-        self.evictable -= u64::from(chunk.settled());
-        chunk.readers += 1;
+    /// One more reader for chunks that are there.
+    pub fn lock(&mut self, pieces: impl Iterator<Item = Piece>) {
+        let extents = self.gather(pieces);
+        for &at in &extents {
+            let extent = &mut self.chunks[at];
+            self.evictable -= extent.settled_chunks();
+            extent.readers += 1;
+        }
+        self.gathered = extents;
     }
 
-    #[inline(always)]
-    pub fn unlock(&mut self, at: At) {
-        let chunk = &mut self.chunks[at];
-        self.evictable -= u64::from(chunk.settled());
-        chunk.readers = chunk.readers.saturating_sub(1);
-        self.evictable += u64::from(chunk.settled());
-        if chunk.is(TEMPORARY) {
-            self.drop_read(at);
+    pub fn unlock(&mut self, pieces: impl Iterator<Item = Piece>) {
+        let extents = self.gather(pieces);
+        for &at in &extents {
+            let extent = &mut self.chunks[at];
+            self.evictable -= extent.settled_chunks();
+            extent.readers = extent.readers.saturating_sub(1);
+            self.evictable += extent.settled_chunks();
+            // A temporary chunk goes with its last reader.
+            if extent.is(TEMPORARY) && extent.is(RESIDENT) && extent.readers == 0 {
+                self.remove(at);
+            }
         }
-    }
-
-    /// Drops a temporary chunk with its last reader.
-    #[inline(never)]
-    fn drop_read(&mut self, at: At) {
-        let chunk = &self.chunks[at];
-        if chunk.is(RESIDENT) && chunk.readers == 0 {
-            self.remove(at);
-        }
+        self.gathered = extents;
     }
 
     /// Counts a use of those of the chunks that are known, the first as the last use.
     pub fn touch(&mut self, part: &Part) {
-        let (mut walk, mut touched) = (Walk::new(), std::mem::take(&mut self.touched));
-        let numbers = part.first()..part.prompt().len();
-        touched.extend(numbers.map(|number| self.find(&mut walk, part.prompt(), number)));
-        self.touch_at(&touched);
-        touched.clear();
-        self.touched = touched;
+        let (mut walk, mut extents) = (Walk::new(), self.gather(std::iter::empty()));
+        let mut number = part.first();
+        while number < part.prompt().len() {
+            let place = self.find(&mut walk, part.prompt(), number);
+            if place.at != NONE {
+                extents.push(self.cut(place, place.len));
+            }
+            number += place.len;
+        }
+        self.eviction.used_all(&mut self.chunks, &extents);
+        self.gathered = extents;
     }
 
-    pub fn touch_at(&mut self, marks: &[At]) {
-        self.eviction.used_all(&mut self.chunks, marks);
+    pub fn touch_at(&mut self, pieces: impl Iterator<Item = Piece>) {
+        let extents = self.gather(pieces);
+        self.eviction.used_all(&mut self.chunks, &extents);
+        self.gathered = extents;
     }
 
     /// Picks up to `count` of the resident keys that nobody reads, and drops them. One that is being written once more
     /// is picked and stays.
     pub fn drop_some(&mut self, count: u64) {
-        self.evict(|_, picked| picked >= count);
+        self.evict(|_, picked| count - picked.min(count));
     }
 
     /// Evicts until no more than so many are held, as far as it can.
     pub fn shrink(&mut self, most: u64) {
-        self.evict(|cache, _| cache.used <= most);
+        self.evict(|cache, _| cache.used.saturating_sub(most));
     }
 
     /// Drops everything. What the policy remembers of chunks that are not there stays, as in LMCache's clear.
@@ -229,23 +265,37 @@ impl Cache {
         self.eviction.next_change()
     }
 
-    /// Evicts until it is enough, told how many were picked, or nothing is left that may go.
-    fn evict(&mut self, enough: impl Fn(&Self, u64) -> bool) {
-        let mut picked = 0;
-        while !enough(self, picked)
-            && let Some(at) = self.eviction.victim(&mut self.chunks)
-        {
-            picked += 1;
-            let chunk = &mut self.chunks[at];
-            if chunk.staged > 0 {
-                chunk.set(PASSED, true);
+    fn make_room(&mut self, count: u64) {
+        self.evict(|cache, _| (cache.used + count).saturating_sub(cache.capacity));
+    }
+
+    /// Evicts until nothing is left that may go, or that is `lacking`, told how many were picked.
+    fn evict(&mut self, lacking: impl Fn(&Self, u64) -> u64) {
+        let (mut picked, mut next) = (0, NONE);
+        loop {
+            let most = lacking(self, picked);
+            if most == 0 {
+                break;
+            }
+            let Some(at) = self.eviction.victim(&mut self.chunks, next) else { break };
+            let extent = &mut self.chunks[at];
+            next = extent.newer;
+            picked += extent.chunks();
+            if extent.staged > 0 {
+                extent.set(PASSED, true);
                 self.passed.push(at);
                 continue;
             }
             // What may go and is not being written is settled, and lies in a queue.
-            chunk.set(RESIDENT | TEMPORARY | FRESH, false);
-            self.gone.push(chunk.key);
-            (self.used, self.tracked, self.evictable) = (self.used - 1, self.tracked - 1, self.evictable - 1);
+            let count = extent.chunks().min(most);
+            self.gone.extend(extent.keys().iter().rev().take(count as usize));
+            (self.used, self.tracked, self.evictable) =
+                (self.used - count, self.tracked - count, self.evictable - count);
+            if count < extent.chunks() {
+                self.chunks.shorten(at, count);
+                break;
+            }
+            extent.set(RESIDENT | TEMPORARY | FRESH, false);
             self.eviction.remove(&mut self.chunks, at, true);
             self.chunks.remove(at);
         }
@@ -258,21 +308,22 @@ impl Cache {
             self.eviction.written(&mut self.chunks, at);
         } else {
             self.eviction.insert(&mut self.chunks, at);
-            self.tracked += 1;
+            self.tracked += self.chunks[at].chunks();
         }
     }
 
     /// Takes the resident copy away, and the key out of the order even if a write to it is in flight.
+    #[inline(never)]
     fn remove(&mut self, at: At) {
-        self.used -= 1;
-        self.change(at, |chunk| chunk.set(RESIDENT | TEMPORARY | FRESH, false));
+        self.used -= self.chunks[at].chunks();
+        self.change(at, |extent| extent.set(RESIDENT | TEMPORARY | FRESH, false));
         self.forget(at);
     }
 
     fn forget(&mut self, at: At) {
         if self.chunks[at].queued() {
             self.eviction.remove(&mut self.chunks, at, false);
-            self.tracked -= 1;
+            self.tracked -= self.chunks[at].chunks();
         }
         if self.chunks[at].staged == 0 {
             self.chunks.remove(at);
@@ -280,80 +331,78 @@ impl Cache {
     }
 
     #[inline(always)]
-    fn change(&mut self, at: At, change: impl FnOnce(&mut Chunk)) {
-        let chunk = &mut self.chunks[at];
-        self.evictable -= u64::from(chunk.settled());
-        change(chunk);
-        self.evictable += u64::from(chunk.settled());
+    fn change(&mut self, at: At, change: impl FnOnce(&mut Extent)) {
+        let extent = &mut self.chunks[at];
+        self.evictable -= extent.settled_chunks();
+        change(extent);
+        self.evictable += extent.settled_chunks();
     }
-}
-
-/// Leaves no more than the first `most` of the marks, and says how many those are.
-pub fn keep_first(marks: &mut [At], most: u64) -> u64 {
-    let mut kept = 0;
-    for mark in marks.iter_mut().filter(|mark| **mark != NONE) {
-        if kept == most {
-            *mark = NONE;
-        } else {
-            kept += 1;
-        }
-    }
-    kept
 }
 
 #[cfg(test)]
 impl Cache {
+    fn extent(&self, key: Key) -> Option<&Extent> {
+        self.chunks.iter().find(|extent| extent.keys().contains(&key))
+    }
+
     pub fn readers(&self, key: Key) -> u32 {
-        self.chunks.iter().find(|chunk| chunk.key == key).map_or(0, |chunk| chunk.readers)
+        self.extent(key).map_or(0, |extent| extent.readers)
     }
 
     pub fn contains(&self, key: Key) -> bool {
-        self.chunks.iter().any(|chunk| chunk.key == key && chunk.is(RESIDENT))
+        self.extent(key).is_some_and(|extent| extent.is(RESIDENT))
     }
 
     /// Resident or being written.
-    pub fn keys(&self) -> Vec<Key> {
-        self.chunks.iter().map(|chunk| chunk.key).collect()
+    pub fn all_keys(&self) -> Vec<Key> {
+        self.chunks.iter().flat_map(|extent| extent.keys().iter().copied()).collect()
     }
 
     /// What must hold at any moment.
     pub fn check(&self) {
-        let count =
-            |which: fn(&Chunk) -> bool| self.chunks.iter().filter(|chunk| which(chunk)).count() as u64;
-        let staged: u64 = self.chunks.iter().map(|chunk| u64::from(chunk.staged)).sum();
+        let count = |which: fn(&Extent) -> bool| -> u64 {
+            self.chunks.iter().filter(|extent| which(extent)).map(Extent::chunks).sum()
+        };
+        let staged: u64 = self.chunks.iter().map(|extent| u64::from(extent.staged) * extent.chunks()).sum();
         assert!(self.used <= self.capacity, "{} of {} chunks", self.used, self.capacity);
-        assert_eq!(self.used, count(|chunk| chunk.is(RESIDENT)) + staged);
-        assert_eq!(self.tracked, count(Chunk::queued));
-        assert_eq!(self.evictable, count(Chunk::settled));
-        for chunk in self.chunks.iter() {
-            assert!(chunk.is(RESIDENT) || chunk.staged > 0, "a chunk that is nowhere");
-            assert!(chunk.is(RESIDENT) || chunk.readers == 0, "a chunk is read and not there");
-            assert!(chunk.queued() || !chunk.is(RESIDENT), "a chunk that can never go");
-            assert!(!chunk.is(STORING) || chunk.staged > 0);
-            assert!(!chunk.is(TEMPORARY) || chunk.readers > 0, "a temporary chunk without a reader");
-            assert!(!chunk.is(PASSED));
+        assert_eq!(self.used, count(|extent| extent.is(RESIDENT)) + staged);
+        assert_eq!(self.tracked, count(Extent::queued));
+        assert_eq!(self.evictable, count(Extent::settled));
+        let mut keys = self.all_keys();
+        keys.sort_unstable();
+        assert!(keys.windows(2).all(|pair| pair[0] < pair[1]), "a chunk that is there twice");
+        for extent in self.chunks.iter() {
+            assert!(extent.chunks() > 0 && extent.keys()[0] == extent.key, "an extent under another's key");
+            assert!(extent.is(RESIDENT) || extent.staged > 0, "a chunk that is nowhere");
+            assert!(extent.is(RESIDENT) || extent.readers == 0, "a chunk is read and not there");
+            assert!(extent.queued() || !extent.is(RESIDENT), "a chunk that can never go");
+            assert!(!extent.is(STORING) || extent.staged > 0);
+            assert!(!extent.is(TEMPORARY) || extent.readers > 0, "a temporary chunk without a reader");
+            assert!(!extent.is(PASSED));
         }
     }
 
     /// And once nothing is read or written.
     pub fn check_idle(&self) {
         self.check();
-        assert!(self.chunks.iter().all(|chunk| chunk.staged == 0 && chunk.readers == 0));
+        assert!(self.chunks.iter().all(|extent| extent.staged == 0 && extent.readers == 0));
     }
 }
 
 /// Which of these uses hit a cache of so many chunks that starts empty and takes each chunk that it lacks.
 pub fn replay(eviction: EvictionKind, capacity: u64, keys: &[Key]) -> Vec<bool> {
     let mut cache = Cache::new(capacity, eviction, 0, true);
+    let mut marks = Vec::new();
     let mut use_one = |key| {
         let part = Part::of(vec![key]);
-        let at = cache.find(&mut Walk::new(), part.prompt(), 0);
+        let at = cache.find(&mut Walk::new(), part.prompt(), 0).at;
         if cache.holds(at) {
-            cache.touch_at(&[at]);
+            cache.touch_at(std::iter::once(Piece::new(at, 1)));
             return true;
         }
-        let mut marks = [NEW];
-        if cache.reserve(&part, (NONE, &mut marks[..]), true, true) {
+        marks.clear();
+        marks.push(Piece::new(NEW, 1));
+        if cache.reserve(&part, &mut marks, true, true) {
             cache.admit_stored(&mut marks);
         }
         cache.gone.clear();

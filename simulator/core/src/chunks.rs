@@ -1,23 +1,28 @@
-//! Chunks that a tier knows, and the queues that eviction policies keep them in.
+//! Chunks that a tier knows.
 //!
-//! A chunk lies in one queue at most. Its state and its links share one place. A chunk's key tells all that comes before
-//! it in its prompt, so chunks that were brought together are chained, and a prompt is walked along: only a chain's
-//! first chunk is in the index. No chain is longer than a row, so that a walk to any chunk begins not far before it.
+//! What is stored together is mostly used together and goes together, so chunks in a row of a prompt that are in the same
+//! state and lie side by side in a queue, the last of them next to go, are one extent. It is cut where only a part of it
+//! is concerned. An extent lies in one queue at most; its state and its links share one place. A chunk's key tells all
+//! that comes before it in its prompt, so a prompt is walked along, extent by extent: only an extent's first chunk is in
+//! the index. No extent reaches from one row into the next, so that a walk to any chunk begins not far before it.
 
 use std::ops::{Index, IndexMut};
+use std::slice;
+use std::sync::Arc;
 
 use hashbrown::HashTable;
 
-use crate::keys::Key;
+use crate::keys::{Key, Part};
+use crate::pieces::Piece;
 
-/// A chunk's place in `Chunks`.
+/// An extent's place in `Chunks`.
 pub type At = u32;
 
 /// No place.
 pub const NONE: At = At::MAX;
 /// A place that is yet to be given.
 pub const NEW: At = At::MAX - 1;
-/// Chains begin anew at each chunk of a prompt whose number divides by this.
+/// Extents end before each chunk of a prompt whose number divides by this.
 const ROW: usize = 16;
 
 /// What a chunk is, bit by bit.
@@ -33,31 +38,51 @@ pub const PASSED: u8 = 16;
 const QUEUE_BIT: u32 = 5;
 const NO_QUEUE: u8 = 3;
 
-/// Half a line of the processor's caches: there are many, and those that one event concerns lie far apart.
-#[derive(Clone, Copy, Debug)]
-#[repr(align(32))]
-pub struct Chunk {
+#[derive(Clone, Debug)]
+pub struct Extent {
+    /// Its first chunk's.
     pub key: Key,
-    pub readers: u32,
+    /// Where the others' keys are, if it has others: a prompt's, and the number of the first chunk in that.
+    prompt: Option<Arc<[Key]>>,
+    first: u32,
+    len: u16,
     /// Writes in flight, each with room of its own; at most one of them is a store, so MOST_PREFETCHES bounds them.
     pub staged: u16,
+    pub readers: u32,
+    /// Its neighbours in its queue.
+    pub older: At,
+    pub newer: At,
+    /// What was cut off its end, for those who hold both.
+    rest: At,
     /// The policy's own note.
     pub uses: u8,
     state: u8,
-    older: At,
-    newer: At,
-    /// Its neighbours in the chain.
-    before: At,
-    after: At,
 }
 
-impl Chunk {
+impl Extent {
     pub fn is(&self, what: u8) -> bool {
         self.state & what != 0
     }
 
     pub fn set(&mut self, what: u8, on: bool) {
         self.state = if on { self.state | what } else { self.state & !what };
+    }
+
+    /// What was cut off its end.
+    pub fn rest(&self) -> At {
+        self.rest
+    }
+
+    /// How many chunks it has.
+    pub fn chunks(&self) -> u64 {
+        u64::from(self.len)
+    }
+
+    pub fn keys(&self) -> &[Key] {
+        match &self.prompt {
+            Some(prompt) => &prompt[self.first as usize..self.first as usize + self.len as usize],
+            None => slice::from_ref(&self.key),
+        }
     }
 
     pub fn queue(&self) -> u8 {
@@ -68,7 +93,9 @@ impl Chunk {
         self.queue() != NO_QUEUE
     }
 
-    fn lie_in(&mut self, queue: u8) {
+    /// In that queue from now on; None: in none.
+    pub fn lies_in(&mut self, queue: Option<u8>) {
+        let queue = queue.unwrap_or(NO_QUEUE);
         self.state = (self.state & !(NO_QUEUE << QUEUE_BIT)) | (queue << QUEUE_BIT);
     }
 
@@ -88,42 +115,36 @@ impl Chunk {
         self.is(RESIDENT) && self.readers == 0 && self.staged == 0
     }
 
+    /// How many of its chunks are settled: all or none.
+    pub fn settled_chunks(&self) -> u64 {
+        if self.settled() { self.chunks() } else { 0 }
+    }
+
     /// May be picked to go.
     pub fn free(&self) -> bool {
         self.state & (RESIDENT | PASSED) == RESIDENT && self.readers == 0
     }
 }
 
-/// The mark of a chunk that is to come to where it lies, if that is anywhere.
-pub fn new_if_none(at: At) -> At {
-    if at == NONE { NEW } else { at }
+/// Where a chunk of a prompt lies: `skip` chunks behind the first one of an extent, or NONE. So many chunks from it on
+/// lie in the same extent; of those that lie nowhere, each is found by itself.
+#[derive(Clone, Copy, Debug)]
+pub struct Place {
+    pub at: At,
+    pub skip: usize,
+    pub len: usize,
 }
 
-/// The places of marked chunks.
-pub fn marked(marks: &[At]) -> impl DoubleEndedIterator<Item = At> {
-    marks.iter().copied().filter(|&at| at != NONE)
-}
-
-/// How far a prompt has been walked along.
-pub struct Walk {
-    next: usize,
-    at: At,
-    /// Where the chunk before the one that was found first lies, if it can be chained to that.
-    before: Option<At>,
-}
+/// Up to where a prompt has been walked along: an extent that has the next chunk begins with it.
+pub struct Walk(usize);
 
 impl Walk {
     pub fn new() -> Self {
-        Self { next: 0, at: NONE, before: None }
-    }
-
-    /// Before what was found first; NONE if nothing was.
-    pub fn before(&self) -> At {
-        self.before.unwrap_or(NONE)
+        Self(usize::MAX)
     }
 }
 
-/// The first chunk of a chain. `tag` is a part of its key: those that differ are told apart without a look at the chunk.
+/// An extent by its first chunk. `tag` is a part of its key: those that differ are told apart without a look at it.
 #[derive(Clone, Copy, Debug)]
 struct First {
     tag: u32,
@@ -143,136 +164,148 @@ impl First {
 
 #[derive(Debug)]
 pub struct Chunks {
-    /// Every chunk is in the index: for callers that know a chunk's key and not its prompt.
-    loose: bool,
-    /// By their tags, so that no chunk has to be looked at when the table is made anew.
+    /// Each chunk is an extent by itself.
+    single: bool,
+    /// By their tags, so that no extent has to be looked at when the table is made anew.
     index: HashTable<First>,
-    places: Vec<Chunk>,
+    places: Vec<Extent>,
     spare: Vec<At>,
 }
 
 impl Chunks {
-    pub fn new(loose: bool) -> Self {
-        Self { loose, index: HashTable::new(), places: Vec::new(), spare: Vec::new() }
+    pub fn new(single: bool) -> Self {
+        Self { single, index: HashTable::new(), places: Vec::new(), spare: Vec::new() }
     }
 
-    /// Where the chunk of that number of a prompt lies, or NONE.
+    /// Where the chunk of that number of a prompt lies.
     #[inline(always)]
-    pub fn find(&self, walk: &mut Walk, keys: &[Key], number: usize) -> At {
-        if self.loose {
-            return self.first(keys[number]);
+    pub fn find(&self, walk: &mut Walk, keys: &[Key], number: usize) -> Place {
+        let begins = self.single || walk.0 == number;
+        let mut from = if begins { number } else { number - number % ROW };
+        loop {
+            let at = self.first(keys[from]);
+            let len = if at == NONE { 1 } else { self.alike(at, &keys[from..]) };
+            let beyond = from + len;
+            if beyond > number {
+                walk.0 = beyond;
+                return Place { at, skip: number - from, len: beyond - number };
+            }
+            from = beyond;
         }
-        if walk.next != number || number.is_multiple_of(ROW) {
-            self.approach(walk, keys, number);
-        }
-        walk.at = self.behind(walk.at, keys[number]);
-        walk.next = number + 1;
-        walk.at
     }
 
-    /// Walks to the chunk before that one, from where the walk is or from where its chain may begin.
-    #[inline(never)]
-    fn approach(&self, walk: &mut Walk, keys: &[Key], number: usize) {
-        let row = number - number % ROW;
-        if walk.next <= row || walk.next > number {
-            (walk.next, walk.at) = (row, NONE);
-        }
-        for &key in &keys[walk.next..number] {
-            walk.at = self.behind(walk.at, key);
-        }
-        walk.before.get_or_insert(walk.at);
-    }
-
-    /// The first of a chain.
-    #[inline(never)]
+    /// The extent that begins with that chunk.
+    #[inline(always)]
     fn first(&self, key: Key) -> At {
         let sought = First::new(key, NONE);
         let same = |first: &First| first.tag == sought.tag && self[first.at].key == key;
         self.index.find(sought.hash(), same).map_or(NONE, |first| first.at)
     }
 
+    /// How many of the keys, the first of which is that of its first chunk, are those of an extent's chunks.
     #[inline(always)]
-    fn behind(&self, at: At, key: Key) -> At {
-        if at != NONE {
-            let after = self[at].after;
-            if after != NONE && self[after].key == key {
-                return after;
+    fn alike(&self, at: At, keys: &[Key]) -> usize {
+        self[at].keys().iter().zip(keys).take_while(|(ours, theirs)| ours == theirs).count()
+    }
+
+    /// The extents that a piece's chunks lie in.
+    #[inline(always)]
+    pub fn lie_in(&self, piece: Piece) -> impl Iterator<Item = At> {
+        let (mut at, mut left) = (piece.at, piece.len);
+        std::iter::from_fn(move || {
+            if left == 0 {
+                return None;
             }
-        }
-        self.first(key)
+            let (this, extent) = (at, &self[at]);
+            (at, left) = (extent.rest, left - u32::from(extent.len));
+            Some(this)
+        })
     }
 
-    /// Gives a place to each of a prompt's chunks from number `first` on that is to have a NEW one. `before`: where the
-    /// chunk before the first marked one was.
-    pub fn add(&mut self, keys: &[Key], first: usize, before: At, marks: &mut [At]) {
-        let (mut before, mut passed) = (before, false);
-        for (number, mark) in (first..).zip(marks) {
-            if *mark == NEW {
-                let chained = !number.is_multiple_of(ROW) && self.lies(before, keys[number - 1], passed);
-                *mark = self.add_one(keys[number], if chained { before } else { NONE });
+    /// Gives places to those of a part's chunks that are to have NEW ones.
+    pub fn add(&mut self, part: &Part, marks: &mut Vec<Piece>) {
+        let (mut number, mut index) = (part.first(), 0);
+        while index < marks.len() {
+            let Piece { at, len } = marks[index];
+            if at == NEW {
+                let piece = self.add_row(part, number, number + len as usize);
+                marks[index] = piece;
+                if piece.len < len {
+                    marks.insert(index + 1, Piece { at, len: len - piece.len });
+                }
             }
-            passed |= *mark != NONE;
-            before = if passed { *mark } else { before };
+            number += marks[index].len as usize;
+            index += 1;
         }
     }
 
-    /// The chunk of that key lies there still, which is certain of one that was `passed`.
+    /// An extent of a prompt's chunks from that number on, up to `end` or the end of its row.
     #[inline(always)]
-    fn lies(&self, at: At, key: Key, passed: bool) -> bool {
-        passed || at != NONE && self[at].key == key && (self[at].is(RESIDENT) || self[at].staged > 0)
-    }
-
-    #[inline(always)]
-    fn add_one(&mut self, key: Key, before: At) -> At {
-        let chained = !self.loose && before != NONE && self[before].after == NONE;
-        let chunk = Chunk {
-            key,
-            readers: 0,
+    fn add_row(&mut self, part: &Part, number: usize, end: usize) -> Piece {
+        let len = if self.single { 1 } else { (end - number).min(ROW - number % ROW) };
+        let extent = Extent {
+            key: part.prompt()[number],
+            prompt: (len > 1).then(|| part.shared().clone()),
+            first: number as u32,
+            len: len as u16,
             staged: 0,
-            uses: 0,
-            state: NO_QUEUE << QUEUE_BIT,
+            readers: 0,
             older: NONE,
             newer: NONE,
-            before: if chained { before } else { NONE },
-            after: NONE,
+            rest: NONE,
+            uses: 0,
+            state: NO_QUEUE << QUEUE_BIT,
         };
+        Piece::new(self.keep(extent), len)
+    }
+
+    #[inline(always)]
+    fn keep(&mut self, extent: Extent) -> At {
+        let key = extent.key;
         let at = match self.spare.pop() {
             Some(at) => {
-                self[at] = chunk;
+                self[at] = extent;
                 at
             }
             None => {
-                self.places.push(chunk);
+                self.places.push(extent);
                 (self.places.len() - 1) as At
             }
         };
-        if chained {
-            self[before].after = at;
-        } else {
-            self.index_first(at);
-        }
+        let first = First::new(key, at);
+        self.index.insert_unique(first.hash(), first, First::hash);
         at
+    }
+
+    /// Cuts an extent behind its first `len` chunks, and returns the other part, which lies in no queue yet.
+    pub fn cut(&mut self, at: At, len: usize) -> At {
+        let whole = self[at].clone();
+        let part = Extent {
+            key: whole.keys()[len],
+            first: whole.first + len as u32,
+            len: whole.len - len as u16,
+            ..whole
+        };
+        let other = self.keep(part);
+        self[other].lies_in(None);
+        (self[at].len, self[at].rest) = (len as u16, other);
+        other
+    }
+
+    /// Takes the last chunks off an extent that has more than so many.
+    pub fn shorten(&mut self, at: At, count: u64) {
+        self[at].len -= count as u16;
     }
 
     #[inline(always)]
     pub fn remove(&mut self, at: At) {
-        let Chunk { key, before, after, .. } = self[at];
-        if before != NONE {
-            self[before].after = NONE;
-        } else if let Ok(found) = self.index.find_entry(First::new(key, at).hash(), |other| other.at == at) {
+        let extent = &mut self[at];
+        extent.prompt = None;
+        let first = First::new(extent.key, at);
+        if let Ok(found) = self.index.find_entry(first.hash(), |other| other.at == at) {
             found.remove();
         }
-        if after != NONE {
-            self[after].before = NONE;
-            self.index_first(after);
-        }
         self.spare.push(at);
-    }
-
-    #[inline(never)]
-    fn index_first(&mut self, at: At) {
-        let first = First::new(self[at].key, at);
-        self.index.insert_unique(first.hash(), first, First::hash);
     }
 
     /// Forgets all chunks.
@@ -282,123 +315,26 @@ impl Chunks {
         self.spare.clear();
     }
 
-    /// Where all chunks lie, chain by chain.
+    /// Where all extents lie.
     pub fn places(&self) -> impl Iterator<Item = At> {
-        let next = |&at: &At| Some(self[at].after).filter(|&after| after != NONE);
-        self.index.iter().flat_map(move |first| std::iter::successors(Some(first.at), next))
+        self.index.iter().map(|first| first.at)
     }
 
     #[cfg(test)]
-    pub fn iter(&self) -> impl Iterator<Item = &Chunk> {
+    pub fn iter(&self) -> impl Iterator<Item = &Extent> {
         self.places().map(|at| &self[at])
     }
 }
 
 impl Index<At> for Chunks {
-    type Output = Chunk;
-    fn index(&self, at: At) -> &Chunk {
+    type Output = Extent;
+    fn index(&self, at: At) -> &Extent {
         &self.places[at as usize]
     }
 }
 
 impl IndexMut<At> for Chunks {
-    fn index_mut(&mut self, at: At) -> &mut Chunk {
+    fn index_mut(&mut self, at: At) -> &mut Extent {
         &mut self.places[at as usize]
-    }
-}
-
-#[derive(Clone, Copy, Debug)]
-pub struct Queue {
-    id: u8,
-    oldest: At,
-    newest: At,
-    len: u64,
-}
-
-impl Queue {
-    pub fn new(id: u8) -> Self {
-        Self { id, oldest: NONE, newest: NONE, len: 0 }
-    }
-
-    pub fn len(&self) -> u64 {
-        self.len
-    }
-
-    /// Puts a chunk that lies in no queue at the new end.
-    #[inline(always)]
-    pub fn push(&mut self, chunks: &mut Chunks, at: At) {
-        let previous = self.newest;
-        let chunk = &mut chunks[at];
-        (chunk.older, chunk.newer) = (previous, NONE);
-        chunk.lie_in(self.id);
-        match previous {
-            NONE => self.oldest = at,
-            other => chunks[other].newer = at,
-        }
-        self.newest = at;
-        self.len += 1;
-    }
-
-    /// Takes out a chunk that lies in this queue.
-    #[inline(always)]
-    pub fn take(&mut self, chunks: &mut Chunks, at: At) {
-        let Chunk { older, newer, .. } = chunks[at];
-        chunks[at].lie_in(NO_QUEUE);
-        match older {
-            NONE => self.oldest = newer,
-            other => chunks[other].newer = newer,
-        }
-        match newer {
-            NONE => self.newest = older,
-            other => chunks[other].older = older,
-        }
-        self.len -= 1;
-    }
-
-    pub fn renew(&mut self, chunks: &mut Chunks, at: At) {
-        self.renew_row(chunks, at, at);
-    }
-
-    /// Renews the marked chunks, the last one first; those that lie in no queue are passed over. What was brought
-    /// together lies together, and moves at once.
-    pub fn renew_all(&mut self, chunks: &mut Chunks, marks: &[At]) {
-        let (mut first, mut last) = (NONE, NONE);
-        for at in marked(marks).rev() {
-            if !chunks[at].queued() {
-                continue;
-            }
-            if last == NONE || chunks[last].newer != at {
-                self.renew_row(chunks, first, last);
-                first = at;
-            }
-            last = at;
-        }
-        self.renew_row(chunks, first, last);
-    }
-
-    /// Moves the chunks from `first` to `last`, as they lie, to the new end.
-    #[inline(always)]
-    fn renew_row(&mut self, chunks: &mut Chunks, first: At, last: At) {
-        if last == NONE || last == self.newest {
-            return;
-        }
-        let (older, newer) = (chunks[first].older, chunks[last].newer);
-        match older {
-            NONE => self.oldest = newer,
-            other => chunks[other].newer = newer,
-        }
-        chunks[newer].older = older;
-        (chunks[first].older, chunks[last].newer) = (self.newest, NONE);
-        chunks[self.newest].newer = first;
-        self.newest = last;
-    }
-
-    /// The oldest chunk that may go.
-    pub fn first_free(&self, chunks: &Chunks) -> Option<At> {
-        let mut at = self.oldest;
-        while at != NONE && !chunks[at].free() {
-            at = chunks[at].newer;
-        }
-        (at != NONE).then_some(at)
     }
 }

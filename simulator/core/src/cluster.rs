@@ -208,7 +208,7 @@ impl Cluster {
         if until == FOREVER && !self.ids.is_empty() {
             return Err(self.stuck());
         }
-        order.sort();
+        order.sort_unstable();
         Ok(order.into_iter().filter_map(|(_, _, _, index)| completions[index].take()).collect())
     }
 

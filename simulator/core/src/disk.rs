@@ -1,9 +1,10 @@
 //! What the disk tier holds, and what of it the page cache holds too.
 
-use crate::cache::{Cache, keep_first};
-use crate::chunks::{At, NONE, Walk, marked, new_if_none};
+use crate::cache::Cache;
+use crate::chunks::{At, NEW, NONE, Place, Walk};
 use crate::eviction::EvictionKind;
 use crate::keys::{Key, KeyMap, Part};
+use crate::pieces::{Piece, count, marked, push_piece};
 use crate::time::Ticks;
 
 #[derive(Clone, Copy, Debug)]
@@ -27,22 +28,34 @@ pub struct Disk {
     rules: DiskRules,
     held: Cache,
     in_page_cache: KeyMap<()>,
+    /// Kept for its memory only.
+    lacking: Vec<Piece>,
 }
 
 impl Disk {
     pub fn new(rules: DiskRules) -> Self {
         let held = Cache::new(rules.chunks, rules.eviction, rules.lease, rules.loose);
-        Self { rules, held, in_page_cache: KeyMap::default() }
+        Self { rules, held, in_page_cache: KeyMap::default(), lacking: Vec::new() }
     }
 
     pub fn clock(&mut self, now: Ticks) {
         self.held.clock(now);
     }
 
-    /// Where the chunk of that number of a prompt is held or reserved, or NONE.
+    /// Where the chunk of that number of a prompt is held or reserved.
     #[inline(always)]
-    pub fn find(&self, walk: &mut Walk, prompt: &[Key], number: usize) -> At {
+    pub fn find(&self, walk: &mut Walk, prompt: &[Key], number: usize) -> Place {
         self.held.find(walk, prompt, number)
+    }
+
+    /// Makes an extent of the first chunks of what was found, no more than so many.
+    pub fn cut(&mut self, place: Place, most: usize) -> At {
+        self.held.cut(place, most)
+    }
+
+    /// Leaves the first `len` of its chunks to a piece that has more, and returns the piece of the others.
+    pub fn divide_piece(&mut self, piece: &mut Piece, len: usize) -> Piece {
+        self.held.divide_piece(piece, len)
     }
 
     pub fn holds(&self, at: At) -> bool {
@@ -70,31 +83,54 @@ impl Disk {
 
     /// Marks those of the marked chunks of a part that the disk lacks and has room for, as being written. Returns their
     /// number.
-    pub fn begin_write(&mut self, part: &Part, marks: &mut Vec<At>) -> u64 {
+    pub fn begin_write(&mut self, part: &Part, marks: &mut Vec<Piece>) -> u64 {
         let evicts = self.rules.evicts;
         self.held.gone.clear();
         if !evicts && self.held.room(false) == 0 {
             marks.clear();
             return 0;
         }
-        let mut walk = Walk::new();
-        for (number, mark) in (part.first()..).zip(marks.iter_mut()).filter(|(_, mark)| **mark != NONE) {
-            let at = self.held.find(&mut walk, part.prompt(), number);
-            *mark = if self.held.has(at) { NONE } else { new_if_none(at) };
-        }
-        let mut count = marked(marks).count() as u64;
+        self.mark_lacking(part, marks);
+        let mut count = count(marks);
         if evicts && self.held.used() + count > self.rules.watermark {
             self.held.shrink(self.rules.target.saturating_sub(count));
         }
         let room = self.held.room(evicts);
         if count > room {
-            count = keep_first(marks, room);
+            count = self.held.keep_first(marks, room);
         }
-        self.held.reserve(part, (walk.before(), &mut marks[..]), true, evicts);
+        self.held.reserve(part, marks, true, evicts);
         for key in self.held.gone.iter().filter(|_| !self.rules.odirect) {
             self.in_page_cache.remove(key);
         }
         count
+    }
+
+    /// Leaves those of the marked chunks marked that the disk lacks, where they lie or are to come.
+    fn mark_lacking(&mut self, part: &Part, marks: &mut Vec<Piece>) {
+        let (mut walk, mut lacking) = (Walk::new(), std::mem::take(&mut self.lacking));
+        let mut number = part.first();
+        for &Piece { at, len } in marks.iter() {
+            let end = number + len as usize;
+            if at == NONE {
+                lacking.push(Piece { at, len });
+                number = end;
+            }
+            while number < end {
+                let place = self.held.find(&mut walk, part.prompt(), number);
+                let len = place.len.min(end - number);
+                let at = match place.at {
+                    NONE => NEW,
+                    at if self.held.has(at) => NONE,
+                    _ => self.held.cut(place, len),
+                };
+                push_piece(&mut lacking, Piece::new(at, len));
+                number += len;
+            }
+        }
+        std::mem::swap(marks, &mut lacking);
+        lacking.clear();
+        self.lacking = lacking;
     }
 
     /// The keys that went for the last write.
@@ -102,39 +138,40 @@ impl Disk {
         &self.held.gone
     }
 
-    pub fn key(&self, at: At) -> Key {
-        self.held.key(at)
+    /// The keys of a piece's chunks.
+    pub fn keys(&self, piece: Piece) -> impl Iterator<Item = Key> {
+        self.held.keys(piece)
     }
 
     /// These writes have failed.
-    pub fn give_up(&mut self, marks: &[At]) {
+    pub fn give_up(&mut self, marks: &[Piece]) {
         self.held.give_up_stored(marks);
     }
 
-    pub fn end_write(&mut self, marks: &mut [At]) {
+    pub fn end_write(&mut self, marks: &mut Vec<Piece>) {
         if !self.rules.odirect {
-            self.in_page_cache.extend(marked(marks).map(|at| (self.held.key(at), ())));
+            let keys = marked(marks).flat_map(|piece| self.held.keys(piece));
+            self.in_page_cache.extend(keys.map(|key| (key, ())));
         }
         self.held.admit_stored(marks);
     }
 
     /// Uses chunks that are locked. Returns how many of them the page cache held; it holds all of them now.
-    pub fn begin_read(&mut self, marks: &[At]) -> u64 {
-        let mut warm = 0;
-        self.held.touch_at(marks);
-        for at in marked(marks) {
-            let key = self.held.key(at);
-            warm += u64::from(!self.rules.odirect && self.in_page_cache.insert(key, ()).is_some());
+    pub fn begin_read(&mut self, pieces: &[Piece]) -> u64 {
+        self.held.touch_at(pieces.iter().copied());
+        if self.rules.odirect {
+            return 0;
         }
-        warm
+        let keys = pieces.iter().flat_map(|&piece| self.held.keys(piece));
+        keys.map(|key| u64::from(self.in_page_cache.insert(key, ()).is_some())).sum()
     }
 
-    pub fn lock(&mut self, at: At) {
-        self.held.lock(at);
+    pub fn lock(&mut self, pieces: impl Iterator<Item = Piece>) {
+        self.held.lock(pieces);
     }
 
-    pub fn unlock(&mut self, at: At) {
-        self.held.unlock(at);
+    pub fn unlock(&mut self, pieces: impl Iterator<Item = Piece>) {
+        self.held.unlock(pieces);
     }
 }
 
@@ -150,8 +187,8 @@ impl Disk {
     }
 
     /// Held or being written.
-    pub fn keys(&self) -> Vec<Key> {
-        self.held.keys()
+    pub fn all_keys(&self) -> Vec<Key> {
+        self.held.all_keys()
     }
 
     pub fn check_idle(&self) {

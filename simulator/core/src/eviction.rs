@@ -7,10 +7,11 @@ use std::collections::BTreeMap;
 use std::fmt::Debug;
 
 use crate::arc::Arc;
-use crate::chunks::{At, Chunks, FRESH, Queue, marked};
+use crate::chunks::{At, Chunks, FRESH};
 use crate::keys::{Key, KeyMap};
 use crate::lease::Lease;
 use crate::lmcache_arc::LmcacheArc;
+use crate::queue::Queue;
 use crate::s3fifo::S3Fifo;
 use crate::time::Ticks;
 
@@ -27,6 +28,15 @@ pub trait Eviction: Debug + Send + Sync {
     fn ready(&self, _chunks: &Chunks) -> Option<u64> {
         None
     }
+
+    /// It knows single chunks only, each an extent by itself, and room is made for one after another: which one goes may
+    /// depend on the one that comes. Otherwise chunks of an extent are one in its queue.
+    fn one_by_one(&self) -> bool {
+        true
+    }
+
+    /// `other` was cut off the end of an extent.
+    fn cut(&mut self, _chunks: &mut Chunks, _at: At, _other: At) {}
 
     /// A chunk that is not there is about to come, before room is made for it.
     fn miss(&mut self, _chunks: &Chunks, _at: At) {}
@@ -45,14 +55,14 @@ pub trait Eviction: Debug + Send + Sync {
     /// A chunk was used again.
     fn used(&mut self, chunks: &mut Chunks, at: At);
 
-    /// `written` for each of the marked chunks, the last one first.
-    fn written_all(&mut self, chunks: &mut Chunks, marks: &[At]) {
-        marked(marks).rev().for_each(|at| self.written(chunks, at));
+    /// `written` for each, the last one first.
+    fn written_all(&mut self, chunks: &mut Chunks, extents: &[At]) {
+        extents.iter().rev().for_each(|&at| self.written(chunks, at));
     }
 
-    /// `used`, or `used_first` if it is that, for each of the marked chunks that lies in a queue, the last one first.
-    fn used_all(&mut self, chunks: &mut Chunks, marks: &[At]) {
-        for at in marked(marks).rev() {
+    /// `used`, or `used_first` if it is that, for each that lies in a queue, the last one first.
+    fn used_all(&mut self, chunks: &mut Chunks, extents: &[At]) {
+        for &at in extents.iter().rev() {
             if !chunks[at].queued() {
                 continue;
             }
@@ -65,8 +75,9 @@ pub trait Eviction: Debug + Send + Sync {
         }
     }
 
-    /// The chunk to go next, of those that are free; None: no chunk is. May set others back.
-    fn victim(&mut self, chunks: &mut Chunks) -> Option<At>;
+    /// The chunk to go next, of those that are free; None: no chunk is. May set others back. `from`: the one that lay
+    /// behind the last victim of the same eviction, or NONE; what lies before it in the same queue is not free.
+    fn victim(&mut self, chunks: &mut Chunks, from: At) -> Option<At>;
 
     /// A chunk goes: evicted, or else given up by whoever brought it.
     fn remove(&mut self, chunks: &mut Chunks, at: At, evicted: bool);
@@ -138,6 +149,14 @@ impl Eviction for Policy {
         either!(self, ready(chunks))
     }
     #[inline(always)]
+    fn one_by_one(&self) -> bool {
+        either!(self, one_by_one())
+    }
+    #[inline(always)]
+    fn cut(&mut self, chunks: &mut Chunks, at: At, other: At) {
+        either!(self, cut(chunks, at, other));
+    }
+    #[inline(always)]
     fn miss(&mut self, chunks: &Chunks, at: At) {
         either!(self, miss(chunks, at));
     }
@@ -158,16 +177,16 @@ impl Eviction for Policy {
         either!(self, used(chunks, at));
     }
     #[inline(always)]
-    fn written_all(&mut self, chunks: &mut Chunks, marks: &[At]) {
-        either!(self, written_all(chunks, marks));
+    fn written_all(&mut self, chunks: &mut Chunks, extents: &[At]) {
+        either!(self, written_all(chunks, extents));
     }
     #[inline(always)]
-    fn used_all(&mut self, chunks: &mut Chunks, marks: &[At]) {
-        either!(self, used_all(chunks, marks));
+    fn used_all(&mut self, chunks: &mut Chunks, extents: &[At]) {
+        either!(self, used_all(chunks, extents));
     }
     #[inline(always)]
-    fn victim(&mut self, chunks: &mut Chunks) -> Option<At> {
-        either!(self, victim(chunks))
+    fn victim(&mut self, chunks: &mut Chunks, from: At) -> Option<At> {
+        either!(self, victim(chunks, from))
     }
     #[inline(always)]
     fn remove(&mut self, chunks: &mut Chunks, at: At, evicted: bool) {
@@ -180,6 +199,12 @@ impl Eviction for Policy {
 pub struct Lru(Queue);
 
 impl Eviction for Lru {
+    fn one_by_one(&self) -> bool {
+        false
+    }
+    fn cut(&mut self, chunks: &mut Chunks, at: At, other: At) {
+        self.0.cut(chunks, at, other);
+    }
     fn insert(&mut self, chunks: &mut Chunks, at: At) {
         self.0.push(chunks, at);
     }
@@ -189,15 +214,15 @@ impl Eviction for Lru {
     fn used(&mut self, chunks: &mut Chunks, at: At) {
         self.0.renew(chunks, at);
     }
-    fn written_all(&mut self, chunks: &mut Chunks, marks: &[At]) {
-        self.0.renew_all(chunks, marks);
+    fn written_all(&mut self, chunks: &mut Chunks, extents: &[At]) {
+        self.0.renew_all(chunks, extents);
     }
-    fn used_all(&mut self, chunks: &mut Chunks, marks: &[At]) {
+    fn used_all(&mut self, chunks: &mut Chunks, extents: &[At]) {
         // Whether it is the first use makes no difference here.
-        self.0.renew_all(chunks, marks);
+        self.0.renew_all(chunks, extents);
     }
-    fn victim(&mut self, chunks: &mut Chunks) -> Option<At> {
-        self.0.first_free(chunks)
+    fn victim(&mut self, chunks: &mut Chunks, from: At) -> Option<At> {
+        self.0.free_from(chunks, from)
     }
     fn remove(&mut self, chunks: &mut Chunks, at: At, _evicted: bool) {
         self.0.take(chunks, at);
@@ -209,12 +234,18 @@ impl Eviction for Lru {
 struct Fifo(Queue);
 
 impl Eviction for Fifo {
+    fn one_by_one(&self) -> bool {
+        false
+    }
+    fn cut(&mut self, chunks: &mut Chunks, at: At, other: At) {
+        self.0.cut(chunks, at, other);
+    }
     fn insert(&mut self, chunks: &mut Chunks, at: At) {
         self.0.push(chunks, at);
     }
     fn used(&mut self, _chunks: &mut Chunks, _at: At) {}
-    fn victim(&mut self, chunks: &mut Chunks) -> Option<At> {
-        self.0.first_free(chunks)
+    fn victim(&mut self, chunks: &mut Chunks, from: At) -> Option<At> {
+        self.0.free_from(chunks, from)
     }
     fn remove(&mut self, chunks: &mut Chunks, at: At, _evicted: bool) {
         self.0.take(chunks, at);
@@ -248,7 +279,7 @@ impl Eviction for Lfu {
         self.remove(chunks, at, false);
         self.push(chunks, at, uses.saturating_add(1));
     }
-    fn victim(&mut self, chunks: &mut Chunks) -> Option<At> {
+    fn victim(&mut self, chunks: &mut Chunks, _from: At) -> Option<At> {
         self.by_uses.values().find_map(|queue| queue.first_free(chunks))
     }
     fn remove(&mut self, chunks: &mut Chunks, at: At, _evicted: bool) {

@@ -194,6 +194,11 @@ impl Part {
         self.first
     }
 
+    /// The whole prompt's keys, and maybe more.
+    pub fn shared(&self) -> &Arc<[Key]> {
+        &self.prompt
+    }
+
     pub fn keys(&self) -> &[Key] {
         &self.prompt[self.first..self.end]
     }

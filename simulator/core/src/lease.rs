@@ -3,9 +3,10 @@
 
 use std::collections::BTreeMap;
 
-use crate::chunks::{At, Chunks, Queue};
+use crate::chunks::{At, Chunks};
 use crate::eviction::Eviction;
 use crate::keys::{Key, KeyMap};
+use crate::queue::Queue;
 use crate::time::Ticks;
 
 /// When a lease runs out, and a number that tells leases of one moment apart, the first given first.
@@ -60,7 +61,7 @@ impl Eviction for Lease {
     fn used(&mut self, chunks: &mut Chunks, at: At) {
         self.grant(chunks[at].key, at, self.lease);
     }
-    fn victim(&mut self, chunks: &mut Chunks) -> Option<At> {
+    fn victim(&mut self, chunks: &mut Chunks, _from: At) -> Option<At> {
         let over = self.by_end.iter().take_while(|((end, _), _)| *end <= self.now);
         over.map(|(_, &at)| at).find(|&at| chunks[at].free())
     }

@@ -4,9 +4,10 @@
 //! that comes back shifts the target when room for it is reserved, and then counts as used once; what was chosen to go
 //! leaves a ghost when it goes, however it goes.
 
-use crate::chunks::{At, Chunks, PASSED, Queue, RESIDENT};
+use crate::chunks::{At, Chunks, PASSED, RESIDENT};
 use crate::eviction::{Eviction, Ghosts};
 use crate::keys::Key;
+use crate::queue::Queue;
 
 const ONCE: u8 = 0;
 const AGAIN: u8 = 1;
@@ -120,7 +121,7 @@ impl Eviction for LmcacheArc {
         self.again.push(chunks, at);
     }
 
-    fn victim(&mut self, chunks: &mut Chunks) -> Option<At> {
+    fn victim(&mut self, chunks: &mut Chunks, _from: At) -> Option<At> {
         self.passed.retain(|&at| chunks[at].is(PASSED));
         let once = self.once.len() - self.passed.len() as u64;
         let first = if once >= self.target as u64 { self.once.first_free(chunks) } else { None };

@@ -1,8 +1,8 @@
 //! Where chunks go: what a store writes to which tier, and what moves down when a tier drops it.
 
-use crate::cache::keep_first;
-use crate::chunks::{At, NEW, NONE, Walk, marked, new_if_none};
+use crate::chunks::{NEW, NONE, Walk};
 use crate::keys::{Key, Part};
+use crate::pieces::{Piece, count, drop_first, keys, marked, push_piece};
 use crate::tier_config::{Placement, TickShare};
 use crate::tiers::{Ended, IoId, Op, Slot, Tiers, with};
 use crate::time::{FOREVER, Ticks};
@@ -11,9 +11,9 @@ impl Tiers {
     /// Begins to copy chunks from the GPU to the tiers that lack them. False: nothing begun.
     pub fn store(&mut self, now: Ticks, slot: Slot, part: Part) -> bool {
         let mut marks = self.fresh_marks();
-        let (before, spilled) = self.place(&part, &mut marks);
-        let count = marked(&marks).count() as u64;
-        let begins = count > 0 && self.reserve(now, slot, &part, (before, &mut marks[..]), true);
+        let spilled = self.place(&part, &mut marks);
+        let count = count(&marks);
+        let begins = count > 0 && self.reserve(now, slot, &part, &mut marks, true);
         self.journal.note("store", || with(self.transfers.next_id(), part.keys()));
         self.journal.note("storing", || if begins { keys(&part, &marks).collect() } else { Vec::new() });
         if !begins {
@@ -27,43 +27,56 @@ impl Tiers {
         true
     }
 
-    /// Marks the chunks of a part that a store writes to the CPU tier, and returns where the chunk before them lies there
-    /// and the marks of those that it writes past it to disk. Of what is there already, this is a use, unless requests' ends are.
-    fn place(&mut self, part: &Part, marks: &mut Vec<At>) -> (At, Vec<At>) {
+    /// Marks the chunks of a part that a store writes to the CPU tier, and returns the marks of those that it writes past it
+    /// to disk. Of what is there already, this is a use, unless requests' ends are.
+    fn place(&mut self, part: &Part, marks: &mut Vec<Piece>) -> Vec<Piece> {
+        let there = self.mark_lacking(part, marks);
         let policy = &self.config.policy;
-        let (mut cpu_walk, mut disk_walk) = (Walk::new(), Walk::new());
-        let mut there = Vec::new();
-        marks.reserve(part.len());
-        for number in part.first()..part.prompt().len() {
-            let at = self.cpu.find(&mut cpu_walk, part.prompt(), number);
-            let has = self.cpu.has(at);
-            let skips = has
-                || policy.placement != Placement::Copy
-                    && self
-                        .disk
-                        .as_ref()
-                        .is_some_and(|disk| disk.has(disk.find(&mut disk_walk, part.prompt(), number)));
-            if has && !policy.end_uses {
-                there.push(at);
-            }
-            marks.push(if skips { NONE } else { new_if_none(at) });
-        }
         let mut spilled = Vec::new();
         if policy.placement == Placement::Spillover {
             let limit = policy.watermark * self.config.cpu_chunks as f64;
-            let lacking = marked(marks).count() as u64;
+            let lacking = count(marks);
             let fits = (0..lacking).take_while(|more| ((self.cpu.used() + more + 1) as f64) < limit).count();
-            spilled = marks.clone();
-            let kept = keep_first(marks, fits as u64);
-            let gone = spilled.iter_mut().filter(|mark| **mark != NONE).take(kept as usize);
-            gone.for_each(|mark| *mark = NONE);
+            spilled.extend(marks.iter().map(|&mark| Piece { at: mark.at.max(NEW), ..mark }));
+            self.cpu.keep_first(marks, fits as u64);
+            drop_first(&mut spilled, fits as u64);
         } else if policy.partial_stores {
             let room = self.cpu.room(policy.evicts());
-            self.short_of_room |= room < marked(marks).count() as u64;
-            keep_first(marks, room);
+            self.short_of_room |= room < count(marks);
+            self.cpu.keep_first(marks, room);
         }
-        self.cpu.touch_at(&there);
-        (cpu_walk.before(), spilled)
+        self.cpu.touch_at(there.into_iter());
+        spilled
+    }
+
+    /// Marks the chunks of a part that a store writes, and returns those that it uses.
+    fn mark_lacking(&mut self, part: &Part, marks: &mut Vec<Piece>) -> Vec<Piece> {
+        let policy = &self.config.policy;
+        let (mut cpu_walk, mut disk_walk) = (Walk::new(), Walk::new());
+        let (mut there, mut number) = (Vec::new(), part.first());
+        while number < part.prompt().len() {
+            let place = self.cpu.find(&mut cpu_walk, part.prompt(), number);
+            let (mut at, mut len) = (place.at, place.len);
+            if self.cpu.has(at) {
+                if !policy.end_uses {
+                    there.push(Piece::new(self.cpu.cut(place, len), len));
+                }
+                at = NONE;
+            } else {
+                let disk = self.disk.as_ref().filter(|_| policy.placement != Placement::Copy);
+                let below = disk.map(|disk| (disk, disk.find(&mut disk_walk, part.prompt(), number)));
+                len = below.map_or(len, |(_, below)| len.min(below.len));
+                let skips = below.is_some_and(|(disk, below)| disk.has(below.at));
+                at = match at {
+                    _ if skips => NONE,
+                    NONE => NEW,
+                    _ => self.cpu.cut(place, len),
+                };
+            }
+            push_piece(marks, Piece::new(at, len));
+            number += len;
+        }
+        there
     }
 
     /// Room in the CPU tier for all of the marked chunks or for none of them.
@@ -72,7 +85,7 @@ impl Tiers {
         now: Ticks,
         slot: Slot,
         part: &Part,
-        marks: (At, &mut [At]),
+        marks: &mut Vec<Piece>,
         storing: bool,
     ) -> bool {
         let reserved = self.cpu.reserve(part, marks, storing, self.config.policy.evicts());
@@ -88,12 +101,18 @@ impl Tiers {
         }
         let mut gone = std::mem::take(&mut self.cpu.gone);
         gone.reverse();
-        let marks = vec![NEW; gone.len()];
+        let marks = vec![Piece::new(NEW, gone.len())];
         self.write_down(now, slot, &Part::of(gone), marks, None);
     }
 
     /// Begins to write marked chunks past the CPU tier to disk. None: it takes none.
-    pub(crate) fn spill(&mut self, now: Ticks, slot: Slot, part: &Part, mut marks: Vec<At>) -> Option<Ended> {
+    pub(crate) fn spill(
+        &mut self,
+        now: Ticks,
+        slot: Slot,
+        part: &Part,
+        mut marks: Vec<Piece>,
+    ) -> Option<Ended> {
         let count = self.begin_write(part, &mut marks);
         if count == 0 {
             return None;
@@ -106,8 +125,8 @@ impl Tiers {
 
     /// Chunks have arrived in the CPU tier: they can be found from now on, and are copied to disk if this placement
     /// says so.
-    pub(crate) fn stored(&mut self, now: Ticks, id: u64, slot: Slot, part: &Part, mut marks: Vec<At>) {
-        let count = marked(&marks).count() as u64;
+    pub(crate) fn stored(&mut self, now: Ticks, id: u64, slot: Slot, part: &Part, mut marks: Vec<Piece>) {
+        let count = count(&marks);
         self.cpu.admit_stored(&mut marks);
         self.journal.note("stored", || vec![id, self.transfers.next_id()]);
         if self.config.policy.placement == Placement::Copy {
@@ -127,8 +146,8 @@ impl Tiers {
         now: Ticks,
         slot: Slot,
         part: &Part,
-        mut marks: Vec<At>,
-        stored: Option<Vec<At>>,
+        mut marks: Vec<Piece>,
+        stored: Option<Vec<Piece>>,
     ) -> u64 {
         let count = self.begin_write(part, &mut marks);
         let stores = stored.is_some();
@@ -137,7 +156,7 @@ impl Tiers {
         }
         let cpu = stored.unwrap_or_default();
         if count > 0 {
-            marked(&cpu).for_each(|at| self.cpu.lock(at));
+            self.cpu.lock(marked(&cpu));
             let end = self.issue_write(now, slot, part, &marks, count);
             self.begin(end, Op::DiskWrite { cpu, disk: marks, stores });
         } else {
@@ -147,7 +166,7 @@ impl Tiers {
         count
     }
 
-    fn begin_write(&mut self, part: &Part, marks: &mut Vec<At>) -> u64 {
+    fn begin_write(&mut self, part: &Part, marks: &mut Vec<Piece>) -> u64 {
         let Some(disk) = &mut self.disk else {
             marks.clear();
             return 0;
@@ -160,7 +179,7 @@ impl Tiers {
     }
 
     /// When the write of these chunks ends. FOREVER: somebody else makes it, and will tell.
-    fn issue_write(&mut self, now: Ticks, slot: Slot, part: &Part, marks: &[At], count: u64) -> Ticks {
+    fn issue_write(&mut self, now: Ticks, slot: Slot, part: &Part, marks: &[Piece], count: u64) -> Ticks {
         if let Some(outbox) = &mut self.outbox {
             outbox.write(self.transfers.next_id(), slot, keys(part, marks));
             return FOREVER;
@@ -169,14 +188,15 @@ impl Tiers {
     }
 
     /// A write to disk has ended. Chunks that somebody else could not write are as if they had never been begun.
-    pub(crate) fn written(&mut self, id: IoId, marks: &mut [At], stores: bool) {
-        self.counters.stores_ended += if stores { marked(marks).count() as u64 } else { 0 };
+    pub(crate) fn written(&mut self, id: IoId, marks: &mut Vec<Piece>, stores: bool) {
+        self.counters.stores_ended += if stores { count(marks) } else { 0 };
         let Some(disk) = &mut self.disk else { return };
         let Some(outbox) = &mut self.outbox else { return disk.end_write(marks) };
         let failed = outbox.take_failed(id);
-        let (lost, mut arrived): (Vec<At>, Vec<At>) =
-            marked(marks).partition(|&at| failed.contains(&disk.key(at)));
-        let lost_keys: Vec<Key> = lost.iter().map(|&at| disk.key(at)).collect();
+        // Its chunks are single ones.
+        let fails = |piece: &Piece| disk.keys(*piece).any(|key| failed.contains(&key));
+        let (lost, mut arrived): (Vec<Piece>, Vec<Piece>) = marked(marks).partition(fails);
+        let lost_keys: Vec<Key> = lost.iter().flat_map(|&piece| disk.keys(piece)).collect();
         disk.end_write(&mut arrived);
         disk.give_up(&lost);
         outbox.drop_chunks(&lost_keys);
@@ -195,9 +215,4 @@ impl Tiers {
             _ => 0,
         }
     }
-}
-
-/// The keys of a part's marked chunks.
-fn keys(part: &Part, marks: &[At]) -> impl Iterator<Item = Key> {
-    part.keys().iter().zip(marks).filter(|(_, mark)| **mark != NONE).map(|(key, _)| *key)
 }

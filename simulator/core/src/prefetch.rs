@@ -1,7 +1,8 @@
 //! Look-ups: which chunks of a prompt the tiers hold, and what is read from disk before they answer.
 
-use crate::chunks::{At, NONE, Walk, new_if_none};
+use crate::chunks::{NEW, NONE, Walk};
 use crate::keys::Part;
+use crate::pieces::{Piece, piece_of, push_piece};
 use crate::tiers::{Ended, Hit, Op, Prefetch, Read, Slot, Tiers, with};
 use crate::time::{self, FOREVER, Ticks};
 
@@ -24,60 +25,80 @@ impl Tiers {
     }
 
     /// The prefix that the tiers hold, and in the CPU tier the marks of its chunks that only the disk holds.
-    fn find(&self, part: &Part) -> (Hit, Vec<At>) {
-        let (mut hit, mut room) = (Hit::default(), Vec::new());
+    fn find(&mut self, part: &Part) -> (Hit, Vec<Piece>) {
+        let (mut hit, mut room, prompt) = (Hit::default(), Vec::new(), part.prompt());
         let (mut cpu_walk, mut disk_walk) = (Walk::new(), Walk::new());
-        for number in 0..part.len() {
-            let at = self.cpu.find(&mut cpu_walk, part.prompt(), number);
-            let in_cpu = self.cpu.holds(at);
-            let place = match &self.disk {
-                _ if in_cpu => at,
-                Some(disk) => disk.find(&mut disk_walk, part.prompt(), number),
-                None => NONE,
-            };
-            if !in_cpu && !self.disk.as_ref().is_some_and(|disk| disk.holds(place)) {
+        let mut number = 0;
+        while number < prompt.len() {
+            let place = self.cpu.find(&mut cpu_walk, prompt, number);
+            let mut len = place.len;
+            if self.cpu.holds(place.at) {
+                hit.push(Piece::new(self.cpu.cut(place, len), len), true);
+                push_piece(&mut room, Piece::new(NONE, len));
+                number += len;
+                continue;
+            }
+            let Some(disk) = &mut self.disk else { break };
+            let below = disk.find(&mut disk_walk, prompt, number);
+            if !disk.holds(below.at) {
                 break;
             }
-            if number == 0 {
-                hit.in_cpu.reserve(part.len());
-                hit.places.reserve(part.len());
-                room.reserve(part.len());
+            if place.at == NONE {
+                // What is nowhere is found chunk by chunk.
+                let absent = |number: &usize| self.cpu.find(&mut cpu_walk, prompt, *number).at == NONE;
+                len += (number + 1..number + below.len).take_while(absent).count();
             }
-            hit.in_cpu.push(in_cpu);
-            hit.places.push(place);
-            room.push(if in_cpu { NONE } else { new_if_none(at) });
+            len = len.min(below.len);
+            let at = if place.at == NONE { NEW } else { self.cpu.cut(place, len) };
+            push_piece(&mut room, Piece::new(at, len));
+            hit.push(Piece::new(disk.cut(below, len), len), false);
+            number += len;
         }
-        if !hit.places.is_empty() {
-            hit.part = part.part(0..hit.places.len());
+        if number > 0 {
+            hit.part = part.part(0..number);
         }
         (hit, room)
     }
 
     /// Keeps each chunk where it was found.
     fn lock_hit(&mut self, hit: &Hit) {
-        hit.places_where(true).for_each(|at| self.cpu.lock(at));
+        self.cpu.lock(hit.pieces_where(true));
         if let Some(disk) = &mut self.disk {
-            hit.places_where(false).for_each(|at| disk.lock(at));
+            disk.lock(hit.pieces_where(false));
         }
     }
 
     fn unlock_hit(&mut self, hit: &Hit) {
-        hit.places_where(true).for_each(|at| self.cpu.unlock(at));
+        self.cpu.unlock(hit.pieces_where(true));
         if let Some(disk) = &mut self.disk {
-            hit.places_where(false).for_each(|at| disk.unlock(at));
+            disk.unlock(hit.pieces_where(false));
         }
     }
 
     fn answered(&mut self, slot: Slot, hit: &Hit) {
-        self.journal.note("answer", || {
-            with(slot as u64, &hit.in_cpu.iter().map(|&held| u64::from(held)).collect::<Vec<_>>())
-        });
-        if hit.places.contains(&NONE) {
+        self.journal.note("answer", || with(slot as u64, &hit.flags().map(u64::from).collect::<Vec<_>>()));
+        if hit.pieces.iter().any(|piece| piece.at == NONE) {
             self.cpu.touch(&hit.part);
         } else {
-            self.cpu.touch_at(&hit.places);
+            self.cpu.touch_at(hit.pieces.iter().copied());
         }
         self.count_hit(hit);
+    }
+
+    /// Divides a hit's pieces before the chunk of that number, and returns that of the piece which begins there. `read`:
+    /// all of them are in the CPU tier now.
+    pub(crate) fn divide(&mut self, hit: &mut Hit, number: usize, read: bool) -> usize {
+        let (index, skip) = piece_of(&hit.pieces, number);
+        if skip == 0 {
+            return index;
+        }
+        let rest = match &mut self.disk {
+            Some(disk) if !read && !hit.in_cpu[index] => disk.divide_piece(&mut hit.pieces[index], skip),
+            _ => self.cpu.divide_piece(&mut hit.pieces[index], skip),
+        };
+        hit.pieces.insert(index + 1, rest);
+        hit.in_cpu.insert(index + 1, hit.in_cpu[index]);
+        index + 1
     }
 
     fn count_hit(&mut self, hit: &Hit) {
@@ -86,21 +107,21 @@ impl Tiers {
     }
 
     /// Whether a hit's chunks may be read from disk; takes the room in the CPU tier that this needs.
-    fn may_prefetch(&mut self, now: Ticks, slot: Slot, hit: &Hit, room: &mut [At]) -> bool {
+    fn may_prefetch(&mut self, now: Ticks, slot: Slot, hit: &Hit, room: &mut Vec<Piece>) -> bool {
         let policy = &self.config.policy;
         let limit = policy.prefetch_share.map(|share| share * self.config.cpu_chunks as f64);
         hit.disk_chunks() * self.config.chunk_tokens >= policy.min_prefetch_tokens
             && limit.is_none_or(|limit| (self.prefetching_chunks as f64) < limit)
-            && (policy.read_in_place || self.reserve(now, slot, &hit.part, (NONE, room), false))
+            && (policy.read_in_place || self.reserve(now, slot, &hit.part, room, false))
     }
 
     /// Begins to read a hit's chunks from disk.
-    fn prefetch(&mut self, now: Ticks, slot: Slot, hit: Hit, room: Vec<At>) {
+    fn prefetch(&mut self, now: Ticks, slot: Slot, hit: Hit, room: Vec<Piece>) {
         let count = hit.disk_chunks();
         self.prefetching += 1;
         self.prefetching_chunks += count;
-        let places: Vec<At> = hit.places_where(false).collect();
-        let warm = self.disk.as_mut().map_or(0, |disk| disk.begin_read(&places));
+        let pieces: Vec<Piece> = hit.pieces_where(false).collect();
+        let warm = self.disk.as_mut().map_or(0, |disk| disk.begin_read(&pieces));
         let cold = count - warm;
         self.counters.storage_read_bytes += cold * self.config.chunk_bytes;
         let deadline = self.deadline(now, count);
@@ -177,29 +198,30 @@ impl Tiers {
     }
 
     pub(crate) fn prefetched(&mut self, now: Ticks, prefetch: Prefetch, arrived: usize) -> Ended {
-        let Prefetch { slot, mut hit, room, .. } = prefetch;
+        let Prefetch { slot, mut hit, mut room, .. } = prefetch;
         self.journal.note("prefetched", || vec![slot as u64]);
         self.prefetching -= 1;
         self.prefetching_chunks -= hit.disk_chunks();
-        let beyond = hit.split_off(arrived);
+        let came = self.divide(&mut hit, arrived, false);
+        let beyond = hit.split_off(came);
         self.unlock_hit(&beyond);
         if let Some(disk) = &mut self.disk {
-            hit.places_where(false).for_each(|at| disk.unlock(at));
+            disk.unlock(hit.pieces_where(false));
         }
         self.counters.disk_loaded_chunks += hit.disk_chunks();
         if self.config.policy.read_in_place {
             hit.disk_keys().for_each(|key| *self.passing.entry(key).or_default() += 1);
+            hit.pieces
+                .iter_mut()
+                .zip(&hit.in_cpu)
+                .filter(|(_, in_cpu)| !**in_cpu)
+                .for_each(|(piece, _)| piece.at = NONE);
         } else {
-            let (came, missing) = room.split_at(arrived);
-            self.cpu.give_up(missing);
-            self.cpu.admit_loaded(came, !self.config.policy.keep_prefetched);
-        }
-        for ((place, in_cpu), room) in hit.places.iter_mut().zip(&hit.in_cpu).zip(room) {
-            *place = match in_cpu {
-                true => *place,
-                false if self.config.policy.read_in_place => NONE,
-                false => room,
-            };
+            let came = self.cpu.divide(&mut room, arrived);
+            let missing = room.split_off(came);
+            self.cpu.give_up(&missing);
+            self.cpu.admit_loaded(&room, !self.config.policy.keep_prefetched);
+            hit.moved_to(&room);
         }
         self.answered(slot, &hit);
         while self.prefetching < self.config.policy.prefetches()

@@ -4,9 +4,10 @@
 //!
 //! libCacheSim takes nothing into a small queue of one object, so below 20 chunks it never hits; here it takes one.
 
-use crate::chunks::{At, Chunks, Queue};
+use crate::chunks::{At, Chunks};
 use crate::eviction::{Eviction, Ghosts};
 use crate::keys::Key;
+use crate::queue::Queue;
 
 const SMALL_SHARE: f64 = 0.1;
 const GHOST_SHARE: f64 = 0.9;
@@ -86,7 +87,7 @@ impl Eviction for S3Fifo {
         chunks[at].uses = chunks[at].uses.saturating_add(1);
     }
 
-    fn victim(&mut self, chunks: &mut Chunks) -> Option<At> {
+    fn victim(&mut self, chunks: &mut Chunks, _from: At) -> Option<At> {
         self.has_evicted = true;
         let main_first = self.main.len() > self.main_room || self.small.len() == 0;
         let first = if main_first { self.main_victim(chunks) } else { None };

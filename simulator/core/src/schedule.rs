@@ -3,6 +3,8 @@
 //! Running requests first, each as many tokens as it lacks and the budget allows; for want of blocks the last one
 //! is preempted. Then, if none was, waiting requests, until one does not fit.
 
+use std::ops::Range;
+
 use crate::blocks::Cached;
 use crate::cost::Work;
 use crate::engine::Engine;
@@ -280,9 +282,11 @@ impl Engine {
         if let Lookup::Answered(hit) = &request.lookup {
             request.stored_chunks = hit.chunks();
             let end = prefix.local_tokens + prefix.external_tokens;
-            let overlap =
-                |i: u64| end.min((i + 1) * chunk).saturating_sub(prefix.local_tokens.max(i * chunk));
-            disk = hit.in_cpu.iter().zip(0..).filter(|(in_cpu, _)| !**in_cpu).map(|(_, i)| overlap(i)).sum();
+            let overlap = |chunks: Range<usize>| {
+                let (start, beyond) = (chunks.start as u64 * chunk, chunks.end as u64 * chunk);
+                end.min(beyond).saturating_sub(prefix.local_tokens.max(start))
+            };
+            disk = hit.ranges().filter(|(_, in_cpu)| !in_cpu).map(|(chunks, _)| overlap(chunks)).sum();
         }
         if request.preemptions == 0 {
             let external = prefix.external_tokens;

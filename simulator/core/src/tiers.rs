@@ -4,14 +4,16 @@
 //! for bytes throughout.
 
 use std::collections::VecDeque;
+use std::ops::Range;
 
 use crate::cache::Cache;
-use crate::chunks::{At, NONE, Walk, marked};
+use crate::chunks::{NONE, Walk};
 use crate::device::{Device, SharedDevice};
 use crate::disk::Disk;
 use crate::external::Outbox;
 use crate::journal::Journal;
 use crate::keys::{Key, KeyMap, Part};
+use crate::pieces::{Piece, marked};
 use crate::tier_config::TierConfig;
 use crate::time::{self, FOREVER, Ticks};
 use crate::transfers::Transfers;
@@ -54,7 +56,7 @@ pub struct Tiers {
     /// Transfers begun since the engine last looked.
     begun: Vec<Begun>,
     /// Marks of transfers that have ended, kept for their memory only.
-    spare: Vec<Vec<At>>,
+    spare: Vec<Vec<Piece>>,
     pub outbox: Option<Outbox>,
     /// Numbers are a slot or a transfer's id, then keys. "tick": how many ticks, then the keys dropped. "answer": slot,
     /// then a flag for each chunk found: in the CPU tier or not.
@@ -167,12 +169,21 @@ impl Tiers {
 
     /// Of how many leading keys of a prompt a chunk is held.
     pub fn held(&self, prompt: &[Key]) -> u64 {
-        let (mut in_cpu, mut on_disk) = (Walk::new(), Walk::new());
-        let mut held = |number: &usize| {
-            self.cpu.holds(self.cpu.find(&mut in_cpu, prompt, *number))
-                || self.disk.as_ref().is_some_and(|disk| disk.holds(disk.find(&mut on_disk, prompt, *number)))
-        };
-        (0..prompt.len()).take_while(|number| held(number)).count() as u64
+        let (mut in_cpu, mut on_disk, mut number) = (Walk::new(), Walk::new(), 0);
+        while number < prompt.len() {
+            let place = self.cpu.find(&mut in_cpu, prompt, number);
+            if self.cpu.holds(place.at) {
+                number += place.len;
+                continue;
+            }
+            let Some(disk) = &self.disk else { break };
+            let place = disk.find(&mut on_disk, prompt, number);
+            if !disk.holds(place.at) {
+                break;
+            }
+            number += place.len;
+        }
+        number as u64
     }
 
     /// Exchanges the disk and what is in front of it with another server.
@@ -187,6 +198,7 @@ impl Tiers {
     /// the moment returned.
     pub fn load(&mut self, now: Ticks, slot: Slot, mut hit: Hit, first: usize) -> Ticks {
         let first = first.min(hit.part.len());
+        let first = self.divide(&mut hit, first, true);
         self.release_first(&hit, first);
         hit.skip(first);
         let count = hit.chunks();
@@ -197,13 +209,18 @@ impl Tiers {
 
     /// Unlocks chunks of a hit that are not needed any more.
     pub fn release(&mut self, hit: &Hit) {
-        self.release_first(hit, hit.part.len());
+        self.release_first(hit, hit.pieces.len());
     }
 
-    fn release_first(&mut self, hit: &Hit, count: usize) {
-        if count > 0 {
-            self.journal.note("release", || hit.part.keys()[..count].to_vec());
-            (0..count).for_each(|index| self.unlock(hit, index));
+    /// Unlocks the first so many pieces.
+    fn release_first(&mut self, hit: &Hit, pieces: usize) {
+        let Some((last, _)) = pieces.checked_sub(1).and_then(|last| hit.ranges().nth(last)) else { return };
+        self.journal.note("release", || hit.part.keys()[..last.end].to_vec());
+        if self.passing.is_empty() && hit.pieces[..pieces].iter().all(|piece| piece.at != NONE) {
+            return self.cpu.unlock(hit.pieces[..pieces].iter().copied());
+        }
+        for ((chunks, _), &piece) in hit.ranges().zip(&hit.pieces[..pieces]) {
+            self.unlock_one_by_one(hit, chunks, piece);
         }
     }
 
@@ -240,7 +257,7 @@ impl Tiers {
             }
             Some(Op::DiskWrite { cpu, mut disk, stores }) => {
                 self.journal.note("written", || vec![id]);
-                marked(&cpu).for_each(|at| self.cpu.unlock(at));
+                self.cpu.unlock(marked(&cpu));
                 self.written(id, &mut disk, stores);
                 self.put_back(cpu);
                 self.put_back(disk);
@@ -275,11 +292,11 @@ impl Tiers {
     }
 
     /// Marks to be filled.
-    pub(crate) fn fresh_marks(&mut self) -> Vec<At> {
+    pub(crate) fn fresh_marks(&mut self) -> Vec<Piece> {
         self.spare.pop().unwrap_or_default()
     }
 
-    pub(crate) fn put_back(&mut self, mut marks: Vec<At>) {
+    pub(crate) fn put_back(&mut self, mut marks: Vec<Piece>) {
         if marks.capacity() > 0 {
             marks.clear();
             self.spare.push(marks);
@@ -291,25 +308,40 @@ impl Tiers {
         self.transfers.begin(op);
     }
 
-    fn unlock(&mut self, hit: &Hit, index: usize) {
-        let key = hit.part.keys()[index];
-        if !self.passing.is_empty() {
-            match self.passing.get_mut(&key) {
-                Some(1) => {
-                    self.passing.remove(&key);
-                    return;
+    /// Unlocks a piece of a hit, chunks of which may have been read past the CPU tier.
+    fn unlock_one_by_one(&mut self, hit: &Hit, chunks: Range<usize>, mut piece: Piece) {
+        for index in chunks {
+            let one = match piece.len {
+                1 => piece,
+                _ => {
+                    let rest = self.cpu.divide_piece(&mut piece, 1);
+                    std::mem::replace(&mut piece, rest)
                 }
-                Some(times) => return *times -= 1,
-                None => {}
+            };
+            if self.pass(hit.part.keys()[index]) {
+                continue;
             }
+            let number = hit.part.first() + index;
+            let at = match one.at {
+                NONE => {
+                    let place = self.cpu.find(&mut Walk::new(), hit.part.prompt(), number);
+                    if place.at == NONE { NONE } else { self.cpu.cut(place, 1) }
+                }
+                at => at,
+            };
+            self.cpu.unlock(marked(&[Piece { at, len: 1 }]));
         }
-        let number = hit.part.first() + index;
-        let at = match hit.places[index] {
-            NONE => self.cpu.find(&mut Walk::new(), hit.part.prompt(), number),
-            at => at,
-        };
-        if at != NONE {
-            self.cpu.unlock(at);
+    }
+
+    /// Lets go of a chunk that was read past the CPU tier. False: it was not.
+    fn pass(&mut self, key: Key) -> bool {
+        match self.passing.get_mut(&key) {
+            Some(1) => self.passing.remove(&key).is_some(),
+            Some(times) => {
+                *times -= 1;
+                true
+            }
+            None => false,
         }
     }
 }
@@ -337,18 +369,19 @@ impl Tiers {
         self.cpu.check();
         self.disk.iter().for_each(Disk::check);
         if let (Some(outbox), Some(disk)) = (&self.outbox, &self.disk) {
-            outbox.check(&disk.keys(), self.config.disk_chunks.unwrap_or(0));
+            outbox.check(&disk.all_keys(), self.config.disk_chunks.unwrap_or(0));
         }
         let mut pins: KeyMap<u32> = KeyMap::default();
         let mut pin = |keys: &[Key]| keys.iter().for_each(|&key| *pins.entry(key).or_default() += 1);
-        let keys =
-            |places: &mut dyn Iterator<Item = At>| places.map(|at| self.cpu.key(at)).collect::<Vec<_>>();
+        let keys = |pieces: &mut dyn Iterator<Item = Piece>| {
+            pieces.flat_map(|piece| self.cpu.keys(piece)).collect::<Vec<_>>()
+        };
         hits.iter().for_each(|hit| pin(hit.part.keys()));
         for op in self.transfers.iter() {
             match op {
                 Op::Load { hit, .. } | Op::Answer { hit, .. } => pin(hit.part.keys()),
                 Op::DiskWrite { cpu, .. } => pin(&keys(&mut marked(cpu))),
-                Op::Prefetch(prefetch, _) => pin(&keys(&mut prefetch.hit.places_where(true))),
+                Op::Prefetch(prefetch, _) => pin(&keys(&mut prefetch.hit.pieces_where(true))),
                 Op::Store { .. } | Op::Spill { .. } | Op::Rest(_) => {}
             }
         }
@@ -358,7 +391,7 @@ impl Tiers {
 
     /// Held or being written, in order.
     pub fn keys_on_disk(&self) -> Vec<Key> {
-        let mut keys = self.disk.as_ref().map_or_else(Vec::new, Disk::keys);
+        let mut keys = self.disk.as_ref().map_or_else(Vec::new, Disk::all_keys);
         keys.sort_unstable();
         keys
     }

@@ -1,9 +1,11 @@
 //! What the tiers have under way: answers, and transfers by their ids.
 
 use std::collections::VecDeque;
+use std::ops::Range;
 
-use crate::chunks::At;
+use crate::chunks::NONE;
 use crate::keys::{Key, Part};
+use crate::pieces::Piece;
 use crate::time::Ticks;
 
 pub type IoId = u64;
@@ -14,48 +16,101 @@ pub type Slot = usize;
 #[derive(Clone, Debug, Default)]
 pub struct Hit {
     pub part: Part,
-    /// Chunk by chunk: found in the CPU tier (else read from disk).
-    pub in_cpu: Vec<bool>,
+    /// Piece by piece: found in the CPU tier (else read from disk).
+    pub(crate) in_cpu: Vec<bool>,
     /// Where they lie in the CPU tier; until they have been read, those on disk there. NONE: read past the CPU tier.
-    pub(crate) places: Vec<At>,
+    pub(crate) pieces: Vec<Piece>,
 }
 
 impl Hit {
     pub fn chunks(&self) -> u64 {
-        self.in_cpu.len() as u64
+        self.part.len() as u64
     }
 
-    /// Takes its first chunks off it.
-    pub(crate) fn skip(&mut self, count: usize) {
-        self.part.skip(count);
-        self.in_cpu.drain(..count);
-        self.places.drain(..count);
+    pub(crate) fn push(&mut self, piece: Piece, in_cpu: bool) {
+        self.pieces.push(piece);
+        self.in_cpu.push(in_cpu);
     }
 
-    /// Takes the chunks from `at` on out of it.
+    /// Takes its first pieces off it.
+    pub(crate) fn skip(&mut self, pieces: usize) {
+        self.part.skip(chunks(&self.pieces[..pieces]));
+        self.in_cpu.drain(..pieces);
+        self.pieces.drain(..pieces);
+    }
+
+    /// Takes the pieces from that one on out of it.
     pub(crate) fn split_off(&mut self, at: usize) -> Self {
-        let part = self.part.split_off(at);
-        Self { part, in_cpu: self.in_cpu.split_off(at), places: self.places.split_off(at) }
+        let part = self.part.split_off(chunks(&self.pieces[..at]));
+        Self { part, in_cpu: self.in_cpu.split_off(at), pieces: self.pieces.split_off(at) }
     }
 
     /// Where in the prompt the disk's chunk of that number lies; behind all chunks, if there are not so many.
     pub(crate) fn position_of_disk_chunk(&self, number: u64) -> usize {
-        let mut on_disk = (0..self.in_cpu.len()).filter(|&index| !self.in_cpu[index]);
-        on_disk.nth(number as usize).unwrap_or(self.in_cpu.len())
+        let mut left = number as usize;
+        for (chunks, in_cpu) in self.ranges() {
+            if !in_cpu && left < chunks.len() {
+                return chunks.start + left;
+            }
+            left -= if in_cpu { 0 } else { chunks.len() };
+        }
+        self.part.len()
     }
 
     pub(crate) fn disk_chunks(&self) -> u64 {
-        self.in_cpu.iter().filter(|in_cpu| !**in_cpu).count() as u64
+        self.pieces_where(false).map(|piece| u64::from(piece.len)).sum()
     }
 
-    pub(crate) fn places_where(&self, in_cpu: bool) -> impl Iterator<Item = At> {
-        let of = self.places.iter().zip(&self.in_cpu).filter(move |(_, held)| **held == in_cpu);
-        of.map(|(place, _)| *place)
+    pub(crate) fn pieces_where(&self, in_cpu: bool) -> impl Iterator<Item = Piece> {
+        let of = self.pieces.iter().zip(&self.in_cpu).filter(move |(_, held)| **held == in_cpu);
+        of.map(|(piece, _)| *piece)
+    }
+
+    /// What was on disk is in the CPU tier now: there, of pieces of all of its chunks.
+    pub(crate) fn moved_to(&mut self, room: &[Piece]) {
+        let mut moved = Self { part: std::mem::take(&mut self.part), ..Self::default() };
+        let mut in_cpu = self.pieces_where(true);
+        for piece in room {
+            if piece.at != NONE {
+                moved.push(*piece, false);
+                continue;
+            }
+            let mut left = piece.len;
+            while left > 0
+                && let Some(own) = in_cpu.next()
+            {
+                moved.push(own, true);
+                left -= own.len;
+            }
+        }
+        drop(in_cpu);
+        *self = moved;
+    }
+
+    /// Which of its chunks each piece has, and whether it was found in the CPU tier.
+    pub fn ranges(&self) -> impl Iterator<Item = (Range<usize>, bool)> {
+        let mut end = 0;
+        self.pieces.iter().zip(&self.in_cpu).map(move |(piece, in_cpu)| {
+            let start = end;
+            end += piece.len as usize;
+            (start..end, *in_cpu)
+        })
+    }
+
+    /// Chunk by chunk: found in the CPU tier.
+    pub fn flags(&self) -> impl Iterator<Item = bool> {
+        self.ranges().flat_map(|(chunks, in_cpu)| chunks.map(move |_| in_cpu))
     }
 
     pub(crate) fn disk_keys(&self) -> impl Iterator<Item = Key> {
-        self.part.keys().iter().zip(&self.in_cpu).filter(|(_, in_cpu)| !**in_cpu).map(|(key, _)| *key)
+        let on_disk = self.ranges().filter(|(_, in_cpu)| !in_cpu);
+        on_disk.flat_map(move |(chunks, _)| self.part.keys()[chunks].iter().copied())
     }
+}
+
+/// How many chunks pieces have.
+fn chunks(pieces: &[Piece]) -> usize {
+    pieces.iter().map(|piece| piece.len as usize).sum()
 }
 
 /// What the engine has to know of a transfer that ended.
@@ -91,7 +146,7 @@ pub(crate) struct Prefetch {
     pub slot: Slot,
     pub hit: Hit,
     /// The places in the CPU tier for the disk's chunks, unless they are read past it.
-    pub room: Vec<At>,
+    pub room: Vec<Piece>,
     pub began: Ticks,
     pub chunks: u64,
     pub warm: u64,
@@ -117,19 +172,19 @@ pub(crate) enum Op {
     Store {
         slot: Slot,
         part: Part,
-        marks: Vec<At>,
-        spilled: Vec<At>,
+        marks: Vec<Piece>,
+        spilled: Vec<Piece>,
     },
     /// GPU to disk.
     Spill {
         slot: Slot,
-        marks: Vec<At>,
+        marks: Vec<Piece>,
     },
     /// CPU to disk: chunks marked in `cpu` are read, those in `disk` are new there. With them a store ends, or else
     /// chunks that the CPU tier has dropped move down.
     DiskWrite {
-        cpu: Vec<At>,
-        disk: Vec<At>,
+        cpu: Vec<Piece>,
+        disk: Vec<Piece>,
         stores: bool,
     },
 }

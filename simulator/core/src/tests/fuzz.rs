@@ -7,11 +7,12 @@ use proptest::test_runner::RngSeed;
 
 use super::{ask, tiers};
 use crate::cache::Cache;
-use crate::chunks::{At, NONE, Walk, marked, new_if_none};
+use crate::chunks::{At, NEW, NONE, Walk};
 use crate::engine::{Counters, Engine, EngineConfig};
 use crate::eviction::EvictionKind;
 use crate::external::Issued;
 use crate::keys::{Key, Part};
+use crate::pieces::{Piece, count, marked};
 use crate::request::{Completion, Lookup, Submission};
 use crate::server::Server;
 use crate::tier_config::{Placement, TickShare, TierConfig, TierPolicy};
@@ -200,14 +201,14 @@ fn any_act() -> impl Strategy<Value = Act> {
 struct Use {
     cache: Cache,
     evicts: bool,
-    writes: Vec<(Vec<At>, bool)>,
+    writes: Vec<(Vec<Piece>, bool)>,
     pins: Vec<(Key, At)>,
     now: u128,
 }
 
 impl Use {
     fn find(&self, key: Key) -> At {
-        self.cache.find(&mut Walk::new(), &[key], 0)
+        self.cache.find(&mut Walk::new(), &[key], 0).at
     }
 
     fn act(&mut self, act: &Act) {
@@ -217,26 +218,26 @@ impl Use {
             Act::Load(keys) => self.reserve(keys, false),
             Act::EndOldest { arrives } if !self.writes.is_empty() => {
                 let (mut marks, storing) = self.writes.remove(0);
-                let places: Vec<At> = marked(&marks).collect();
                 match (storing, arrives) {
                     (true, _) => self.cache.admit_stored(&mut marks),
                     (false, false) => self.cache.give_up(&marks),
                     (false, true) => {
-                        let keys: Vec<Key> = places.iter().map(|&at| self.cache.key(at)).collect();
-                        self.cache.admit_loaded(&marks, keys[0].is_multiple_of(2));
-                        self.pins.extend(keys.into_iter().zip(places));
+                        let key = |piece: Piece| self.cache.keys(piece).next().map(|key| (key, piece.at));
+                        let pins: Vec<(Key, At)> = marked(&marks).filter_map(key).collect();
+                        self.cache.admit_loaded(&marks, pins[0].0.is_multiple_of(2));
+                        self.pins.extend(pins);
                     }
                 }
             }
             Act::Lock(key) if self.cache.contains(*key) => {
                 let at = self.find(*key);
-                self.cache.lock(at);
+                self.cache.lock(marked(&[Piece::new(at, 1)]));
                 self.pins.push((*key, at));
             }
             Act::UnlockOldest if !self.pins.is_empty() => {
                 let (key, at) = self.pins.remove(0);
                 assert_eq!(self.find(key), at, "a pinned chunk moved");
-                self.cache.unlock(at);
+                self.cache.unlock(marked(&[Piece::new(at, 1)]));
             }
             Act::Touch(keys) => self.cache.touch(&Part::of(keys.clone())),
             Act::Drop(count) => {
@@ -256,12 +257,11 @@ impl Use {
         let mark = |&key: &Key| {
             let at = self.find(key);
             let there = if storing { self.cache.has(at) } else { self.cache.holds(at) };
-            if there { NONE } else { new_if_none(at) }
+            Piece::new(if there { NONE } else { at.min(NEW) }, 1)
         };
-        let mut marks: Vec<At> = keys.iter().map(mark).collect();
-        let count = marked(&marks).count() as u64;
-        let (room, used) = (self.cache.room(self.evicts), self.cache.used());
-        match self.cache.reserve(&Part::of(keys.to_vec()), (NONE, &mut marks[..]), storing, self.evicts) {
+        let mut marks: Vec<Piece> = keys.iter().map(mark).collect();
+        let (count, room, used) = (count(&marks), self.cache.room(self.evicts), self.cache.used());
+        match self.cache.reserve(&Part::of(keys.to_vec()), &mut marks, storing, self.evicts) {
             true => {
                 assert_eq!(self.cache.used(), used + count - self.cache.gone.len() as u64);
                 self.writes.extend((count > 0).then_some((marks, storing)));
@@ -303,13 +303,13 @@ proptest! {
 proptest! {
     #![proptest_config(cases(150))]
     #[test]
-    fn chunks_that_are_chained_are_found_as_each_by_itself_is(config in any_config(), load in any_load()) {
+    fn extents_give_what_single_chunks_give(config in any_config(), load in any_load()) {
         let config = EngineConfig { journal: true, ..config };
-        let mut chained = Engine::new(config.clone()).expect("a good configuration");
+        let mut extents = Engine::new(config.clone()).expect("a good configuration");
         let mut loose = Engine::new(config).expect("a good configuration");
         loose.server = loose.server.take().map(|server| Box::new(Server::new(server.tiers.loose())));
-        prop_assert_eq!(replay(&mut chained, "a", &load, 0.011), replay(&mut loose, "a", &load, 0.011));
-        prop_assert_eq!(chained.take_journal(), loose.take_journal());
+        prop_assert_eq!(replay(&mut extents, "a", &load, 0.011), replay(&mut loose, "a", &load, 0.011));
+        prop_assert_eq!(extents.take_journal(), loose.take_journal());
     }
 }
 

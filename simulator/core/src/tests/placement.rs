@@ -71,7 +71,7 @@ impl Bench {
         let hit = self.tiers.lookup(self.now, 0, &part(keys));
         let hit = hit.or_else(|| self.settle()).expect("an answer");
         self.tiers.release(&hit);
-        hit.in_cpu.iter().map(|in_cpu| if *in_cpu { 'c' } else { 'd' }).collect()
+        hit.flags().map(|in_cpu| if in_cpu { 'c' } else { 'd' }).collect()
     }
 
     /// Where each of the keys is, without using it.
