@@ -130,7 +130,7 @@ def _yaml(content: dict[str, Any]) -> str:
 @told
 def calibrate(
     experiment: Path, engine: EngineName, overrides: list[str], size: str | None, output: Path, run_folder: Path | None,
-    budget: str, passes: int, others: list[Path],
+    budget: str, passes: int = 2, others: Sequence[Path] = (),
 ) -> int:  # fmt: skip
     """Measures, fits and writes; returns the exit code: 1 where leave-one-out says that the fit is not good."""
     from harness.report.terminal import Progress
