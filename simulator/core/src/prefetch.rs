@@ -110,7 +110,7 @@ impl Tiers {
     fn may_prefetch(&mut self, now: Ticks, slot: Slot, hit: &Hit, room: &mut Vec<Piece>) -> bool {
         let policy = &self.config.policy;
         let limit = policy.prefetch_share.map(|share| share * self.config.cpu_chunks as f64);
-        hit.disk_chunks() * self.config.chunk_tokens >= policy.min_prefetch_tokens
+        hit.disk_chunks().saturating_mul(self.config.chunk_tokens) >= policy.min_prefetch_tokens
             && limit.is_none_or(|limit| (self.prefetching_chunks as f64) < limit)
             && (policy.read_in_place || self.reserve(now, slot, &hit.part, room, false))
     }
