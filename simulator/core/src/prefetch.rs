@@ -141,7 +141,7 @@ impl Tiers {
     /// When so many chunks that are read from now on are no longer waited for.
     fn deadline(&self, now: Ticks, chunks: u64) -> Ticks {
         let policy = &self.config.policy;
-        let tokens = (chunks * self.config.chunk_tokens) as f64;
+        let tokens = chunks as f64 * self.config.chunk_tokens as f64;
         let most_s = |base_s: f64| time::from_s(base_s + policy.prefetch_token_s * tokens);
         policy.prefetch_timeout_s.map_or(FOREVER, |base_s| now.saturating_add(most_s(base_s)))
     }
