@@ -4,6 +4,7 @@ use std::collections::{BTreeMap, VecDeque};
 use std::mem;
 
 use crate::engine::Engine;
+use crate::fetch::fetch_all;
 use crate::keys::{Part, Segment, keys_and_runs};
 use crate::request::{Completion, Request, Submission};
 use crate::time::{FOREVER, Ticks};
@@ -34,7 +35,11 @@ impl Arrivals {
     pub fn pop(&mut self) -> Option<(Ticks, Submission)> {
         let first = self.first();
         if self.queue.front().is_some_and(|(at, number, _)| (*at, *number) == first) {
-            return self.queue.pop_front().map(|(at, _, submission)| (at, submission));
+            let popped = self.queue.pop_front();
+            if let Some((_, _, next)) = self.queue.front() {
+                fetch_all(&next.prompt);
+            }
+            return popped.map(|(at, _, submission)| (at, submission));
         }
         self.others.pop_first().map(|((at, _), submission)| (at, submission))
     }

@@ -20,8 +20,9 @@ pub struct Cache {
     evictable: u64,
     pub(crate) chunks: Chunks,
     eviction: Policy,
-    /// Keys that went, until somebody takes them out.
+    /// Keys that went, until somebody takes them out; if they are noted.
     pub gone: Vec<Key>,
+    pub notes_gone: bool,
     /// Kept for their memory only.
     pub(crate) gathered: Vec<At>,
     passed: Vec<At>,
@@ -33,7 +34,8 @@ impl Cache {
         let eviction = eviction.make(capacity, lease);
         let chunks = Chunks::new(loose || eviction.one_by_one());
         let (gone, gathered, passed) = (Vec::new(), Vec::new(), Vec::new());
-        Self { capacity, used: 0, tracked: 0, evictable: 0, chunks, eviction, gone, gathered, passed }
+        let (used, tracked, evictable, notes_gone) = (0, 0, 0, true);
+        Self { capacity, used, tracked, evictable, chunks, eviction, gone, notes_gone, gathered, passed }
     }
 
     pub fn clock(&mut self, now: Ticks) {
@@ -239,9 +241,11 @@ impl Cache {
     }
 
     /// Picks up to `count` of the resident keys that nobody reads, and drops them. One that is being written once more
-    /// is picked and stays.
-    pub fn drop_some(&mut self, count: u64) {
+    /// is picked and stays. Returns how many went.
+    pub fn drop_some(&mut self, count: u64) -> u64 {
+        let used = self.used;
         self.evict(|_, picked| count - picked.min(count));
+        used - self.used
     }
 
     /// Evicts until no more than so many are held, as far as it can.
@@ -288,7 +292,9 @@ impl Cache {
             }
             // What may go and is not being written is settled, and lies in a queue.
             let count = extent.chunks().min(most);
-            self.gone.extend(extent.keys().iter().rev().take(count as usize));
+            if self.notes_gone {
+                self.gone.extend(extent.keys().iter().rev().take(count as usize));
+            }
             (self.used, self.tracked, self.evictable) =
                 (self.used - count, self.tracked - count, self.evictable - count);
             if count < extent.chunks() {
@@ -299,6 +305,7 @@ impl Cache {
             self.eviction.remove(&mut self.chunks, at, true);
             self.chunks.remove(at);
         }
+        self.chunks.expect(next);
         self.passed.drain(..).for_each(|at| self.chunks[at].set(PASSED, false));
     }
 

@@ -12,6 +12,7 @@ use std::sync::Arc;
 
 use hashbrown::HashTable;
 
+use crate::fetch::fetch;
 use crate::keys::{Key, Part};
 use crate::pieces::Piece;
 
@@ -38,7 +39,9 @@ pub const PASSED: u8 = 16;
 const QUEUE_BIT: u32 = 5;
 const NO_QUEUE: u8 = 3;
 
+/// A cache line of the processor each, for in a large tier most lie in none of its caches.
 #[derive(Clone, Debug)]
+#[repr(align(64))]
 pub struct Extent {
     /// Its first chunk's.
     pub key: Key,
@@ -202,10 +205,29 @@ impl Chunks {
         self.index.find(sought.hash(), same).map_or(NONE, |first| first.at)
     }
 
-    /// How many of the keys, the first of which is that of its first chunk, are those of an extent's chunks.
+    /// How many of the keys, the first of which is that of its first chunk, are those of an extent's chunks. Where two
+    /// agree, those before them do too.
     #[inline(always)]
     fn alike(&self, at: At, keys: &[Key]) -> usize {
-        self[at].keys().iter().zip(keys).take_while(|(ours, theirs)| ours == theirs).count()
+        let ours = self[at].keys();
+        let most = ours.len().min(keys.len());
+        if ours[most - 1] == keys[most - 1] {
+            return most;
+        }
+        ours.iter().zip(keys).take_while(|(ours, theirs)| ours == theirs).count()
+    }
+
+    /// What dropping that extent, and then the next one of its queue, will look at is fetched meanwhile.
+    #[inline(always)]
+    pub fn expect(&self, at: At) {
+        let Some(extent) = self.places.get(at as usize) else { return };
+        if let Some(prompt) = &extent.prompt {
+            // Its count of users stands before the keys.
+            fetch(prompt.as_ptr().wrapping_sub(2));
+        }
+        if let Some(next) = self.places.get(extent.newer as usize) {
+            fetch(next);
+        }
     }
 
     /// The extents that a piece's chunks lie in.

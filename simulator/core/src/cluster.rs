@@ -194,7 +194,6 @@ impl Cluster {
                 engine.act();
                 for completion in engine.completed.drain(..) {
                     self.loads[instance] -= 1;
-                    self.ids.remove(&completion.id);
                     order.push((engine.now, turn, instance, completions.len()));
                     completions.push(Some((instance, completion)));
                 }
@@ -204,6 +203,8 @@ impl Cluster {
             }
             self.moments.set(instance, next);
         }
+        // One after another without anything between them: the processor waits for many of them at once.
+        completions.iter().flatten().for_each(|(_, done)| _ = self.ids.remove(&done.id));
         self.now = if until == FOREVER { last } else { last.max(until) };
         if until == FOREVER && !self.ids.is_empty() {
             return Err(self.stuck());

@@ -34,7 +34,8 @@ pub struct Disk {
 
 impl Disk {
     pub fn new(rules: DiskRules) -> Self {
-        let held = Cache::new(rules.chunks, rules.eviction, rules.lease, rules.loose);
+        let mut held = Cache::new(rules.chunks, rules.eviction, rules.lease, rules.loose);
+        held.notes_gone = !rules.odirect || rules.loose;
         Self { rules, held, in_page_cache: KeyMap::default(), lacking: Vec::new() }
     }
 

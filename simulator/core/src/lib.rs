@@ -17,6 +17,7 @@ mod disk;
 mod engine;
 mod eviction;
 mod external;
+mod fetch;
 mod journal;
 mod keys;
 mod lease;

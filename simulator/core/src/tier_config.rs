@@ -152,8 +152,11 @@ impl TierConfig {
         })
     }
 
-    pub fn cpu_tier(&self, loose: bool) -> Cache {
-        Cache::new(self.cpu_chunks, self.policy.eviction, time::from_s(self.policy.lease_s), loose)
+    pub fn cpu_tier(&self, loose: bool, journal: bool) -> Cache {
+        let lease = time::from_s(self.policy.lease_s);
+        let mut tier = Cache::new(self.cpu_chunks, self.policy.eviction, lease, loose);
+        tier.notes_gone = journal || self.policy.placement == Placement::Waterfall;
+        tier
     }
 
     pub fn disk_tier(&self, loose: bool) -> Option<Disk> {

@@ -69,7 +69,7 @@ impl Tiers {
         let tick_every = if ticks { time::from_s(config.policy.tick_s) } else { 0 };
         Self {
             outbox: config.disk_chunks.filter(|_| config.external_disk).map(|_| Outbox::default()),
-            cpu: config.cpu_tier(false),
+            cpu: config.cpu_tier(false, journal),
             disk: config.disk_tier(false),
             cpu_read: Device::new(&config.cpu_read),
             cpu_write: Device::new(&config.cpu_write),
@@ -128,10 +128,10 @@ impl Tiers {
             if share == 0 {
                 break;
             }
-            self.cpu.drop_some(share);
-            self.short_of_room &= self.cpu.gone.is_empty();
+            let went = self.cpu.drop_some(share);
+            self.short_of_room &= went == 0;
             tick += 1;
-            if self.cpu.gone.is_empty() {
+            if went == 0 {
                 // What nothing can be dropped from now stays so until the next event, or until a lease runs out.
                 let Some(change) = self.cpu.next_change() else { break };
                 tick = tick.max(change.div_ceil(every));
@@ -355,7 +355,7 @@ pub(crate) fn with(id: u64, rest: &[u64]) -> Vec<u64> {
 impl Tiers {
     /// As they are when callers name chunks without their prompts.
     pub fn loose(mut self) -> Self {
-        (self.cpu, self.disk) = (self.config.cpu_tier(true), self.config.disk_tier(true));
+        (self.cpu, self.disk) = (self.config.cpu_tier(true, true), self.config.disk_tier(true));
         self
     }
 
