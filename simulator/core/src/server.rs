@@ -1,13 +1,51 @@
 //! A cache server: the chunk tiers, and the ends of the transfers that they have begun.
 
 use std::cmp::Reverse;
-use std::collections::BinaryHeap;
+use std::collections::{BinaryHeap, VecDeque};
 
 use crate::tiers::{Begun, Ended, IoId, Tiers};
 use crate::time::{FOREVER, Ticks};
 
 /// Ids count up, so that transfers which end together end in the order in which they were begun.
-type Ends = BinaryHeap<Reverse<(Ticks, IoId)>>;
+type End = (Ticks, IoId);
+
+const NEVER: End = (FOREVER, IoId::MAX);
+
+/// Ends of transfers to come.
+struct Ends {
+    next: End,
+    /// Devices that serve one transfer after another end them in the order in which they were begun, so nearly all come
+    /// later than all those of one lane.
+    lanes: [VecDeque<End>; 2],
+    others: BinaryHeap<Reverse<End>>,
+}
+
+impl Ends {
+    fn new() -> Self {
+        Self { next: NEVER, lanes: [VecDeque::new(), VecDeque::new()], others: BinaryHeap::new() }
+    }
+
+    fn push(&mut self, end: End) {
+        self.next = self.next.min(end);
+        // Into the lane that it is the least ahead of: so each device comes to have one.
+        let fits = |lane: &&mut VecDeque<End>| lane.back().is_none_or(|last| *last < end);
+        match self.lanes.iter_mut().filter(fits).max_by_key(|lane| lane.back().copied()) {
+            Some(lane) => lane.push_back(end),
+            None => self.others.push(Reverse(end)),
+        }
+    }
+
+    /// Takes the next one out.
+    fn pop(&mut self) {
+        let next = self.next;
+        match self.lanes.iter_mut().find(|lane| lane.front() == Some(&next)) {
+            Some(lane) => lane.pop_front(),
+            None => self.others.pop().map(|Reverse(end)| end),
+        };
+        let other = self.others.peek().map(|Reverse(end)| *end);
+        self.next = self.lanes.iter().filter_map(|lane| lane.front().copied()).chain(other).min().unwrap_or(NEVER);
+    }
+}
 
 pub struct Server {
     pub tiers: Tiers,
@@ -36,15 +74,13 @@ impl Server {
 
     /// When the next transfer ends: any of them, or only of those that requests wait for.
     pub fn next_at(&self, any: bool) -> Ticks {
-        let first = |ends: &Ends| ends.peek().map_or(FOREVER, |Reverse((at, _))| *at);
-        if any { first(&self.loud).min(first(&self.quiet)) } else { first(&self.loud) }
+        if any { self.loud.next.0.min(self.quiet.next.0) } else { self.loud.next.0 }
     }
 
     /// Ends the next transfer if it is due: when it ended, and what became of it.
     pub fn end_next(&mut self, now: Ticks) -> Option<(Ticks, Ended)> {
-        let first = |ends: &Ends| ends.peek().map_or((FOREVER, IoId::MAX), |Reverse(end)| *end);
-        let ends = if first(&self.quiet) < first(&self.loud) { &mut self.quiet } else { &mut self.loud };
-        let (at, id) = Some(first(ends)).filter(|(at, _)| *at <= now)?;
+        let ends = if self.quiet.next < self.loud.next { &mut self.quiet } else { &mut self.loud };
+        let (at, id) = Some(ends.next).filter(|(at, _)| *at <= now)?;
         ends.pop();
         self.tiers.tick(at);
         let ended = self.tiers.io_done(at, id);
@@ -58,13 +94,13 @@ impl Server {
         // Others end at a moment that somebody else will tell (`ends`).
         for begun in self.tiers.take_begun().filter(|begun| begun.end != FOREVER) {
             let ends = if begun.quiet { &mut *quiet } else { &mut *loud };
-            ends.push(Reverse((begun.end, begun.id)));
+            ends.push((begun.end, begun.id));
         }
     }
 
     /// A transfer ends at that moment.
     pub fn ends(&mut self, Begun { end, id, quiet }: Begun) {
         let ends = if quiet { &mut self.quiet } else { &mut self.loud };
-        ends.push(Reverse((end, id)));
+        ends.push((end, id));
     }
 }
