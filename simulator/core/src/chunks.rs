@@ -25,6 +25,9 @@ pub const NONE: At = At::MAX;
 pub const NEW: At = At::MAX - 1;
 /// Extents end before each chunk of a prompt whose number divides by this.
 const ROW: usize = 16;
+/// Chunks of a prompt by so many, of which `Begins` knows whether an extent begins with one of them. A row has whole
+/// groups.
+const GROUP: usize = 8;
 
 /// What a chunk is, bit by bit.
 pub const RESIDENT: u8 = 1;
@@ -57,6 +60,8 @@ pub struct Extent {
     pub newer: At,
     /// What was cut off its end, for those who hold both.
     rest: At,
+    /// The name in `Begins` of the group that its first chunk is of.
+    group: u32,
     /// The policy's own note.
     pub uses: u8,
     state: u8,
@@ -130,7 +135,7 @@ impl Extent {
 }
 
 /// Where a chunk of a prompt lies: `skip` chunks behind the first one of an extent, or NONE. So many chunks from it on
-/// lie in the same extent; of those that lie nowhere, each is found by itself.
+/// lie in the same extent, or nowhere; more of those may follow.
 #[derive(Clone, Copy, Debug)]
 pub struct Place {
     pub at: At,
@@ -165,10 +170,47 @@ impl First {
     }
 }
 
+/// How many extents begin in each group, which is named by its own first chunk's key; where groups share a place, in
+/// all of theirs. So a look or two tell of a row of chunks that they lie nowhere, as most of a prompt do when they are
+/// stored. A count that has come to its limit stays there. Empty: nothing is counted.
+#[derive(Debug, Default)]
+struct Begins(Vec<u8>);
+
+impl Begins {
+    /// The name of the group of the chunk of that number.
+    fn name(prompt: &[Key], number: usize) -> u32 {
+        (prompt[number - number % GROUP] >> 24) as u32
+    }
+
+    fn place(&self, group: u32) -> usize {
+        group as usize & self.0.len().wrapping_sub(1)
+    }
+
+    /// Surely no extent begins with a chunk of that group.
+    fn none(&self, group: u32) -> bool {
+        self.0.get(self.place(group)) == Some(&0)
+    }
+
+    fn add(&mut self, group: u32) {
+        let place = self.place(group);
+        if let Some(count) = self.0.get_mut(place) {
+            *count = count.saturating_add(1);
+        }
+    }
+
+    fn remove(&mut self, group: u32) {
+        let place = self.place(group);
+        if let Some(count) = self.0.get_mut(place).filter(|count| **count < u8::MAX) {
+            *count -= 1;
+        }
+    }
+}
+
 #[derive(Debug)]
 pub struct Chunks {
-    /// Each chunk is an extent by itself.
+    /// Each chunk is an extent by itself, and may be named without its prompt.
     single: bool,
+    begins: Begins,
     /// By their tags, so that no extent has to be looked at when the table is made anew.
     index: HashTable<First>,
     places: Vec<Extent>,
@@ -177,7 +219,8 @@ pub struct Chunks {
 
 impl Chunks {
     pub fn new(single: bool) -> Self {
-        Self { single, index: HashTable::new(), places: Vec::new(), spare: Vec::new() }
+        let (index, places, spare) = (HashTable::new(), Vec::new(), Vec::new());
+        Self { single, begins: Begins::default(), index, places, spare }
     }
 
     /// Where the chunk of that number of a prompt lies.
@@ -187,7 +230,7 @@ impl Chunks {
         let mut from = if begins { number } else { number - number % ROW };
         loop {
             let at = self.first(keys[from]);
-            let len = if at == NONE { 1 } else { self.alike(at, &keys[from..]) };
+            let len = if at == NONE { self.absent(keys, from) } else { self.alike(at, &keys[from..]) };
             let beyond = from + len;
             if beyond > number {
                 walk.0 = beyond;
@@ -203,6 +246,15 @@ impl Chunks {
         let sought = First::new(key, NONE);
         let same = |first: &First| first.tag == sought.tag && self[first.at].key == key;
         self.index.find(sought.hash(), same).map_or(NONE, |first| first.at)
+    }
+
+    /// How many chunks from that one on, with which no extent begins, are the first one of none.
+    #[inline(always)]
+    fn absent(&self, keys: &[Key], number: usize) -> usize {
+        match self.begins.none(Begins::name(keys, number)) {
+            true => (GROUP - number % GROUP).min(keys.len() - number),
+            false => 1,
+        }
     }
 
     /// How many of the keys, the first of which is that of its first chunk, are those of an extent's chunks. Where two
@@ -275,6 +327,7 @@ impl Chunks {
             older: NONE,
             newer: NONE,
             rest: NONE,
+            group: Begins::name(part.prompt(), number),
             uses: 0,
             state: NO_QUEUE << QUEUE_BIT,
         };
@@ -291,23 +344,33 @@ impl Chunks {
             }
             None => {
                 self.places.push(extent);
+                self.count_begins();
                 (self.places.len() - 1) as At
             }
         };
+        self.begins.add(self[at].group);
         let first = First::new(key, at);
         self.index.insert_unique(first.hash(), first, First::hash);
         at
     }
 
+    /// Keeps most groups in places of their own.
+    fn count_begins(&mut self) {
+        const PLACES_PER_EXTENT: usize = 4;
+        if self.single || self.places.len() * PLACES_PER_EXTENT / 2 <= self.begins.0.len() {
+            return;
+        }
+        self.begins = Begins(vec![0; (self.places.len() * PLACES_PER_EXTENT).next_power_of_two()]);
+        let groups = self.index.iter().map(|first| self.places[first.at as usize].group);
+        groups.for_each(|group| self.begins.add(group));
+    }
+
     /// Cuts an extent behind its first `len` chunks, and returns the other part, which lies in no queue yet.
     pub fn cut(&mut self, at: At, len: usize) -> At {
         let whole = self[at].clone();
-        let part = Extent {
-            key: whole.keys()[len],
-            first: whole.first + len as u32,
-            len: whole.len - len as u16,
-            ..whole
-        };
+        let first = whole.first + len as u32;
+        let group = whole.prompt.as_deref().map_or(0, |prompt| Begins::name(prompt, first as usize));
+        let part = Extent { key: whole.keys()[len], group, first, len: whole.len - len as u16, ..whole };
         let other = self.keep(part);
         self[other].lies_in(None);
         (self[at].len, self[at].rest) = (len as u16, other);
@@ -323,7 +386,8 @@ impl Chunks {
     pub fn remove(&mut self, at: At) {
         let extent = &mut self[at];
         extent.prompt = None;
-        let first = First::new(extent.key, at);
+        let (first, group) = (First::new(extent.key, at), extent.group);
+        self.begins.remove(group);
         if let Ok(found) = self.index.find_entry(first.hash(), |other| other.at == at) {
             found.remove();
         }
@@ -333,6 +397,7 @@ impl Chunks {
     /// Forgets all chunks.
     pub fn clear(&mut self) {
         self.index.clear();
+        self.begins.0.fill(0);
         self.places.clear();
         self.spare.clear();
     }

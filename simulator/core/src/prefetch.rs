@@ -44,9 +44,14 @@ impl Tiers {
                 break;
             }
             if place.at == NONE {
-                // What is nowhere is found chunk by chunk.
-                let absent = |number: &usize| self.cpu.find(&mut cpu_walk, prompt, *number).at == NONE;
-                len += (number + 1..number + below.len).take_while(absent).count();
+                // What is nowhere is found bit by bit.
+                while len < below.len {
+                    let more = self.cpu.find(&mut cpu_walk, prompt, number + len);
+                    if more.at != NONE {
+                        break;
+                    }
+                    len += more.len;
+                }
             }
             len = len.min(below.len);
             let at = if place.at == NONE { NEW } else { self.cpu.cut(place, len) };

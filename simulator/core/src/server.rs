@@ -43,7 +43,8 @@ impl Ends {
             None => self.others.pop().map(|Reverse(end)| end),
         };
         let other = self.others.peek().map(|Reverse(end)| *end);
-        self.next = self.lanes.iter().filter_map(|lane| lane.front().copied()).chain(other).min().unwrap_or(NEVER);
+        self.next =
+            self.lanes.iter().filter_map(|lane| lane.front().copied()).chain(other).min().unwrap_or(NEVER);
     }
 }
 
