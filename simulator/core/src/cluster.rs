@@ -161,24 +161,27 @@ impl Cluster {
         }
     }
 
-    /// Runs until `until`, completions or not, and returns what `advance` would return one after another.
-    pub fn advance_all(&mut self, until: Ticks) -> Result<Vec<(usize, Completion)>, String> {
+    /// Runs until `until`, completions or not, and gives `take` what `advance` would return one after another.
+    pub fn advance_all(
+        &mut self,
+        until: Ticks,
+        mut take: impl FnMut(usize, Completion),
+    ) -> Result<(), String> {
         if self.routing == Routing::RoundRobin && self.sharing == Sharing::Nothing {
-            return self.advance_each(until);
+            return self.advance_each(until, take);
         }
-        let mut all = Vec::new();
         loop {
             let some = self.advance(until)?;
             if some.is_empty() {
-                return Ok(all);
+                return Ok(());
             }
-            all.extend(some);
+            some.into_iter().for_each(|(instance, done)| take(instance, done));
         }
     }
 
     /// Instances that nothing connects run one after another: what each works on stays in the processor's caches, which
     /// halves the time. The result is that of one moment after another.
-    fn advance_each(&mut self, until: Ticks) -> Result<Vec<(usize, Completion)>, String> {
+    fn advance_each(&mut self, until: Ticks, mut take: impl FnMut(usize, Completion)) -> Result<(), String> {
         for instance in std::mem::take(&mut self.acted) {
             self.moments.set(instance, self.now);
         }
@@ -195,7 +198,7 @@ impl Cluster {
                 for completion in engine.completed.drain(..) {
                     self.loads[instance] -= 1;
                     order.push((engine.now, turn, instance, completions.len()));
-                    completions.push(Some((instance, completion)));
+                    completions.push(Some(completion));
                 }
                 engine.begin_step();
                 next = engine.next_moment();
@@ -204,13 +207,17 @@ impl Cluster {
             self.moments.set(instance, next);
         }
         // One after another without anything between them: the processor waits for many of them at once.
-        completions.iter().flatten().for_each(|(_, done)| _ = self.ids.remove(&done.id));
+        completions.iter().flatten().for_each(|done| _ = self.ids.remove(&done.id));
         self.now = if until == FOREVER { last } else { last.max(until) };
         if until == FOREVER && !self.ids.is_empty() {
             return Err(self.stuck());
         }
-        order.sort_unstable();
-        Ok(order.into_iter().filter_map(|(_, _, _, index)| completions[index].take()).collect())
+        // Each instance's are in order, and this sort takes such rows as they are.
+        order.sort();
+        for (_, _, instance, index) in order {
+            completions[index].take().into_iter().for_each(|done| take(instance, done));
+        }
+        Ok(())
     }
 
     /// Empties tiers of all instances. Error: requests or transfers are in flight.

@@ -106,7 +106,9 @@ fn macro_steps_and_stops_change_nothing_in_a_cluster() {
             submit_all(&mut parted, &load);
             let mut parts = parted.advance(from_s(0.3)).expect("no dead end");
             for until in [from_s(0.5), from_s(0.9), FOREVER] {
-                parts.extend(parted.advance_all(until).expect("no dead end"));
+                parted
+                    .advance_all(until, |instance, done| parts.push((instance, done)))
+                    .expect("no dead end");
                 assert!(until == FOREVER || parted.now() == until);
             }
             assert_eq!(parts, served, "seed {seed} {routing:?} {sharing:?}");

@@ -87,9 +87,9 @@ impl Cluster {
 
     fn advance_many<'py>(&mut self, py: Python<'py>, until_s: f64) -> PyResult<Columns<'py>> {
         let until = moment("until_s", until_s)?;
-        let all = self.cluster.advance_all(until).map_err(PyRuntimeError::new_err)?;
         let mut completions = Completions::default();
-        all.into_iter().for_each(|(instance, done)| completions.add(instance, done));
+        let add = |instance, done| completions.add(instance, done);
+        self.cluster.advance_all(until, add).map_err(PyRuntimeError::new_err)?;
         Ok(completions.columns(py))
     }
 
