@@ -7,7 +7,7 @@
 use std::collections::hash_map::Entry;
 
 use crate::journal::Journal;
-use crate::keys::{Key, KeyMap, Run};
+use crate::keys::{Cursor, Key, KeyMap, Run};
 
 type ExtentId = u32;
 
@@ -21,6 +21,8 @@ struct Extent {
     start: u32,
     blocks: u32,
     users: u32,
+    /// The index has it: of the extents of its key it stands first.
+    leads: bool,
     /// Neighbours in the free queue; meaningful while users == 0. Within an extent the last block is next to go.
     before: ExtentId,
     after: ExtentId,
@@ -36,42 +38,6 @@ struct Piece {
     extent: ExtentId,
     skip: u32,
     blocks: u32,
-}
-
-/// The first so many blocks of a list of runs.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Cursor {
-    pub blocks: u64,
-    run: usize,
-    offset: u32,
-}
-
-impl Cursor {
-    /// The block that comes next: its run's key and its number in the run.
-    pub fn next(&self, runs: &[Run]) -> Option<(Key, u32)> {
-        runs.get(self.run).map(|run| (run.key, self.offset))
-    }
-
-    /// How many blocks lie between here and that block; None: it does not come.
-    pub fn distance(&self, runs: &[Run], (key, number): (Key, u32)) -> Option<u64> {
-        let (mut passed, mut offset) = (0, self.offset);
-        for run in runs.get(self.run..)? {
-            if run.key == key && (offset..run.blocks).contains(&number) {
-                return Some(passed + u64::from(number - offset));
-            }
-            passed += u64::from(run.blocks - offset);
-            offset = 0;
-        }
-        None
-    }
-
-    fn advance(&mut self, runs: &[Run], blocks: u32) {
-        self.blocks += u64::from(blocks);
-        self.offset += blocks;
-        if self.offset == runs[self.run].blocks {
-            (self.run, self.offset) = (self.run + 1, 0);
-        }
-    }
 }
 
 /// What the pool holds of a prompt. Good until the pool changes.
@@ -253,8 +219,7 @@ impl BlockPool {
             let extent = &mut self.extents[*id as usize];
             let follows =
                 extent.key == Some(key) && extent.blocks == *length && extent.start + *length == start;
-            let only = extent.users == 1 && extent.twin == NONE;
-            if follows && only && self.first.get(&key) == Some(&*id) {
+            if follows && extent.users == 1 && extent.leads && extent.twin == NONE {
                 extent.blocks += blocks;
                 *length += blocks;
                 return;
@@ -265,6 +230,7 @@ impl BlockPool {
         let mut last = match self.first.entry(key) {
             Entry::Vacant(vacant) => {
                 vacant.insert(id);
+                self.extents[id as usize].leads = true;
                 return;
             }
             Entry::Occupied(first) => *first.get(),
@@ -320,7 +286,8 @@ impl BlockPool {
     /// Cuts an extent behind its first `blocks` blocks, and returns the other part.
     fn split(&mut self, id: ExtentId, blocks: u32) -> ExtentId {
         let whole = self.extents[id as usize];
-        let part = Extent { start: whole.start + blocks, blocks: whole.blocks - blocks, ..whole };
+        let (start, left) = (whole.start + blocks, whole.blocks - blocks);
+        let part = Extent { start, blocks: left, leads: false, ..whole };
         let other = self.keep(part);
         let extent = &mut self.extents[id as usize];
         (extent.blocks, extent.twin, extent.rest) = (blocks, other, other);
@@ -343,7 +310,10 @@ impl BlockPool {
         if *first.get() == id {
             match twin {
                 NONE => drop(first.remove()),
-                other => *first.get_mut() = other,
+                other => {
+                    *first.get_mut() = other;
+                    self.extents[other as usize].leads = true;
+                }
             }
             return;
         }
@@ -398,8 +368,17 @@ impl BlockPool {
     }
 }
 
-const PLAIN: Extent =
-    Extent { key: None, start: 0, blocks: 0, users: 0, before: NONE, after: NONE, twin: NONE, rest: NONE };
+const PLAIN: Extent = Extent {
+    key: None,
+    start: 0,
+    blocks: 0,
+    users: 0,
+    leads: false,
+    before: NONE,
+    after: NONE,
+    twin: NONE,
+    rest: NONE,
+};
 
 #[cfg(test)]
 impl BlockPool {

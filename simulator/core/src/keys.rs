@@ -131,6 +131,42 @@ pub fn block_runs(recipe: &[Segment], size: u64) -> Vec<Run> {
     runs
 }
 
+/// The first so many blocks of a list of runs.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Cursor {
+    pub blocks: u64,
+    pub run: usize,
+    pub offset: u32,
+}
+
+impl Cursor {
+    /// The block that comes next: its run's key and its number in the run.
+    pub fn next(&self, runs: &[Run]) -> Option<(Key, u32)> {
+        runs.get(self.run).map(|run| (run.key, self.offset))
+    }
+
+    /// How many blocks lie between here and that block; None: it does not come.
+    pub fn distance(&self, runs: &[Run], (key, number): (Key, u32)) -> Option<u64> {
+        let (mut passed, mut offset) = (0, self.offset);
+        for run in runs.get(self.run..)? {
+            if run.key == key && (offset..run.blocks).contains(&number) {
+                return Some(passed + u64::from(number - offset));
+            }
+            passed += u64::from(run.blocks - offset);
+            offset = 0;
+        }
+        None
+    }
+
+    pub fn advance(&mut self, runs: &[Run], blocks: u32) {
+        self.blocks += u64::from(blocks);
+        self.offset += blocks;
+        if self.offset == runs[self.run].blocks {
+            (self.run, self.offset) = (self.run + 1, 0);
+        }
+    }
+}
+
 /// Adds the keys of the prompt's chunks, if those have a size, and the runs of the prompt's and the reply's blocks.
 /// Each hash waits for the one before it: the two chains side by side take the time of one.
 pub fn keys_and_runs(
