@@ -35,13 +35,16 @@ impl Arrivals {
     pub fn pop(&mut self) -> Option<(Ticks, Submission)> {
         let first = self.first();
         if self.queue.front().is_some_and(|(at, number, _)| (*at, *number) == first) {
-            let popped = self.queue.pop_front();
-            if let Some((_, _, next)) = self.queue.front() {
-                fetch_all(&next.prompt);
-            }
-            return popped.map(|(at, _, submission)| (at, submission));
+            return self.queue.pop_front().map(|(at, _, submission)| (at, submission));
         }
         self.others.pop_first().map(|((at, _), submission)| (at, submission))
+    }
+
+    /// The next one's prompt is fetched meanwhile.
+    fn expect(&self) {
+        if let Some((_, _, next)) = self.queue.front() {
+            fetch_all(&next.prompt);
+        }
     }
 
     fn first(&self) -> (Ticks, u64) {
@@ -71,6 +74,7 @@ impl Engine {
         while self.sends.next_at() <= self.now
             && let Some((at, submission)) = self.sends.pop()
         {
+            self.sends.expect();
             self.front_end_until =
                 self.front_end_until.max(at).saturating_add(self.front_end_work(&submission));
             self.arrives_after(self.front_end_until, submission);
