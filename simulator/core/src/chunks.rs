@@ -7,8 +7,8 @@
 //! the index. No extent reaches from one row into the next, so that a walk to any chunk begins not far before it.
 
 use std::ops::{Index, IndexMut};
+use std::rc::Rc;
 use std::slice;
-use std::sync::Arc;
 
 use hashbrown::HashTable;
 
@@ -49,7 +49,7 @@ pub struct Extent {
     /// Its first chunk's.
     pub key: Key,
     /// Where the others' keys are, if it has others: a prompt's, and the number of the first chunk in that.
-    prompt: Option<Arc<[Key]>>,
+    prompt: Option<Rc<[Key]>>,
     first: u32,
     len: u16,
     /// Writes in flight, each with room of its own; at most one of them is a store, so MOST_PREFETCHES bounds them.
@@ -319,7 +319,7 @@ impl Chunks {
         let len = if self.single { 1 } else { (end - number).min(ROW - number % ROW) };
         let extent = Extent {
             key: part.prompt()[number],
-            prompt: (len > 1).then(|| part.shared().clone()),
+            prompt: if len > 1 { part.shared() } else { None },
             first: number as u32,
             len: len as u16,
             staged: 0,

@@ -19,6 +19,11 @@ struct Engine {
     engine: engine::Engine,
 }
 
+// SAFETY: all users of its prompts (`keys::Part`) are in it, so they change threads together; and what changes their
+// number takes `&mut self`, which Python has one of at a time.
+unsafe impl Send for Engine {}
+unsafe impl Sync for Engine {}
+
 /// (first_token_s, last_token_s, token_s) and (prompt, output, computed, gpu, cpu, disk tokens, preemptions).
 type Times<'py> = (Option<f64>, Option<f64>, Bound<'py, PyTuple>);
 type Counts = (u64, u64, u64, u64, u64, u64, u64);
