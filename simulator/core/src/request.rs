@@ -126,6 +126,14 @@ impl Request {
         self.generated > 0 && self.computed + 1 == self.tokens_known()
     }
 
+    /// True if so many more tokens neither need a new block nor fill one.
+    #[inline(always)]
+    pub fn stays_in_block(&self, tokens: u64, block_tokens: u64) -> bool {
+        let (end, blocks) = (self.computed + tokens, &self.blocks);
+        end <= blocks.len().saturating_mul(block_tokens)
+            && end < (blocks.findable.blocks + 1).saturating_mul(block_tokens)
+    }
+
     /// True once it has finished and none of its stores reads from its blocks.
     pub fn retires(&self) -> bool {
         self.status == Status::Finished && self.stores_in_flight == 0

@@ -53,7 +53,8 @@ impl Engine {
             let slot = self.running[index];
             let request = &self.requests[slot];
             let tokens = (request.tokens_known() - request.computed).min(budget);
-            if !self.grow(slot, tokens, &mut batch.preempted) {
+            let stays = request.stays_in_block(tokens, self.config.block_tokens);
+            if !stays && !self.grow(slot, tokens, &mut batch.preempted) {
                 break;
             }
             self.compute(slot, tokens, &mut batch);
