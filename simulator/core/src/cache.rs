@@ -110,14 +110,17 @@ impl Cache {
         if count > self.room(evicts) {
             return false;
         }
-        if !self.eviction.one_by_one() {
+        let one_by_one = self.eviction.one_by_one();
+        if !one_by_one {
             self.make_room(count);
         }
         self.chunks.add(part, marks);
         let extents = self.gather(marked(marks));
         for &at in extents.iter().rev() {
-            self.eviction.miss(&self.chunks, at);
-            self.make_room(self.chunks[at].chunks());
+            if one_by_one {
+                self.eviction.miss(&self.chunks, at);
+                self.make_room(self.chunks[at].chunks());
+            }
             // It is not resident, so not settled either, before or after.
             let extent = &mut self.chunks[at];
             self.used += extent.chunks();
