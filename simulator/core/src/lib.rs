@@ -48,7 +48,7 @@ pub use engine::{Counters, Engine, EngineConfig};
 pub use eviction::EvictionKind;
 pub use journal::Note;
 pub use keys::Segment;
-pub use request::{Completion, Sources, Submission};
+pub use request::{Completion, Prompt, Sources, Submission};
 pub use time::{FOREVER, Ticks, from_s, to_s};
 
 /// A request is a few dozen small vectors that live as long as it does.

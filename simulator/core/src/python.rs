@@ -1,6 +1,7 @@
 //! What Python sees: `_core.Engine`. Seconds outside, ticks inside; every refusal is a ValueError of one line.
 
 use std::collections::BTreeMap;
+use std::rc::Rc;
 
 use pyo3::buffer::{Element, PyBuffer};
 use pyo3::exceptions::{PyRuntimeError, PyValueError};
@@ -10,7 +11,7 @@ use pyo3::types::{PyBytes, PyTuple};
 use crate::engine::{self, EngineConfig};
 use crate::journal::Note;
 use crate::keys::Segment;
-use crate::request::{Completion, Submission};
+use crate::request::{Completion, Prompt, Submission};
 use crate::stream::Tokens;
 use crate::time::{self, Ticks};
 
@@ -19,8 +20,8 @@ struct Engine {
     engine: engine::Engine,
 }
 
-// SAFETY: all users of its prompts (`keys::Part`) are in it, so they change threads together; and what changes their
-// number takes `&mut self`, which Python has one of at a time.
+// SAFETY: all users of its prompts (`keys::Part`, `request::Prompt`) are in it once a call has ended, so they change
+// threads together; and what changes their number takes `&mut self`, which Python has one of at a time.
 unsafe impl Send for Engine {}
 unsafe impl Sync for Engine {}
 
@@ -91,19 +92,17 @@ pub fn each_submission(
     let outputs = counts("output_tokens", output_tokens, py, ids.len())?;
     let replies = column("reply_ids", reply_ids, py, ids.len())?;
     let moments = column("at_s", at_s, py, ids.len())?;
+    let row: Rc<[Segment]> =
+        hash_ids.iter().zip(&tokens).map(|(&hash_id, &tokens)| Segment { hash_id, tokens }).collect();
     let mut start = 0;
     for (index, id) in ids.into_iter().enumerate() {
         let range = start..ends[index] as usize;
         start = range.end;
-        let (Some(hash_ids), Some(tokens)) = (hash_ids.get(range.clone()), tokens.get(range)) else {
+        let Some(prompt) = Prompt::new(&row, range) else {
             let text =
                 format!("segment_ends of request {id:?} must lie from the one before to the last segment");
             return Err(PyValueError::new_err(text));
         };
-        let segment = |(&hash_id, &tokens)| Segment { hash_id, tokens };
-        // The reply will be one more.
-        let mut prompt = Vec::with_capacity(tokens.len() + 1);
-        prompt.extend(hash_ids.iter().zip(tokens).map(segment));
         let submission = Submission { id, prompt, output_tokens: outputs[index], reply_id: replies[index] };
         submit(submission, moments[index])?;
     }
@@ -175,12 +174,13 @@ impl Engine {
         at_s: f64,
     ) -> PyResult<()> {
         let at = sent_at(self.engine.now(), at_s)?;
-        let submission = Submission { id, prompt, output_tokens, reply_id };
+        let submission = Submission { id, prompt: prompt.into(), output_tokens, reply_id };
         self.engine.submit(submission, at).map_err(PyValueError::new_err)
     }
 
     fn refusal(&self, prompt: Vec<Segment>, output_tokens: u64) -> Option<String> {
-        self.engine.refusal(&Submission { id: String::new(), prompt, output_tokens, reply_id: 0 })
+        let submission = Submission { id: String::new(), prompt: prompt.into(), output_tokens, reply_id: 0 };
+        self.engine.refusal(&submission)
     }
 
     fn submit_many(

@@ -70,7 +70,7 @@ impl Cluster {
         at_s: f64,
     ) -> PyResult<()> {
         let at = sent_at(self.cluster.now(), at_s)?;
-        let submission = Submission { id, prompt, output_tokens, reply_id };
+        let submission = Submission { id, prompt: prompt.into(), output_tokens, reply_id };
         self.cluster.submit(submission, at).map_err(PyValueError::new_err)
     }
 

@@ -1,15 +1,45 @@
 //! What the engine keeps of a request, and what it says of it in the end.
 
+use std::ops::{Deref, Range};
+use std::rc::Rc;
+
 use crate::blocks::Held;
 use crate::keys::{Part, Run, Segment};
 use crate::tiers::Hit;
 use crate::time::Ticks;
 
+/// A prompt's segments; those of prompts that are handed in together lie in one row.
+#[derive(Clone, Debug)]
+pub struct Prompt {
+    row: Rc<[Segment]>,
+    range: Range<usize>,
+}
+
+impl Prompt {
+    /// None: the row has no such segments.
+    pub fn new(row: &Rc<[Segment]>, range: Range<usize>) -> Option<Self> {
+        row.get(range.clone()).map(|_| Self { row: row.clone(), range })
+    }
+}
+
+impl From<Vec<Segment>> for Prompt {
+    fn from(segments: Vec<Segment>) -> Self {
+        Self { range: 0..segments.len(), row: segments.into() }
+    }
+}
+
+impl Deref for Prompt {
+    type Target = [Segment];
+    fn deref(&self) -> &[Segment] {
+        &self.row[self.range.clone()]
+    }
+}
+
 /// A request as it is handed in. `reply_id` names the stream of the tokens that will be generated.
 #[derive(Clone, Debug)]
 pub struct Submission {
     pub id: String,
-    pub prompt: Vec<Segment>,
+    pub prompt: Prompt,
     pub output_tokens: u64,
     pub reply_id: i64,
 }

@@ -102,8 +102,8 @@ pub(crate) fn config(gpu_blocks: u32, tiers: Option<TierConfig>) -> EngineConfig
 }
 
 pub(crate) fn ask(id: &str, prompt: &[(i64, u64)], output_tokens: u64) -> Submission {
-    let prompt = prompt.iter().map(|&(hash_id, tokens)| Segment { hash_id, tokens }).collect();
-    Submission { id: id.to_string(), prompt, output_tokens, reply_id: reply_id(id) }
+    let prompt: Vec<Segment> = prompt.iter().map(|&(hash_id, tokens)| Segment { hash_id, tokens }).collect();
+    Submission { id: id.to_string(), prompt: prompt.into(), output_tokens, reply_id: reply_id(id) }
 }
 
 fn reply_id(id: &str) -> i64 {
