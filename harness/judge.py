@@ -39,7 +39,8 @@ def validate(
 
     if is_published(experiment):
         return _published(experiment, tolerance, out)
-    if (calibration is None) == (calibrate is None):
+    source = calibration if calibrate is None else _micro(experiment, overrides, *calibrate)
+    if source is None or (calibration is not None and calibrate is not None):
         raise ConfigError(
             "give either --calibration FILE, as `harness calibrate` wrote it, or --calibrate SIZE, to measure one too"
         )
@@ -52,7 +53,7 @@ def validate(
         name=name,
         cells=planned_cells(plans),
         engine=engine or "vllm",
-        calibration=calibration if calibrate is None else _micro(experiment, overrides, *calibrate),
+        calibration=source,
         experiment=first.origin(),
         folder=folder,
         real=tuple(real),
