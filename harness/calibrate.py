@@ -14,10 +14,9 @@ from typing import Any
 import msgspec
 import yaml
 
-from harness import provenance
 from harness.config import EngineName, Experiment
-from harness.experiments import ConfigError, Plan, load_experiment
-from harness.micro import micro_cells, points_of
+from harness.experiments import Cell, ConfigError, Plan, load_experiment
+from harness.micro import PASSES, micro_cells, points_of
 from harness.results import read_manifest, write_atomically
 from harness.run import RunRequest, new_folder, run
 from harness.session import RUN_FAILED, told
@@ -25,8 +24,6 @@ from simulator.calibration import TRANSFER, Assumption, Calibration, Calibration
 
 # What leave-one-out may miss by: the ±5 % that a validation asks for on average, twice that in any point.
 LOO_MEAN, LOO_WORST = 0.05, 0.10
-# What of the manifest's host is the machine.
-MACHINE = ("cpu", "cores", "memory_bytes", "kernel")
 # Bringing an engine up, and sealing the run, are not measuring; an engine is started for each chunk size.
 _START_S = 60.0
 _STORES = "stores were not timed by themselves: in a step without a GPU they are part of token_s; taken to be as reads"
@@ -34,24 +31,26 @@ _COPIES = "loads from CPU RAM are copied one after another: a copy has all the b
 _HIDDEN = "the device's limit hides how fast it would be; without it, reads are taken to be as from the page cache"
 
 
-def calibrated(folders: Sequence[Path], name: str, synchronous_loads: bool, shared_core: bool = False) -> Calibration:
-    """The constants that finished runs of the same micro_cells give, with points, residuals and verdict."""
+def calibrated(folder: Path, name: str, experiment: Experiment, engine: EngineName, size: str = "") -> Calibration:
+    """The constants that a finished run of micro_cells gives, with points, residuals and verdict. size: how their keys
+    begin, in a run that measured other cells too. Of the experiment, what the engine is counts."""
     from simulator.fitting import fit
 
-    manifest, points = read_manifest(folders[-1]), points_of(folders)
+    manifest, points = read_manifest(folder), points_of(folder, size)
     if not points:
-        raise CalibrationError(f"{folders[-1]}: no row counts, so there is nothing to fit; its report says why")
-    fitted_on, assumed = _fitted_on(manifest, points), _assumed(points)
+        raise CalibrationError(f"{folder}: no row counts, so there is nothing to fit; its report says why")
+    fitted_on, assumed = _fitted_on(manifest, points, size), _assumed(points)
+    synchronous_loads, shared_core = _synchronous_loads(experiment, engine), _shared_core(experiment, engine)
     found = fit(fitted_on, assumed, synchronous_loads=synchronous_loads, shared_core=shared_core)
     known = [
         msgspec.structs.replace(point, fitted_s=float(f"{fitted_s:.6g}"), loo_error=round(error, 5))
         for point, fitted_s, error in zip(points, found.fitted_s, found.loo_error, strict=True)
     ]
     good, verdict = _verdict(known)
-    host, runs = manifest["host"], ", ".join(folder.name for folder in folders)
+    host = manifest["host"]
     return Calibration(
         name=name,
-        source=f"harness calibrate, run {runs}: medians over samples of TTFT and time per output token",
+        source=f"harness calibrate, run {manifest['run_id']}: medians over samples of TTFT and time per output token",
         date=manifest["created_at"],
         machine=f"{host['cpu']}, {host['cores']} cores, {host['memory_bytes'] >> 30} GiB RAM, Linux {host['kernel']}",
         method="Least squares of the relative error, weighed by noise, no constant below 0 (simulator/fitting.py).",
@@ -66,13 +65,13 @@ def calibrated(folders: Sequence[Path], name: str, synchronous_loads: bool, shar
     )
 
 
-def _fitted_on(manifest: dict[str, Any], points: tuple[Point, ...]) -> FittedOn:
+def _fitted_on(manifest: dict[str, Any], points: tuple[Point, ...], size: str) -> FittedOn:
     """The settings, as the engine has resolved them."""
-    cell = manifest["cells"][0]
+    cell = next(cell for cell in manifest["cells"] if cell["key"].startswith(size))
     config, resolved = cell["config"], cell["resolved"]
     limits = resolved["details"].get("scheduler") or {}
     settings = config["engines"]["sim"] | {key: value for key, value in limits.items() if value}
-    host = {key: manifest["host"][key] for key in MACHINE}
+    host = {key: manifest["host"][key] for key in ("cpu", "cores", "memory_bytes", "kernel")}
     return FittedOn(
         model=config["model"],
         max_num_batched_tokens=settings["max_batched_tokens"],
@@ -130,7 +129,7 @@ def _yaml(content: dict[str, Any]) -> str:
 @told
 def calibrate(
     experiment: Path, engine: EngineName, overrides: list[str], size: str | None, output: Path, run_folder: Path | None,
-    budget: str, passes: int = 2, others: Sequence[Path] = (),
+    budget: str,
 ) -> int:  # fmt: skip
     """Measures, fits and writes; returns the exit code: 1 where leave-one-out says that the fit is not good."""
     from harness.report.terminal import Progress
@@ -138,15 +137,11 @@ def calibrate(
 
     plan = load_experiment(experiment, overrides, size)
     _check(output, run_folder)
-    chunk_sizes = plan.axes.get("cache.chunk_tokens", (plan.experiment.cache.chunk_tokens,))
-    request = _request(plan, engine, run_folder, chunk_sizes, (_seconds(budget), passes))
-    for other in others:
-        _check_other(other, request)
+    request = _request(plan, engine, run_folder, _seconds(budget))
     with Progress() as progress:
         folder = run(request, progress)
     seal(folder)
-    ways = _synchronous_loads(plan.experiment, engine), _shared_core(plan.experiment, engine)
-    calibration = calibrated([*others, folder], output.stem, *ways)
+    calibration = calibrated(folder, output.stem, plan.experiment, engine)
     write_calibration(output, calibration)
     write_calibration(folder / "calibration.yaml", calibration)
     _tell(calibration, output, folder)
@@ -164,25 +159,6 @@ def _check(output: Path, run_folder: Path | None) -> None:
         raise ConfigError(f"--run {run_folder}: exists already; choose another folder")
 
 
-def _check_other(folder: Path, request: RunRequest) -> None:
-    """Its samples may count together with those that are to come. Raises ConfigError."""
-    manifest, here = read_manifest(folder), provenance.host()
-    if manifest["status"] != "complete" or manifest["engine"] != request.engine:
-        raise ConfigError(f"--with {folder}: is no finished run on {request.engine}; name one that calibrate has made")
-    unlike = next((name for name in MACHINE if manifest["host"].get(name) != here.get(name)), None)
-    if unlike is not None:
-        raise ConfigError(f"--with {folder}: ran on another machine ({unlike} differs); calibrate each by itself")
-    theirs = {cell["key"].rpartition("#")[0]: _measured(cell["config"]) for cell in manifest["cells"]}
-    ours = {c.key.rpartition("#")[0]: _measured(c.experiment.model_dump(mode="json")) for c in request.cells}
-    if theirs != ours:
-        raise ConfigError(f"--with {folder}: has other cells; name a run of this experiment, with the same settings")
-
-
-def _measured(config: dict[str, Any]) -> dict[str, Any]:
-    """What is measured, and not for how long."""
-    return {key: value for key, value in config.items() if key != "measure"}
-
-
 def _seconds(budget: str) -> float:
     from harness.units import parse_seconds
 
@@ -192,17 +168,19 @@ def _seconds(budget: str) -> float:
         raise ConfigError(f"--budget {error}") from None
 
 
-def _request(
-    plan: Plan, engine: EngineName, run_folder: Path | None, chunk_sizes: Sequence[int], spent: tuple[float, int]
-) -> RunRequest:
-    """spent: seconds in all, and in how many passes."""
-    budget_s, passes = spent
+def planned_micro_cells(plan: Plan, budget_s: float, passes: int = PASSES) -> list[Cell]:
+    """micro_cells of all chunk sizes of a plan, starts of the engine included in their time. Raises ConfigError."""
+    chunk_sizes = plan.axes.get("cache.chunk_tokens", (plan.experiment.cache.chunk_tokens,))
     measuring_s = budget_s - _START_S * len(chunk_sizes)
     if measuring_s <= 0:
         raise ConfigError(f"--budget: {len(chunk_sizes)} starts of the engine take about a minute each; raise it")
+    return micro_cells(plan.experiment, chunk_sizes, measuring_s, passes)
+
+
+def _request(plan: Plan, engine: EngineName, run_folder: Path | None, budget_s: float) -> RunRequest:
     return RunRequest(
         name=f"calibrate-{plan.experiment.name}",
-        cells=micro_cells(plan.experiment, chunk_sizes, measuring_s, passes),
+        cells=planned_micro_cells(plan, budget_s),
         engine=engine,
         experiment=plan.origin(),
         command=" ".join(["harness", *sys.argv[1:]]),

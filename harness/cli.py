@@ -126,23 +126,16 @@ def calibrate(
     size: Size = None,
     run_folder: Annotated[Path | None, Parameter(name="--run", help="The run's folder, for the raw rows.")] = None,
     budget: Annotated[str, Parameter(help="How long it may take.")] = "15min",
-    passes: Annotated[int, Parameter(help="In so many passes, which lie apart in time, each point is measured.")] = 2,
-    others: Annotated[
-        list[Path] | None, Parameter(name="--with", help="A calibration's run whose samples count too. Repeatable.")
-    ] = None,
 ) -> int:
     """Measures what an engine and its tiers cost here, and fits the simulator's constants to it.
 
-    Exit code 1: the fit does not foretell points that are left out of it. Machines drift: measured before and after
-    something, with the first one's run given as --with, a calibration is of that something's hour.
+    Exit code 1: the fit does not foretell points that are left out of it.
 
     Example: harness calibrate configs/experiments/quickstart.yaml --engine vllm -o mine.yaml
     """
     from harness.calibrate import calibrate
 
-    return calibrate(
-        experiment, engine, overrides or [], size, output, run_folder, budget, passes=passes, others=others or []
-    )
+    return calibrate(experiment, engine, overrides or [], size, output, run_folder, budget)
 
 
 @app.command
@@ -153,6 +146,9 @@ def validate(
     calibration: Annotated[
         str | None, Parameter(help="The calibration: a file, or a name of configs/hardware.")
     ] = None,
+    calibrate: Annotated[
+        str | None, Parameter(help="Or this size of the file is calibrated on, in turns with what is validated.")
+    ] = None,
     real: Annotated[list[Path] | None, Parameter(help="Finished runs to use for the real side. Repeatable.")] = None,
     engine: Engine = "vllm",
     overrides: Overrides = None,
@@ -160,16 +156,25 @@ def validate(
         list[str] | None, Parameter(name="--size", help="Sizes of the file to measure. Repeatable.")
     ] = None,
     budget: Annotated[str, Parameter(help="Time for sampling again what did not resolve, e.g. 10min.")] = "0s",
+    calibrating: Annotated[str, Parameter(help="With --calibrate: how long its own points may take.")] = "15min",
+    passes: Annotated[int, Parameter(help="With --calibrate: how often it is each point's turn.")] = 3,
     tolerance: Annotated[float, Parameter(help="The largest relative error that passes.")] = 0.05,
     out: Out = None,
 ) -> int:
     """Holds the calibrated simulator against a real engine. Exit codes: 0 pass, 1 fail, 3 not resolvable.
 
+    Machines drift: --calibrate measures the calibration's points in the same minutes, on the same running engine.
+
     Example: harness validate configs/validation/cpu_vllm.yaml --calibration mine.yaml --size lengths --size hits
+
+    Example: harness validate configs/validation/cpu_vllm.yaml --calibrate calibration --size lengths --size hits
     """
     from harness.judge import validate
 
-    return validate(experiment, calibration, real or [], engine, overrides or [], sizes or [], budget, tolerance, out)
+    return validate(
+        experiment, calibration, real or [], engine, overrides or [], sizes or [], budget, tolerance, out,
+        (calibrate, calibrating, passes) if calibrate else None,
+    )  # fmt: skip
 
 
 @app.command

@@ -31,10 +31,21 @@ def check_sides(reference: Side, candidate: Side) -> None:
 def check_held_out(points: Sequence[Point], calibration: Calibration) -> None:
     """Raises NotComparable where a point is one that the calibration was fitted on: it would be scored on itself."""
     fitted = [msgspec.structs.asdict(p) for p in calibration.fitted_on.points if p.metric == "ttft_s"]
+    _check_apart(points, fitted, f"calibration {calibration.name} was fitted")
+
+
+def check_apart(points: Sequence[Point], micro: Sequence[Point]) -> None:
+    """Raises NotComparable where a point is one that a calibration is going to be fitted on."""
+    timed = [p for p in micro if p.cell["config"]["workload"]["output_tokens"] == 1]
+    fitted = [here | {"hit_tokens": _hit_tokens(here)} for here in map(axes, timed)]
+    _check_apart(points, fitted, "the calibration is to be fitted")
+
+
+def _check_apart(points: Sequence[Point], fitted: Sequence[dict[str, Any]], what: str) -> None:
     _refuse(
         [
-            f"{point.cell['key']} {point.tier}: calibration {calibration.name} was fitted on it (prompt_tokens"
-            f" {here['prompt_tokens']}); validate on points that it has not seen"
+            f"{point.cell['key']} {point.tier}: {what} on it (prompt_tokens {here['prompt_tokens']}); validate on"
+            " points that it has not seen"
             for point in points
             if not point.free and any(_same_place(here := axes(point), there) for there in fitted)
         ]
@@ -75,12 +86,16 @@ def _same_place(here: dict[str, Any], there: dict[str, Any]) -> bool:
         return False
     if here["tier"] == "recompute":
         return True
-    chunks = (here["prompt_tokens"] - 1) // here["chunk_tokens"]
-    if there["hit_tokens"] != round((here["hit_rate"] or 0) * chunks) * here["chunk_tokens"]:
+    if there["hit_tokens"] != _hit_tokens(here):
         return False
     on_disk = ("chunk_tokens", "device_bytes_per_s", "file_system")
     decisive = {"gpu": (), "cpu": ("chunk_tokens",)}.get(here["tier"], on_disk)
     return all(there[axis] in (None, here[axis]) for axis in decisive)
+
+
+def _hit_tokens(here: dict[str, Any]) -> int:
+    chunks = (here["prompt_tokens"] - 1) // here["chunk_tokens"]
+    return int(round((here["hit_rate"] or 0) * chunks) * here["chunk_tokens"])
 
 
 # ---- both sides

@@ -250,3 +250,11 @@ def _known_keys(model: type[BaseModel]) -> set[str]:
 
     models = [m for m in (vars(config) | vars(strict)).values() if isinstance(m, type) and issubclass(m, BaseModel)]
     return {name for m in {model, *models} for name in m.model_fields}
+
+
+def changed(experiment: Experiment, **sections: dict[str, Any]) -> Experiment:
+    """The experiment with some keys of its sections replaced, checked anew."""
+    config = experiment.model_dump(mode="json")
+    for section, values in sections.items():
+        config[section] = config[section] | values
+    return Experiment.model_validate_json(msgspec.json.encode(config), context={"resolved": True})

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from harness.config import EngineName
 from harness.experiments import Cell, ConfigError, Plan, load_experiment
@@ -13,6 +13,9 @@ from harness.outcome import EXIT_CODES
 from harness.run import new_folder
 from harness.session import command_line, told
 from harness.units import parse_seconds
+
+if TYPE_CHECKING:
+    from harness.validate import Micro
 
 
 @told
@@ -26,8 +29,9 @@ def validate(
     budget: str,
     tolerance: float,
     out: Path | None,
+    calibrate: tuple[str, str, int] | None = None,
 ) -> int:
-    """Validates; returns the exit code."""
+    """Validates; returns the exit code. calibrate: on which size, how long, and in how many passes."""
     from harness.published import is_published
     from harness.report.terminal import Progress
     from harness.validate import Validation
@@ -35,8 +39,11 @@ def validate(
 
     if is_published(experiment):
         return _published(experiment, tolerance, out)
-    if calibration is None:
-        raise ConfigError("no calibration given; add --calibration FILE, as `harness calibrate` wrote it")
+    source = calibration if calibrate is None else _micro(experiment, overrides, *calibrate)
+    if source is None or (calibration is not None and calibrate is not None):
+        raise ConfigError(
+            "give either --calibration FILE, as `harness calibrate` wrote it, or --calibrate SIZE, to measure one too"
+        )
     chosen: list[str | None] = [*sizes] or [None]
     plans = {size: load_experiment(experiment, overrides, size) for size in chosen}
     first = next(iter(plans.values()))
@@ -46,11 +53,11 @@ def validate(
         name=name,
         cells=planned_cells(plans),
         engine=engine or "vllm",
-        calibration=calibration,
+        calibration=source,
         experiment=first.origin(),
         folder=folder,
         real=tuple(real),
-        budget_s=_seconds(budget),
+        budget_s=_seconds(budget, "--budget"),
         margin=_margin(tolerance),
         command=command_line(),
     )
@@ -71,11 +78,20 @@ def _published(table: Path, tolerance: float, out: Path | None) -> int:
 
 def planned_cells(plans: Mapping[str | None, Plan]) -> list[Cell]:
     """The cells of all sizes that were asked for. A size's name goes before its cells' keys."""
-    return [
-        Cell(f"{size}:{cell.key}" if size else cell.key, cell.overrides, cell.experiment)
-        for size, plan in plans.items()
-        for cell in plan.cells()
-    ]
+    return [cell for size, plan in plans.items() for cell in _of_size(size, plan.cells())]
+
+
+def _of_size(size: str | None, cells: Sequence[Cell]) -> list[Cell]:
+    return [Cell(f"{size}:{cell.key}" if size else cell.key, cell.overrides, cell.experiment) for cell in cells]
+
+
+def _micro(experiment: Path, overrides: list[str], size: str, budget: str, passes: int) -> Micro:
+    from harness.calibrate import planned_micro_cells
+    from harness.validate import Micro
+
+    plan = load_experiment(experiment, overrides, size)
+    cells = planned_micro_cells(plan, _seconds(budget, "--calibrating"), passes)
+    return Micro(size=f"{size}:", cells=_of_size(size, cells), passes=passes, experiment=plan.experiment)
 
 
 @told
@@ -94,11 +110,11 @@ def _margin(tolerance: float) -> float:
     return tolerance
 
 
-def _seconds(text: str) -> float:
+def _seconds(text: str, option: str) -> float:
     try:
         return parse_seconds(text)
     except ValueError as error:
-        raise ConfigError(f"--budget: {error}") from None
+        raise ConfigError(f"{option}: {error}") from None
 
 
 def _tell(content: Mapping[str, Any], folder: Path) -> int:

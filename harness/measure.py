@@ -136,8 +136,15 @@ class TierMeasurement:
         """Starts a look at the machine; the returned function ends it. A virtual engine does not depend on it."""
         if self._engine.capabilities.virtual_time:
             return HostSample
-        before = read_host(self._device_path)
-        return lambda: between(before, read_host(self._device_path))
+        core = _engine_core(self._engine, self._cell)
+        before = read_host(self._device_path, core)
+        return lambda: between(before, read_host(self._device_path, core))
+
+
+def _engine_core(engine: Engine, cell: Cell) -> int | None:
+    """Where the engine computes; None where it is pinned to no core, or not ours to pin."""
+    cores = cell.experiment.engines.vllm.cores.engine if engine.name == "vllm" else None
+    return cores[0] if cores else None
 
 
 async def measure_load(
@@ -164,9 +171,12 @@ async def measure_load(
         await engine.replay(Load(load.warmers, concurrency=1), writer("warm"))
     progress.state(cell.key)
     before, started_s = await engine.metrics(), engine.now_s()
-    host = None if engine.capabilities.virtual_time else read_host(folder.path)
+    core = _engine_core(engine, cell)
+    host = None if engine.capabilities.virtual_time else read_host(folder.path, core)
     await engine.replay(Load(_from_now(rest), load.concurrency), writer("measure"))
-    _append_load_sample(engine, folder, cell.key, attempt, started_s, (await engine.metrics()).since(before), host)
+    _append_load_sample(
+        engine, folder, cell.key, attempt, started_s, (await engine.metrics()).since(before), host, core
+    )
 
 
 def _append_load_sample(
@@ -177,6 +187,7 @@ def _append_load_sample(
     started_s: float,
     observed: Counters,
     host: HostReading | None,
+    core: int | None,
 ) -> None:
     folder.append_sample(
         Sample(
@@ -189,7 +200,7 @@ def _append_load_sample(
             verdict=None,
             observed=observed,
             expected=Counters(),
-            host=between(host, read_host(folder.path)) if host is not None else HostSample(),
+            host=between(host, read_host(folder.path, core)) if host is not None else HostSample(),
         )
     )
 

@@ -35,13 +35,16 @@ DECODE_TOKENS = 33
 HALF_WIDTH = 0.01
 # Long prompts get few samples, and a first one that counted would be a large part of them.
 WARM_UP = 1
+PASSES = 2
 _RESAMPLED = 1000
 _UNIT_TOKENS = 256
 # Emptying the tiers and computing the prefixes again, before a cell's own time begins.
 _PLACING_S = 3.0
 
 
-def micro_cells(experiment: Experiment, chunk_sizes: Sequence[int], budget_s: float, passes: int = 2) -> list[Cell]:
+def micro_cells(
+    experiment: Experiment, chunk_sizes: Sequence[int], budget_s: float, passes: int = PASSES
+) -> list[Cell]:
     """Cells for `budget_s` seconds of measuring, all of one chunk size together. Raises ConfigError.
 
     Each point is measured in passes that lie apart, so that a machine that gets slower or busier shows in all points
@@ -108,17 +111,16 @@ def _cell(experiment: Experiment, spec: Spec, again: int, budget_s: float) -> Ce
     return Cell(key, overrides, checked)
 
 
-def points_of(folders: Sequence[Path], seed: int = 0) -> tuple[Point, ...]:
-    """The points of runs of the same cells, from the rows that count. A cell that decodes gives its time per output
-    token.
+def points_of(folder: Path, size: str = "", seed: int = 0) -> tuple[Point, ...]:
+    """The points of a run, from the rows that count; of one that measured other cells too, those of the calibration's
+    size, as `planned` names them. A cell that decodes gives its time per output token.
     """
-    cells = {cell["key"]: cell for cell in read_manifest(folders[0])["cells"]}
+    cells = {cell["key"]: cell for cell in read_manifest(folder)["cells"]}
     samples: dict[tuple[str, str], dict[tuple[Any, ...], list[RequestRecord]]] = {}
-    for number, folder in enumerate(folders):
-        for row in read_rows(folder):
-            if row.phase == "measure" and row.expected_tier is not None and counted(row):
-                point = samples.setdefault((row.cell.rpartition("#")[0], row.expected_tier), {})
-                point.setdefault((number, row.cell, row.attempt, row.sample), []).append(row)
+    for row in read_rows(folder):
+        if row.cell.startswith(size) and row.phase == "measure" and row.expected_tier is not None and counted(row):
+            point = samples.setdefault((row.cell.rpartition("#")[0], row.expected_tier), {})
+            point.setdefault((row.cell, row.attempt, row.sample), []).append(row)
     return tuple(
         _point(tier, cells[f"{cell}#1"]["config"], cells[f"{cell}#1"]["resolved"], list(measured.values()), seed)
         for (cell, tier), measured in samples.items()

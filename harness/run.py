@@ -83,7 +83,7 @@ def _preflight(request: RunRequest) -> dict[str, FreeLoad]:
     abilities: dict[str, Capabilities] = {}
     results = request.folder.absolute()
     for cell in request.cells:
-        experiment, key = cell.experiment, _engine_key(cell)
+        experiment, key = cell.experiment, engine_key(cell)
         model = load_model(experiment.model)
         check_cache(experiment, model)
         check_run_storage(cell, request.engine)
@@ -155,7 +155,7 @@ async def _run_all(request: RunRequest, folder: RunFolder, loads: dict[str, Free
 
     with _signals_cancel():
         progress.start(_total(request.cells, loads), request.name)
-        for _, group in itertools.groupby(request.cells, key=_engine_key):
+        for _, group in itertools.groupby(request.cells, key=engine_key):
             async with run_device(list(group), request.engine, folder) as cells:
                 experiment = cells[0].experiment
                 engine = make_engine(request.engine, experiment, load_model(experiment.model), folder.path, clock)
@@ -187,7 +187,7 @@ def _signals_cancel() -> Any:
             loop.remove_signal_handler(number)
 
 
-def _engine_key(cell: Cell) -> str:
+def engine_key(cell: Cell) -> str:
     """Cells with the same key are measured on the same running engine."""
     experiment = cell.experiment
     timeout_s = experiment.measure.request_timeout

@@ -1,9 +1,10 @@
 """`harness validate`: the same requests on a real engine and on the calibrated simulator, and a verdict on the model.
 
-    outcome = validate(Validation(cells=plan.cells(), calibration=Path("mine.yaml"), ...), progress)
+    outcome = validate(Validation(cells=plan.cells(), calibration="mine.yaml", ...), progress)
 
-The real engine runs first, free loads several times, so that it can be held against itself (A/A). The simulator then
-gets the engine's own resolved sizes. Points that do not resolve are sampled again while the budget lasts.
+The real engine runs first, free loads several times, so that it can be held against itself (A/A). Where no calibration
+is given, its points are measured in turns with those that are validated, and fitted. The simulator then gets the
+engine's own resolved sizes. Points that do not resolve are sampled again while the budget lasts.
 """
 
 from __future__ import annotations
@@ -18,16 +19,18 @@ from typing import Any
 
 import msgspec
 
-from harness.comparable import NotComparable, check_held_out, check_host, check_sides
+from harness.calibrate import calibrated, write_calibration
+from harness.comparable import NotComparable, check_apart, check_held_out, check_host, check_sides
 from harness.compare import MARGIN, Comparison, PointResult, compare
 from harness.config import EngineName, Experiment, PrefixWorkload
-from harness.experiments import Cell
+from harness.experiments import Cell, changed
 from harness.measure import Progress
 from harness.outcome import document, write_document
 from harness.results import ResultsError
 from harness.run import RunRequest, run
 from harness.sides import Point, Side, point_name, read_side, repeated
 from harness.summary import FREE_LOAD
+from harness.turns import in_turns
 from simulator.calibration import Calibration, load_calibration
 
 # The median of three is no slow pass of a machine that slows down now and then.
@@ -39,14 +42,23 @@ MOST_PASSES = 4
 START_S = 60.0
 
 
+class Micro(msgspec.Struct, frozen=True, kw_only=True):
+    """A calibration that is to be made: cells of so many passes, whose keys begin with the size."""
+
+    size: str
+    cells: list[Cell]
+    passes: int
+    experiment: Experiment
+
+
 class Validation(msgspec.Struct, frozen=True, kw_only=True):
     """What to validate. real: finished runs to use instead of making one. budget_s: for sampling beyond the first
-    pass, start of the engine included. calibration: a file, or a name of configs/hardware."""
+    pass, start of the engine included. calibration: a file, a name of configs/hardware, or what to measure for one."""
 
     name: str
     cells: list[Cell]
     engine: EngineName
-    calibration: str
+    calibration: str | Micro
     experiment: dict[str, Any]
     folder: Path
     real: tuple[Path, ...] = ()
@@ -61,11 +73,17 @@ def validate(request: Validation, progress: Progress) -> dict[str, Any]:
     Raises NotComparable before anything starts where a point is the calibration's own, and afterwards where the two
     sides did not ask the same question; EngineError where the real engine fails.
     """
-    calibration = load_calibration(request.calibration)
-    check_held_out(planned_points(request.cells), calibration)
+    planned, source = planned_points(request.cells), request.calibration
+    if isinstance(source, Micro):
+        check_apart(planned, planned_points(source.cells))
+    else:
+        check_held_out(planned, load_calibration(source))
     _make(request.folder)
-    real = list(request.real) or [_run_real(request, request.cells, 0, progress)]
-    sim = _run_sim(request, real, progress)
+    real = list(request.real) or [_run_real(request, _first(request), "real", progress)]
+    if isinstance(source, Micro):
+        source = _calibrated(request, source, real[0])
+    calibration = load_calibration(source)
+    sim = _run_sim(request, source, real, progress)
     deadline = time.monotonic() + request.budget_s
     while True:
         reference, candidate = read_side(real), read_side([sim])
@@ -75,8 +93,8 @@ def validate(request: Validation, progress: Progress) -> dict[str, Any]:
         more = [] if request.real else more_cells(comparison, reference, request.cells, deadline - time.monotonic())
         if not more or len(real) >= MOST_PASSES:
             break
-        real.append(_run_real(request, more, len(real), progress))
-    return _write(request, calibration, comparison, reference, candidate)
+        real.append(_run_real(request, more, f"real-{len(real) + 1}", progress))
+    return _write(request, calibration, source, comparison, reference, candidate)
 
 
 def planned_points(cells: Sequence[Cell]) -> list[Point]:
@@ -98,7 +116,12 @@ def _make(folder: Path) -> None:
 
 
 def _write(
-    request: Validation, calibration: Calibration, comparison: Comparison, reference: Side, candidate: Side
+    request: Validation,
+    calibration: Calibration,
+    source: str,
+    comparison: Comparison,
+    reference: Side,
+    candidate: Side,
 ) -> dict[str, Any]:
     from harness.report.comparison import write_comparison
 
@@ -109,7 +132,7 @@ def _write(
         name=request.name,
         command=request.command,
         experiment=request.experiment | {"path": Path(request.experiment["path"]).name},
-        calibration=_calibration_facts(calibration, request.calibration),
+        calibration=_calibration_facts(calibration, source),
     )
     write_document(request.folder, content)
     write_comparison(request.folder, content, reference, candidate)
@@ -143,10 +166,25 @@ def _calibration_facts(calibration: Calibration, source: str) -> dict[str, Any]:
 # ---- the real side
 
 
-def _run_real(request: Validation, cells: Sequence[Cell], number: int, progress: Progress) -> Path:
-    chosen = list(cells) if number else with_repeats(cells)
-    folder = request.folder / (f"real-{number + 1}" if number else "real")
-    return run(_run_request(request, chosen, request.engine, folder), progress)
+def _first(request: Validation) -> list[Cell]:
+    """The cells of the first pass over everything."""
+    if not isinstance(request.calibration, Micro):
+        return with_repeats(request.cells)
+    micro = request.calibration
+    together, others = in_turns(micro.cells, request.cells, micro.passes)
+    return [*together, *with_repeats(others)]
+
+
+def _calibrated(request: Validation, micro: Micro, real: Path) -> str:
+    """Fits a calibration to a run's points, and writes it; returns the file's name."""
+    path = request.folder / "calibration.yaml"
+    name = f"{request.name}-{request.folder.name}"
+    write_calibration(path, calibrated(real, name, micro.experiment, request.engine, micro.size))
+    return str(path)
+
+
+def _run_real(request: Validation, cells: list[Cell], name: str, progress: Progress) -> Path:
+    return run(_run_request(request, cells, request.engine, request.folder / name), progress)
 
 
 def _run_request(request: Validation, cells: list[Cell], engine: EngineName, folder: Path) -> RunRequest:
@@ -222,12 +260,12 @@ def _cost_s(point: Point) -> float:
 # ---- the simulated side
 
 
-def _run_sim(request: Validation, real: Sequence[Path], progress: Progress) -> Path:
+def _run_sim(request: Validation, calibration: str, real: Sequence[Path], progress: Progress) -> Path:
     side, asked = read_side(real), {cell.key for cell in request.cells}
     entries = [cell for cell in side.manifest["cells"] if point_name(cell["key"]) in asked]
     if not entries:
         raise NotComparable(f"{real[0]}: measured none of the points that the experiment asks for; name its own sizes")
-    unique = {cell.key: cell for cell in (sim_cell(entry, request.calibration) for entry in entries)}
+    unique = {cell.key: cell for cell in (sim_cell(entry, calibration) for entry in entries)}
     return run(_run_request(request, list(unique.values()), "sim", request.folder / "sim"), progress)
 
 
@@ -250,11 +288,3 @@ def sim_cell(entry: dict[str, Any], calibration: str) -> Cell:
     sim = {"hardware": calibration, **{key: value for key, value in limits.items() if value is not None}}
     chosen = changed(experiment, cache=cache, measure=measure, engines={"sim": config["engines"]["sim"] | sim})
     return Cell(key, entry["overrides"], chosen)
-
-
-def changed(experiment: Experiment, **sections: dict[str, Any]) -> Experiment:
-    """The experiment with some keys of its sections replaced, checked anew."""
-    config = experiment.model_dump(mode="json")
-    for section, values in sections.items():
-        config[section] = config[section] | values
-    return Experiment.model_validate_json(msgspec.json.encode(config), context={"resolved": True})

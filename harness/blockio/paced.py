@@ -136,6 +136,8 @@ class PacedFile:
 def main() -> None:
     target, backing, size = sys.argv[1], sys.argv[2], int(sys.argv[3])
     read_bps, write_bps, read_iops, write_iops, latency_s = map(float, sys.argv[4:9])
+    if sys.argv[9] != "-":
+        os.sched_setaffinity(0, {int(core) for core in sys.argv[9].split(",")})
     for mild in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(mild, signal.SIG_IGN)
     prctl = ctypes.CDLL(None).prctl

@@ -24,7 +24,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import msgspec
@@ -104,8 +104,9 @@ def _check_room(spec: DeviceSpec) -> None:
         )
 
 
-def create(name: str, spec: DeviceSpec) -> Device:
-    """Makes a device and mounts its file system. Raises DeviceError, and leaves nothing then."""
+def create(name: str, spec: DeviceSpec, cores: Sequence[int] | None = None) -> Device:
+    """Makes a device and mounts its file system; cores: where its server runs. Raises DeviceError, and leaves nothing
+    then."""
     if not _NAME.fullmatch(name):
         raise DeviceError(f"device name {name!r}: use lower-case letters, digits, - and _, at most 64")
     check(spec)
@@ -115,14 +116,14 @@ def create(name: str, spec: DeviceSpec) -> Device:
     except FileExistsError:
         raise DeviceError(f"device {name} is there already; harness device destroy {name} removes it") from None
     try:
-        _make(home, spec)
+        _make(home, spec, cores)
         return _read(home)
     except BaseException:
         destroy(name)
         raise
 
 
-def _make(home: Path, spec: DeviceSpec) -> None:
+def _make(home: Path, spec: DeviceSpec, cores: Sequence[int] | None) -> None:
     limits = {
         "read_bytes_per_s": spec.read_bandwidth or spec.bandwidth or 0.0,
         "write_bytes_per_s": spec.write_bandwidth or spec.bandwidth or 0.0,
@@ -141,7 +142,7 @@ def _make(home: Path, spec: DeviceSpec) -> None:
     with (home / "paced.log").open("wb") as log:
         argv = [sys.executable, "-I", "-S", str(_PACED), str(home / "disk"), backing, str(size)]
         paced = subprocess.Popen(
-            [*argv, *(repr(limit) for limit in limits.values())],
+            [*argv, *(repr(limit) for limit in limits.values()), ",".join(map(str, cores or ())) or "-"],
             stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True, cwd="/",
         )  # fmt: skip
     _wait(lambda: _is_mounted(home / "disk") or paced.poll() is not None, 10)

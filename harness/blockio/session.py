@@ -51,7 +51,9 @@ async def run_device(cells: Sequence[Cell], engine: str, folder: RunFolder) -> A
     holder.start()
     try:
         await holder.wait_until(holds, 60, "see `harness doctor`")
-        device = await asyncio.to_thread(create, name, spec)
+        # A device works on nobody's core: its server goes before everything else, and would go before the engine.
+        cores = cells[0].experiment.engines.vllm.cores.client if engine == "vllm" else None
+        device = await asyncio.to_thread(create, name, spec, cores)
         for cell in cells:
             folder.update_cell(cell.key, device=msgspec.to_builtins(device, enc_hook=str))
         yield [_on(cell, device.mount) for cell in cells]

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import os
+import statistics
+import time
 from pathlib import Path
 
 import msgspec
@@ -12,10 +14,15 @@ import psutil
 from harness.results import HostSample
 
 _SECTOR_BYTES = 512
+_LOOPING_S = 0.005
+_LOOP_TURNS = 2000
+# A turn that took longer than this many times the quickest was interrupted: neighbours cost less than that.
+_INTERRUPTED = 2.5
 
 
 class HostReading(msgspec.Struct, frozen=True):
-    """Totals since boot: CPU seconds (all, busy, stolen, ours) and device bytes; None where the kernel is silent."""
+    """Totals since boot: CPU seconds (all, busy, stolen, ours) and device bytes; None where the kernel is silent. And
+    what the loop of core_loop_s took then; None: it did not run."""
 
     total_s: float
     busy_s: float
@@ -23,15 +30,17 @@ class HostReading(msgspec.Struct, frozen=True):
     ours_s: float
     read_bytes: int | None
     write_bytes: int | None
+    core_loop_s: float | None = None
 
 
-def read_host(device_path: Path | None) -> HostReading:
-    """One reading. device_path: any path on the device of interest."""
+def read_host(device_path: Path | None, core: int | None = None) -> HostReading:
+    """One reading. device_path: any path on the device of interest; core: where the engine computes, idle now."""
     cpu = psutil.cpu_times()
     busy_s = cpu.user + cpu.nice + cpu.system + cpu.irq + cpu.softirq
     read_bytes, write_bytes = (_device_bytes(device_path) if device_path else None) or (None, None)
     total_s = busy_s + cpu.idle + cpu.iowait + cpu.steal
-    return HostReading(total_s, busy_s, cpu.steal, _own_cpu_s(), read_bytes, write_bytes)
+    loop_s = None if core is None else core_loop_s(core)
+    return HostReading(total_s, busy_s, cpu.steal, _own_cpu_s(), read_bytes, write_bytes, loop_s)
 
 
 def between(before: HostReading, after: HostReading) -> HostSample:
@@ -43,9 +52,31 @@ def between(before: HostReading, after: HostReading) -> HostSample:
         steal_share=_share(after.steal_s - before.steal_s, total_s),
         foreign_cpu_share=_share(foreign_s, total_s),
         busy_share=_share(busy_s, total_s),
+        core_loop_s=_between(before.core_loop_s, after.core_loop_s),
         device_read_bytes=_minus(after.read_bytes, before.read_bytes),
         device_write_bytes=_minus(after.write_bytes, before.write_bytes),
     )
+
+
+def core_loop_s(core: int) -> float:
+    """Mean seconds of a short loop on a core, over 5 ms of it.
+
+    A virtual machine's core may be one of two hardware threads of the host's; what runs on the other slows it by up to
+    half, for milliseconds or minutes, and no counter of the guest shows it, steal neither.
+    """
+    before, turns_s = os.sched_getaffinity(0), list[float]()
+    os.sched_setaffinity(0, {core})
+    try:
+        end_s = time.perf_counter() + _LOOPING_S
+        while (begin_s := time.perf_counter()) < end_s:
+            total = 0
+            for number in range(_LOOP_TURNS):
+                total += number * number
+            turns_s.append(time.perf_counter() - begin_s)
+    finally:
+        os.sched_setaffinity(0, before)
+    quickest_s = min(turns_s)
+    return statistics.fmean(turn_s for turn_s in turns_s if turn_s < _INTERRUPTED * quickest_s)
 
 
 def file_system(path: Path) -> str | None:
@@ -67,6 +98,10 @@ def mount_of(path: Path) -> tuple[str, str] | None:
     # Of several mounts at one place, the last hides the others.
     source, _, kind = max(reversed(found), key=lambda mount: len(mount[1]))
     return source, kind
+
+
+def _between(before_s: float | None, after_s: float | None) -> float | None:
+    return None if before_s is None or after_s is None else (before_s + after_s) / 2
 
 
 def _minus(later: int | None, earlier: int | None) -> int | None:

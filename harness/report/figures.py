@@ -224,12 +224,17 @@ def _mean(values: Sequence[int | None]) -> Any:
 
 
 def host_noise(samples: Sequence[Sample]) -> go.Figure:
-    """Steal and other processes' CPU around each sample, in the order measured. Shares of all cores' time."""
+    """Steal and other processes' CPU around each sample, in the order measured, as shares of all cores' time; and how
+    much slower the engine's core was than at its best."""
     figure = go.Figure()
     chosen = list(range(0, len(samples), -(-len(samples) // MAX_DOTS) or 1))
-    fields = {"steal_share": ("steal", "#D55E00"), "foreign_cpu_share": ("other processes", "#2B83C6")}
-    for field, (name, color) in fields.items():
-        points = [(place + 1, getattr(samples[place].host, field)) for place in chosen]
+    fields = {
+        "steal": ([s.host.steal_share for s in samples], "#D55E00"),
+        "other processes": ([s.host.foreign_cpu_share for s in samples], "#2B83C6"),
+        "the engine's core, slower than at its best": (core_slower(samples), "#6A8F3C"),
+    }
+    for name, (values, color) in fields.items():
+        points = [(place + 1, values[place]) for place in chosen]
         points = [(place, value) for place, value in points if value is not None]
         if points:
             figure.add_scatter(
@@ -240,5 +245,12 @@ def host_noise(samples: Sequence[Sample]) -> go.Figure:
                 marker={"color": color, "size": 5},
             )
     figure.update_xaxes(title="sample, in the order measured")
-    figure.update_yaxes(title="share of all cores", tickformat=".1%", rangemode="tozero")
+    figure.update_yaxes(title="share", tickformat=".1%", rangemode="tozero")
     return finish(figure, thinning_note(len(chosen), len(samples), "sample"), height=260)
+
+
+def core_slower(samples: Sequence[Sample]) -> list[float | None]:
+    """By which share the loop on the engine's core took longer, around each sample, than in the run's quickest."""
+    loops_s = [s.host.core_loop_s for s in samples]
+    best_s = min((loop_s for loop_s in loops_s if loop_s is not None), default=1.0)
+    return [None if loop_s is None else loop_s / best_s - 1 for loop_s in loops_s]

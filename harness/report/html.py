@@ -189,7 +189,10 @@ def _pictures(summary: Mapping[str, Any], rows: Sequence[RequestRecord], samples
         found.append(picture("timeline", "Timeline", dots, timeline(measured, labels), log_toggle=True))
     watched = [s for s in samples if s.host.steal_share is not None or s.host.foreign_cpu_share is not None]
     if len(watched) > 1:
-        noise = "CPU time that the hypervisor took, and that other processes used, while each sample ran."
+        noise = (
+            "CPU time that the hypervisor took, and that other processes used, while each sample ran; and what was left"
+            " of the engine's core around it: who else uses the host's core shows nowhere else."
+        )
         found.append(picture("noise", "Host noise", noise, figures.host_noise(watched)))
     return found
 
@@ -293,8 +296,12 @@ def _environment(manifest: Mapping[str, Any]) -> list[tuple[str, str]]:
 def _noise(samples: Sequence[Sample]) -> list[tuple[str, str]]:
     """Mean and largest of what disturbed the samples; 'not reported' where the kernel does not say."""
     pairs = []
-    for field, name in (("steal_share", "steal"), ("foreign_cpu_share", "other processes' CPU")):
-        values = [value for s in samples if (value := getattr(s.host, field)) is not None]
+    for name, found in (
+        ("steal", [s.host.steal_share for s in samples]),
+        ("other processes' CPU", [s.host.foreign_cpu_share for s in samples]),
+        ("the engine's core, slower than at its best", figures.core_slower(samples)),
+    ):
+        values = [value for value in found if value is not None]
         text = f"mean {percent(sum(values) / len(values))}, at most {percent(max(values))}" if values else NOT_REPORTED
         pairs.append((name, text))
     return pairs

@@ -40,14 +40,18 @@ class Run(NamedTuple):
 
 
 class Worker:
-    """Our side in a process of its own: opens a store, fills it, joins the throttled, and runs what it is told."""
+    """Our side in a process of its own: opens a store, fills it, joins the throttled, and runs what it is told.
+
+    path: the store's file, which fio reads and writes too. Where on a device a file lies, and in which memory that is,
+    is worth up to a third of its bandwidth: two files would be held against each other, not two programs.
+    """
 
     def __init__(self, device: Device, size: int, depth: int) -> None:
         words = [str(device.folder), device.name, str(device.group or ""), str(size), str(depth)]
         self._process = subprocess.Popen(
             [sys.executable, __file__, "worker", *words], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
         )
-        self._read()
+        self.path = Path(self._read())
 
     def run(self, write: bool, total: int) -> Run:
         assert self._process.stdin is not None
@@ -59,6 +63,7 @@ class Worker:
         assert self._process.stdin is not None
         self._process.stdin.close()
         self._process.wait()
+        self.path.unlink()
 
     def _read(self) -> Any:
         assert self._process.stdout is not None
@@ -72,7 +77,9 @@ def work(folder: str, name: str, group: str, size: int, depth: int) -> None:
     """The worker's side: one line in, one line out."""
     device = Device(Path(folder), name, Path(group) if group else None)
     slots = FILE_MIB * MIB // size
-    settings = StoreSettings(folder=device.folder, chunk_bytes=size, slots=slots, depth=depth, reserve_bytes=0)
+    settings = StoreSettings(
+        folder=device.folder, chunk_bytes=size, slots=slots, depth=depth, reserve_bytes=0, keep_files=True
+    )
     with CoreStore(settings) as store:
         if store.io != "io_uring" or store.buffered_because:
             sys.exit(f"{folder}: {store.io}, {store.buffered_because}: not comparable with fio")
@@ -80,7 +87,7 @@ def work(folder: str, name: str, group: str, size: int, depth: int) -> None:
             store.run([Operation(slot, write, slot, slot) for slot in range(slots)])
         os.sync()
         take_place(device)
-        print("true", flush=True)
+        print(json.dumps(str(store.path)), flush=True)
         for line in sys.stdin:
             write, total = json.loads(line)
             operations = [Operation(i, write, i % slots, i % slots) for i in range(total // size)]
@@ -101,9 +108,9 @@ def take_place(device: Device) -> None:
     os.sched_setaffinity(0, {CORE})
 
 
-def fio(device: Device, size: int, depth: int, write: bool, total: int) -> Run:
-    """fio's io_uring engine on a file of the same length, laid out by `lay_out`."""
-    words = ["fio", "--name=run", f"--filename={device.folder}/fio", "--ioengine=io_uring", "--direct=1"]
+def fio(device: Device, path: Path, size: int, depth: int, write: bool, total: int) -> Run:
+    """fio's io_uring engine on the whole file of that path, which has all of its blocks."""
+    words = ["fio", "--name=run", f"--filename={path}", "--ioengine=io_uring", "--direct=1"]
     words += [f"--bs={size}", f"--iodepth={depth}", f"--size={FILE_MIB}M", f"--io_size={total}", "--overwrite=1"]
     words += [f"--rw={'write' if write else 'read'}", "--allow_file_create=0", "--output-format=json"]
     before = device.moved_bytes()[write]
@@ -119,20 +126,15 @@ def fio(device: Device, size: int, depth: int, write: bool, total: int) -> Run:
     )
 
 
-def lay_out(device: Device) -> None:
-    words = ["dd", "if=/dev/urandom", f"of={device.folder}/fio", "bs=1M", f"count={FILE_MIB}", "conv=fsync"]
-    subprocess.run(words, check=True, capture_output=True)
-
-
 def pairs(device: Device, worker: Worker, case: tuple[int, int, bool, int], rounds: int) -> Iterator[tuple[Run, Run]]:
     size, depth, write, total = case
     for number in range(rounds):
         if number % 2:
-            theirs = fio(device, size, depth, write, total)
+            theirs = fio(device, worker.path, size, depth, write, total)
             yield worker.run(write, total), theirs
         else:
             ours = worker.run(write, total)
-            yield ours, fio(device, size, depth, write, total)
+            yield ours, fio(device, worker.path, size, depth, write, total)
 
 
 def line(label: str, runs: list[tuple[Run, Run]]) -> tuple[str, bool]:
@@ -160,9 +162,8 @@ def line(label: str, runs: list[tuple[Run, Run]]) -> tuple[str, bool]:
 
 
 def measured(kind: str, device: Device, sizes: tuple[int, ...], depths: tuple[int, ...], rounds: int) -> list[bool]:
-    print(f"{kind}: ext4 on {device.name}, io_uring, O_DIRECT, one file of {FILE_MIB} MiB each, {rounds} pairs a cell")
+    print(f"{kind}: ext4 on {device.name}, io_uring, O_DIRECT, one file of {FILE_MIB} MiB, {rounds} pairs a cell")
     print("                     MiB/s   fio's   ratio  CPU-s/GiB  fio's  ratio  counted/reported")
-    lay_out(device)
     missed = []
     for size in sizes:
         for depth in depths:

@@ -123,7 +123,9 @@ def test_each_limit_is_kept_for_itself(name: str) -> None:
 
 
 def test_buffered_writes_are_paced_when_they_are_written_back(name: str) -> None:
-    device = create(name, spec(bandwidth="50MiB/s"))
+    device = create(name, spec(bandwidth="50MiB/s"), cores=[1])
+    (server,) = refdevice._servers(refdevice.HOME / name)
+    assert os.sched_getaffinity(server) == {1}
     began = time.monotonic()
     with (device.mount / "file").open("wb") as file:
         file.write(os.urandom(50 * MIB))

@@ -12,7 +12,6 @@ import yaml
 from harness.calibrate import calibrate, calibrated, write_calibration
 from harness.experiments import load_experiment
 from harness.micro import micro_cells, points_of
-from harness.results import read_manifest
 from harness.run import RunRequest, run
 from simulator.calibration import TRANSFER, Calibration, Point, load_calibration
 from simulator.fitting import fit
@@ -101,8 +100,8 @@ def measured(folder: Path, truth: Calibration) -> Path:
 
 
 @pytest.fixture(scope="module")
-def found(measured: Path) -> Calibration:
-    return calibrated([measured], "found", synchronous_loads=True)
+def found(measured: Path, folder: Path) -> Calibration:
+    return calibrated(measured, "found", load_experiment(experiment(folder)).experiment, "sim")
 
 
 def test_the_simulators_own_constants_are_found_again(found: Calibration) -> None:
@@ -133,23 +132,23 @@ def test_a_file_holds_its_points_and_gives_the_same_fit(tmp_path: Path, found: C
 
 
 def test_points_are_medians_that_a_straggler_does_not_move(measured: Path) -> None:
-    points = points_of([measured])
+    points = points_of(measured)
     assert all(p.low_s == p.high_s == p.measured_s for p in points), "the simulator repeats to the bit"
     assert {p.metric for p in points if p.output_tokens > 1} == {"tpot_s"}
 
 
 def test_a_mechanism_that_the_model_lacks_makes_the_fit_not_good(
-    measured: Path, monkeypatch: pytest.MonkeyPatch
+    measured: Path, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def with_a_cliff(folders: list[Path]) -> tuple[Point, ...]:
+    def with_a_cliff(folder: Path, size: str) -> tuple[Point, ...]:
         def changed(point: Point) -> Point:
             slower = 1.6 if point.tier == "cpu" and point.prompt_tokens > 3000 else 1.0
             return msgspec.structs.replace(point, measured_s=slower * point.measured_s)
 
-        return tuple(map(changed, points_of(folders)))
+        return tuple(map(changed, points_of(folder, size)))
 
     monkeypatch.setattr("harness.calibrate.points_of", with_a_cliff)
-    made = calibrated([measured], "cliff", synchronous_loads=True)
+    made = calibrated(measured, "cliff", load_experiment(experiment(folder)).experiment, "sim")
     assert made.good is False
     assert made.verdict is not None and "missed by" in made.verdict
 
@@ -171,39 +170,9 @@ def test_mistakes_are_one_line(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], changes: dict[str, Any], output: str, budget: str, text: str
 ) -> None:
     path = experiment(tmp_path, engines={}, **changes)
-    assert calibrate(path, "sim", [], None, tmp_path / output, None, budget, passes=2, others=[]) == 2
+    assert calibrate(path, "sim", [], None, tmp_path / output, None, budget) == 2
     said = capsys.readouterr().err
     assert text in said and said.count("\n") == 1
-
-
-def test_samples_of_another_hour_count_too(measured: Path, found: Calibration) -> None:
-    points, both = points_of([measured]), points_of([measured, measured])
-    assert [point.samples for point in both] == [2 * (point.samples or 0) for point in points]
-    assert {(point.measured_s, point.low_s) for point in both} == {(p.measured_s, p.low_s) for p in points}
-    again = calibrated([measured, measured], "again", synchronous_loads=True)
-    assert again.constants == found.constants and f"run {measured.name}, {measured.name}:" in again.source
-
-
-@pytest.mark.parametrize(
-    ("changes", "manifest", "text"),
-    [
-        ({"cache": {"block_tokens": 32, "chunk_tokens": 64, "gpu": "1GiB", "cpu": "4GiB"}}, {}, "has other cells"),
-        ({}, {"status": "failed"}, "is no finished run on sim"),
-        ({}, {"engine": "vllm"}, "is no finished run on sim"),
-        ({}, {"host": {"cpu": "another"}}, "ran on another machine (cpu differs)"),
-    ],
-)
-def test_only_samples_of_the_same_points_count(
-    measured: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], changes: Any, manifest: Any, text: str
-) -> None:
-    other = tmp_path / "other"
-    other.mkdir()
-    known = read_manifest(measured)
-    (other / "manifest.json").write_bytes(msgspec.json.encode({**known, **manifest}))
-    path, output = experiment(tmp_path, **changes), tmp_path / "c.yaml"
-    assert calibrate(path, "sim", [], None, output, None, "10min", passes=1, others=[other]) == 2
-    said = capsys.readouterr().err
-    assert text in said and said.count("\n") == 1 and not output.exists()
 
 
 def test_another_limit_of_the_device_is_foretold(truth: Calibration) -> None:

@@ -1,10 +1,12 @@
 """What the machine did meanwhile, and what of it was ours."""
 
 import os
+import subprocess
+import sys
 import time
 from pathlib import Path
 
-from harness.collectors.host import between, file_system, read_host
+from harness.collectors.host import between, core_loop_s, file_system, read_host
 from harness.results import HostSample
 
 
@@ -44,3 +46,26 @@ def test_no_time_at_all_gives_no_shares() -> None:
 def test_the_file_system_of_a_path_has_a_name() -> None:
     assert file_system(Path("/proc/self")) == "proc"
     assert file_system(Path("/no/such/path")) == file_system(Path("/"))
+
+
+def test_what_a_core_is_worth_is_measured_on_that_core() -> None:
+    cores = os.sched_getaffinity(0)
+    core = max(cores)
+    reading = read_host(None, core)
+    assert reading.core_loop_s is not None and 1e-6 < reading.core_loop_s < 0.05
+    assert os.sched_getaffinity(0) == cores
+    sample = between(reading, read_host(None, core))
+    assert sample.core_loop_s is not None and between(reading, read_host(None)).core_loop_s is None
+
+
+def test_turns_that_another_process_interrupts_do_not_count() -> None:
+    core = max(os.sched_getaffinity(0))
+    alone_s = min(core_loop_s(core) for _ in range(20))
+    rival = subprocess.Popen(["taskset", "-c", str(core), sys.executable, "-c", "while True: pass"])
+    try:
+        time.sleep(0.3)
+        beside_s = min(core_loop_s(core) for _ in range(20))
+    finally:
+        rival.kill()
+        rival.wait()
+    assert beside_s < 1.5 * alone_s

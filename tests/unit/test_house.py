@@ -61,6 +61,7 @@ LEVELS = {
     "harness.published": 8,
     "harness.rounds": 2,
     "harness.sweep": 8,
+    "harness.turns": 8,
     "harness.validate": 8,
     "harness.cli": 9,
 }

@@ -1,5 +1,6 @@
 """`harness validate` end to end: the simulator stands in for the real engine, with true and with wrong constants."""
 
+import itertools
 import json
 import statistics
 from pathlib import Path
@@ -12,13 +13,13 @@ import yaml
 from harness.calibrate import calibrate as calibrate_command
 from harness.comparable import NotComparable
 from harness.compare import compare
-from harness.experiments import load_experiment
+from harness.experiments import changed, load_experiment
 from harness.judge import planned_cells
 from harness.judge import validate as validate_command
 from harness.report.comparison import findings
 from harness.results import read_manifest, read_rows
 from harness.sides import axes, read_side
-from harness.validate import MOST_SAMPLES, Validation, changed, more_cells, sim_cell, validate
+from harness.validate import MOST_SAMPLES, Validation, more_cells, sim_cell, validate
 from tests.support.noisy_runs import noisy_copy, sim_run, wrong_calibration
 from tests.unit.test_run_loop import Quiet
 
@@ -84,6 +85,22 @@ def test_points_that_the_calibration_was_fitted_on_are_refused_before_anything_r
     ]
     with pytest.raises(NotComparable, match=r"was fitted on it \(prompt_tokens 2049\)"):
         validate(msgspec.structs.replace(seen, cells=cells), Quiet())
+    assert not (tmp_path / "out").exists()
+
+
+def test_points_that_a_calibration_is_to_be_fitted_on_are_refused_before_anything_runs(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def refusal(**workload: Any) -> str:
+        path = tmp_path / "experiment.yaml"
+        path.write_text(yaml.safe_dump(CONFIG | {"workload": CONFIG["workload"] | workload, "sizes": {"micro": {}}}))
+        turns = ("micro", "5min", 2)
+        assert validate_command(path, None, [], "sim", [], [], "0s", 0.05, tmp_path / "out", turns) == 2
+        return capsys.readouterr().err
+
+    assert "base recompute: the calibration is to be fitted on it (prompt_tokens 3073)" in refusal()
+    partial = refusal(prompt_tokens=1537, hit_rate=0.5)
+    assert "base recompute" in partial and "(and 2 more such points)" in partial, "of half a hit: GPU and CPU RAM"
     assert not (tmp_path / "out").exists()
 
 
@@ -181,3 +198,31 @@ def test_what_a_calibration_finds_foretells_points_that_it_never_saw(tmp_path: P
     content = json.loads((tmp_path / "out" / "validation.json").read_text())
     assert content["overall"]["points"] == 25 and all(content["overall"]["targets"].values())
     assert len({point["axes"]["device_bytes_per_s"] for point in content["points"]}) == 3
+
+
+def test_a_calibration_is_measured_in_turns_with_what_it_is_held_against(tmp_path: Path) -> None:
+    config = yaml.safe_load(Path("configs/validation/cpu_vllm.yaml").read_text())
+    config["measure"] |= {"samples": 10, "until": None}
+    path = tmp_path / "experiment.yaml"
+    path.write_text(yaml.safe_dump(config))
+    turns, sizes = ("calibration", "10min", 3), ["lengths", "ext4_200"]
+    assert validate_command(path, None, [], "sim", [], sizes, "0s", 0.05, tmp_path / "out", turns) == 0
+    content = json.loads((tmp_path / "out" / "validation.json").read_text())
+    assert content["overall"]["points"] == 9 and content["overall"]["mape"] < 0.01
+    assert content["calibration"]["name"] == "cpu_vllm-out" and content["calibration"]["good"]
+    assert {figure["samples"] for point in content["points"] for figure in point["figures"]} == {12, 10}
+
+    keys = [cell["key"] for cell in read_manifest(tmp_path / "out" / "real")["cells"]]
+    held_out = [key for key in keys if not key.startswith("calibration:")]
+    assert held_out == [*(f"lengths:workload.prompt_tokens={n}#{p}" for p in (1, 2, 3) for n in (1793, 2817)),
+                        "ext4_200:base"]  # fmt: skip
+    places = [keys.index(key) for key in held_out]
+    assert places[-1] == len(keys) - 1, "no point of the calibration has its device"
+    assert all(later - earlier > 1 for earlier, later in itertools.pairwise(places))
+    passes = [int(key[-1]) for key in keys[: places[5]] if "chunk_tokens=64" not in key]
+    assert passes == sorted(passes) and set(passes) == {1, 2, 3}
+
+    real = [tmp_path / "out" / "real"]
+    assert validate_command(path, None, real, "sim", [], sizes, "0s", 0.05, tmp_path / "again", turns) == 0
+    first, again = ((tmp_path / folder / "calibration.yaml").read_text() for folder in ("out", "again"))
+    assert again == first.replace("cpu_vllm-out", "cpu_vllm-again")

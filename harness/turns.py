@@ -1,0 +1,63 @@
+"""A calibration's points and those that it is held against, measured in turns on the same running engine.
+
+Machines get slower and faster by more, within minutes, than what is to be told apart: what is measured at another time
+is measured on another machine. So each pass measures all points of both kinds, each for a part of its time.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from harness.config import PrefixWorkload
+from harness.experiments import Cell, changed
+from harness.run import engine_key
+from harness.sides import repeated
+
+_FEWEST = 3
+
+
+def in_turns(micro: Sequence[Cell], cells: Sequence[Cell], passes: int) -> tuple[list[Cell], list[Cell]]:
+    """Cells to run in this order, each point of both kinds once a pass; and the cells whose engine has no point of a
+    calibration, as they are.
+
+    micro: `micro_cells` of as many passes, whose keys end in #1, #2 …
+    """
+    engines: dict[str, list[Cell]] = {}
+    for cell in micro:
+        engines.setdefault(engine_key(cell), []).append(cell)
+    held_out: dict[str, list[Cell]] = {key: [] for key in engines}
+    others: list[Cell] = []
+    for cell in cells:
+        with_micro = isinstance(cell.experiment.workload, PrefixWorkload) and engine_key(cell) in engines
+        (held_out[engine_key(cell)] if with_micro else others).append(cell)
+    found: list[Cell] = []
+    for key, fitted in engines.items():
+        divided = [part for cell in held_out[key] for part in _divided(cell, passes)]
+        for number in range(1, passes + 1):
+            found += _mixed(*([cell for cell in of if cell.key.endswith(f"#{number}")] for of in (fitted, divided)))
+    return found, others
+
+
+def _divided(cell: Cell, passes: int) -> list[Cell]:
+    """Cells of the same point that together take the cell's samples, or its time."""
+    measure = cell.experiment.measure
+    changes: dict[str, object] = {}
+    if measure.samples is not None:
+        changes["samples"] = math.ceil(measure.samples / passes)
+    if measure.budget is not None:
+        changes["budget"] = measure.budget / passes
+    if measure.until is not None:
+        limits = {name: getattr(measure.until, name) for name in ("min_samples", "max_samples")}
+        fewer = {name: max(_FEWEST, math.ceil(limit / passes)) for name, limit in limits.items()}
+        # Independent parts of a width each make a whole that is narrower by the root of their number.
+        width = min(0.99, measure.until.half_width * math.sqrt(passes))
+        changes["until"] = measure.until.model_dump(mode="json") | fewer | {"half_width": width}
+    part = changed(cell.experiment, measure=changes)
+    return [Cell(key, cell.overrides, part) for key in repeated(cell.key, passes)]
+
+
+def _mixed(fitted: Sequence[Cell], held_out: Sequence[Cell]) -> list[Cell]:
+    """Both in their order, spread evenly among each other."""
+    places = [((index + 0.5) / len(of), cell) for of in (fitted, held_out) for index, cell in enumerate(of)]
+    return [cell for _, cell in sorted(places, key=lambda place: place[0])]
