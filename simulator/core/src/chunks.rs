@@ -7,8 +7,8 @@
 //! the index. No extent reaches from one row into the next, so that a walk to any chunk begins not far before it.
 
 use std::ops::{Index, IndexMut};
-use std::rc::Rc;
 use std::slice;
+use std::sync::Arc;
 
 use hashbrown::HashTable;
 
@@ -49,7 +49,7 @@ pub struct Extent {
     /// Its first chunk's.
     pub key: Key,
     /// Where the others' keys are, if it has others: a prompt's, and the number of the first chunk in that.
-    prompt: Option<Rc<[Key]>>,
+    prompt: Option<Arc<[Key]>>,
     first: u32,
     len: u16,
     /// Writes in flight, each with room of its own; at most one of them is a store, so MOST_PREFETCHES bounds them.

@@ -186,9 +186,7 @@ impl Cluster {
             self.moments.set(instance, self.now);
         }
         self.route_sends(until);
-        let most = self.ids.len();
-        let (mut order, mut completions) = (Vec::with_capacity(most), Vec::with_capacity(most));
-        let mut last = self.now;
+        let (mut order, mut completions, mut last) = (Vec::new(), Vec::new(), self.now);
         for (instance, engine) in self.engines.iter_mut().enumerate() {
             let mut next = self.moments.at(instance);
             // How often it has acted at one moment: all instances do so once before any does so again.

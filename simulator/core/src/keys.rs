@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 use std::hash::{BuildHasherDefault, Hasher};
 use std::ops::Range;
-use std::rc::Rc;
+use std::sync::Arc;
 
 pub type Key = u64;
 
@@ -185,19 +185,18 @@ pub fn keys_and_runs(
     blocks.runs(stream(&reply), reply.tokens, runs);
 }
 
-/// Blocks in a row of a prompt, which knows those before them too. Its users are counted without regard for other
-/// threads, which takes a tenth of the time: an engine or a cluster, with all that it holds, is one thread's at a time.
+/// Blocks in a row of a prompt, which knows those before them too.
 #[derive(Clone, Debug, Default)]
 pub struct Part {
-    prompt: Option<Rc<[Key]>>,
+    prompt: Option<Arc<[Key]>>,
     first: usize,
     end: usize,
 }
 
 impl Part {
     /// All blocks of a prompt.
-    pub fn of(keys: impl Into<Rc<[Key]>>) -> Self {
-        let prompt: Rc<[Key]> = keys.into();
+    pub fn of(keys: impl Into<Arc<[Key]>>) -> Self {
+        let prompt: Arc<[Key]> = keys.into();
         Self { first: 0, end: prompt.len(), prompt: Some(prompt) }
     }
 
@@ -232,7 +231,7 @@ impl Part {
     }
 
     /// The whole prompt's keys, and maybe more. None: it has none.
-    pub fn shared(&self) -> Option<Rc<[Key]>> {
+    pub fn shared(&self) -> Option<Arc<[Key]>> {
         self.prompt.clone()
     }
 

@@ -1,7 +1,7 @@
 //! What Python sees: `_core.Engine`. Seconds outside, ticks inside; every refusal is a ValueError of one line.
 
 use std::collections::BTreeMap;
-use std::rc::Rc;
+use std::sync::Arc;
 
 use pyo3::buffer::{Element, PyBuffer};
 use pyo3::exceptions::{PyRuntimeError, PyValueError};
@@ -19,11 +19,6 @@ use crate::time::{self, Ticks};
 struct Engine {
     engine: engine::Engine,
 }
-
-// SAFETY: all users of its prompts (`keys::Part`, `request::Prompt`) are in it once a call has ended, so they change
-// threads together; and what changes their number takes `&mut self`, which Python has one of at a time.
-unsafe impl Send for Engine {}
-unsafe impl Sync for Engine {}
 
 /// (first_token_s, last_token_s, token_s) and (prompt, output, computed, gpu, cpu, disk tokens, preemptions).
 type Times<'py> = (Option<f64>, Option<f64>, Bound<'py, PyTuple>);
@@ -92,7 +87,7 @@ pub fn each_submission(
     let outputs = counts("output_tokens", output_tokens, py, ids.len())?;
     let replies = column("reply_ids", reply_ids, py, ids.len())?;
     let moments = column("at_s", at_s, py, ids.len())?;
-    let row: Rc<[Segment]> =
+    let row: Arc<[Segment]> =
         hash_ids.iter().zip(&tokens).map(|(&hash_id, &tokens)| Segment { hash_id, tokens }).collect();
     let mut start = 0;
     for (index, id) in ids.into_iter().enumerate() {

@@ -16,10 +16,6 @@ pub struct Cluster {
     cluster: cluster::Cluster,
 }
 
-// SAFETY: as for `python::Engine`.
-unsafe impl Send for Cluster {}
-unsafe impl Sync for Cluster {}
-
 #[pymethods]
 impl Cluster {
     #[new]

@@ -1,7 +1,7 @@
 //! What the engine keeps of a request, and what it says of it in the end.
 
 use std::ops::{Deref, Range};
-use std::rc::Rc;
+use std::sync::Arc;
 
 use crate::blocks::Held;
 use crate::keys::{Part, Run, Segment};
@@ -11,13 +11,13 @@ use crate::time::Ticks;
 /// A prompt's segments; those of prompts that are handed in together lie in one row.
 #[derive(Clone, Debug)]
 pub struct Prompt {
-    row: Rc<[Segment]>,
+    row: Arc<[Segment]>,
     range: Range<usize>,
 }
 
 impl Prompt {
     /// None: the row has no such segments.
-    pub fn new(row: &Rc<[Segment]>, range: Range<usize>) -> Option<Self> {
+    pub fn new(row: &Arc<[Segment]>, range: Range<usize>) -> Option<Self> {
         row.get(range.clone()).map(|_| Self { row: row.clone(), range })
     }
 }
