@@ -7,6 +7,7 @@ from typing import Any
 
 import msgspec
 
+from harness.config import hit_tokens
 from harness.sides import Point, PointKey, Side, axes, left_out_reasons
 from simulator.calibration import Calibration
 
@@ -94,8 +95,7 @@ def _same_place(here: dict[str, Any], there: dict[str, Any]) -> bool:
 
 
 def _hit_tokens(here: dict[str, Any]) -> int:
-    chunks = (here["prompt_tokens"] - 1) // here["chunk_tokens"]
-    return int(round((here["hit_rate"] or 0) * chunks) * here["chunk_tokens"])
+    return hit_tokens(here["prompt_tokens"], here["hit_rate"] or 0.0, here["chunk_tokens"])
 
 
 # ---- both sides

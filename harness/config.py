@@ -307,6 +307,10 @@ class Engines(Strict):
     openai: OpenAISettings | None = None
     fake: FakeSettings = FakeSettings()
 
+    def cores(self, name: str) -> Cores:
+        """Where the engine of that name and its load are pinned; only vLLM's processes are ours to pin."""
+        return self.vllm.cores if name == "vllm" else Cores()
+
 
 class Experiment(Strict):
     """One experiment, with everything that its result depends on."""

@@ -11,7 +11,7 @@ from typing import Protocol
 
 import msgspec
 
-from harness.collectors.host import HostReading, between, read_host
+from harness.collectors.host import between, read_host
 from harness.config import PrefixWorkload
 from harness.engines.base import Counters, Engine, Resolved
 from harness.experiments import Cell
@@ -95,7 +95,7 @@ class TierMeasurement:
         rows: list[RequestRecord] = []
         await place(engine, probe, tier, index, warm.append)
         fresh = needs_fresh_prefix(engine, tier)
-        before, host = await engine.metrics(), self._host()
+        before, host = await engine.metrics(), _watch(engine, self._cell, self._device_path)
         started_s = engine.now_s()
         await engine.replay(Load(probe.requests(tier, index, fresh_prefix=fresh)), rows.append)
         ended_s, host_sample = engine.now_s(), host()
@@ -132,19 +132,15 @@ class TierMeasurement:
         self._sampler.add(tier, metric_values(good, metric), proven=bool(good), took_s=took_s)
         self._progress.advance(len(rows))
 
-    def _host(self) -> Callable[[], HostSample]:
-        """Starts a look at the machine; the returned function ends it. A virtual engine does not depend on it."""
-        if self._engine.capabilities.virtual_time:
-            return HostSample
-        core = _engine_core(self._engine, self._cell)
-        before = read_host(self._device_path, core)
-        return lambda: between(before, read_host(self._device_path, core))
 
-
-def _engine_core(engine: Engine, cell: Cell) -> int | None:
-    """Where the engine computes; None where it is pinned to no core, or not ours to pin."""
-    cores = cell.experiment.engines.vllm.cores.engine if engine.name == "vllm" else None
-    return cores[0] if cores else None
+def _watch(engine: Engine, cell: Cell, device_path: Path) -> Callable[[], HostSample]:
+    """Starts a look at the machine; the returned function ends it. A virtual engine does not depend on it."""
+    if engine.capabilities.virtual_time:
+        return HostSample
+    cores = cell.experiment.engines.cores(engine.name).engine
+    core = cores[0] if cores else None
+    before = read_host(device_path, core)
+    return lambda: between(before, read_host(device_path, core))
 
 
 async def measure_load(
@@ -171,27 +167,12 @@ async def measure_load(
         await engine.replay(Load(load.warmers, concurrency=1), writer("warm"))
     progress.state(cell.key)
     before, started_s = await engine.metrics(), engine.now_s()
-    core = _engine_core(engine, cell)
-    host = None if engine.capabilities.virtual_time else read_host(folder.path, core)
+    host = _watch(engine, cell, folder.path)
     await engine.replay(Load(_from_now(rest), load.concurrency), writer("measure"))
-    _append_load_sample(
-        engine, folder, cell.key, attempt, started_s, (await engine.metrics()).since(before), host, core
-    )
-
-
-def _append_load_sample(
-    engine: Engine,
-    folder: RunFolder,
-    key: str,
-    attempt: int,
-    started_s: float,
-    observed: Counters,
-    host: HostReading | None,
-    core: int | None,
-) -> None:
+    observed = (await engine.metrics()).since(before)
     folder.append_sample(
         Sample(
-            cell=key,
+            cell=cell.key,
             tier=FREE_LOAD,
             index=0,
             attempt=attempt,
@@ -200,7 +181,7 @@ def _append_load_sample(
             verdict=None,
             observed=observed,
             expected=Counters(),
-            host=between(host, read_host(folder.path, core)) if host is not None else HostSample(),
+            host=host(),
         )
     )
 

@@ -221,12 +221,12 @@ async def _run_group(
         cells = [cell for cell in cells if cell.key not in complete]
     if not cells:
         return
-    cores = cells[0].experiment.engines.vllm.cores.client
+    cores = cells[0].experiment.engines.cores(engine.name).client
     try:
         progress.state("starting the engine")
         await engine.start()
         resolved = await engine.ready()
-        async with run_trace(cells, engine, resolved, folder), _pinned(cores if engine.name == "vllm" else None):
+        async with run_trace(cells, engine, resolved, folder), _pinned(cores):
             for cell in cells:
                 folder.update_cell(cell.key, status="started", resolved=msgspec.to_builtins(resolved))
                 if isinstance(cell.experiment.workload, PrefixWorkload):

@@ -52,7 +52,7 @@ async def run_device(cells: Sequence[Cell], engine: str, folder: RunFolder) -> A
     try:
         await holder.wait_until(holds, 60, "see `harness doctor`")
         # A device works on nobody's core: its server goes before everything else, and would go before the engine.
-        cores = cells[0].experiment.engines.vllm.cores.client if engine == "vllm" else None
+        cores = cells[0].experiment.engines.cores(engine).client
         device = await asyncio.to_thread(create, name, spec, cores)
         for cell in cells:
             folder.update_cell(cell.key, device=msgspec.to_builtins(device, enc_hook=str))
