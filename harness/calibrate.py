@@ -40,8 +40,8 @@ def calibrated(folder: Path, name: str, experiment: Experiment, engine: EngineNa
     if not points:
         raise CalibrationError(f"{folder}: no row counts, so there is nothing to fit; its report says why")
     fitted_on, assumed = _fitted_on(manifest, points, size), _assumed(points)
-    synchronous_loads, shared_core = _synchronous_loads(experiment, engine), _shared_core(experiment, engine)
-    found = fit(fitted_on, assumed, synchronous_loads=synchronous_loads, shared_core=shared_core)
+    ways = _ways(experiment, engine)
+    found = fit(fitted_on, assumed, **ways)
     known = [
         msgspec.structs.replace(point, fitted_s=float(f"{fitted_s:.6g}"), loo_error=round(error, 5))
         for point, fitted_s, error in zip(points, found.fitted_s, found.loo_error, strict=True)
@@ -57,8 +57,7 @@ def calibrated(folder: Path, name: str, experiment: Experiment, engine: EngineNa
         fitted_on=msgspec.structs.replace(fitted_on, points=tuple(known)),
         assumed=assumed,
         constants=found.constants,
-        synchronous_loads=synchronous_loads,
-        shared_core=shared_core,
+        **ways,
         good=good,
         verdict=verdict,
         intervals=found.intervals,
@@ -188,19 +187,22 @@ def _request(plan: Plan, engine: EngineName, run_folder: Path | None, budget_s: 
     )
 
 
-def _synchronous_loads(experiment: Experiment, engine: EngineName) -> bool:
-    """vLLM's workers without a GPU copy in their own thread; the simulator does as its calibration says."""
-    if engine == "sim":
-        return load_calibration(experiment.engines.sim.hardware).synchronous_loads
-    return engine == "vllm" and experiment.engines.vllm.device == "cpu"
+def _ways(experiment: Experiment, engine: EngineName) -> dict[str, bool]:
+    """What passes beside what: of an engine, its rules; the simulator does as its calibration says.
 
-
-def _shared_core(experiment: Experiment, engine: EngineName) -> bool:
-    """Steps of a vLLM without a GPU, pinned to one core, are computed where its HTTP front end works."""
+    vLLM's workers without a GPU copy in their own thread; pinned to one core, they compute where its front end works.
+    LMCache's adapter fs spends an interpreter's time on each chunk.
+    """
     if engine == "sim":
-        return load_calibration(experiment.engines.sim.hardware).shared_core
-    vllm = experiment.engines.vllm
-    return engine == "vllm" and vllm.device == "cpu" and len(vllm.cores.engine or ()) == 1
+        known = load_calibration(experiment.engines.sim.hardware)
+        return {name: getattr(known, name) for name in ("synchronous_loads", "shared_core", "serial_chunks")}
+    vllm, disk = experiment.engines.vllm, experiment.cache.disk
+    on_cpu = engine == "vllm" and vllm.device == "cpu"
+    return {
+        "synchronous_loads": on_cpu,
+        "shared_core": on_cpu and len(vllm.cores.engine or ()) == 1,
+        "serial_chunks": engine == "vllm" and disk is not None and disk.adapter == "fs",
+    }
 
 
 def _tell(calibration: Calibration, output: Path, folder: Path) -> None:

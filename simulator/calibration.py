@@ -17,7 +17,7 @@ from simulator import SettingError
 from simulator.models import load_config
 
 STEP = ("step_s", "token_s", "attention_s", "attention_context_s", "context_s")
-COST = (*STEP, "request_s", "request_token_s", "request_wait_s", "request_chunk_s")
+COST = (*STEP, "request_s", "request_token_s", "request_wait_s", "request_chunk_s", "response_s", "poll_s")
 DEVICES = ("cpu.read", "cpu.write", "disk.read", "disk.write", "page_cache.read")
 TRANSFER = ("latency_s", "chunk_s", "bytes_per_s", "shared_bytes_per_s")
 CONSTANTS = (*COST, *(f"{device}.{of}" for device in DEVICES for of in TRANSFER))
@@ -94,12 +94,18 @@ class Calibration(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     Seconds: step_s per step, token_s per new token, attention_s per pair of new tokens attended,
     attention_context_s per pair of a new token and one of its context, context_s per token of a sequence's context
     (core/src/cost.rs). Before the scheduler sees a request: request_s and per prompt token
-    request_token_s and per prompt chunk request_chunk_s in a front end that takes requests one after another, then
-    request_wait_s beside other requests. A device's transfer of n chunks takes, alone, latency_s + n chunk_s + bytes
-    / bytes_per_s; all together move at most shared_bytes_per_s (.inf: no bound was seen). synchronous_loads: the
-    engine's own thread copies what is loaded from the CPU tier, and computes nothing meanwhile (vLLM's workers without
-    a GPU: LMCache 0.5.6, multiprocess/transfer_context/worker_transfer.py, EngineDrivenTransferContext). shared_core:
-    front end and engine have one core between them, half of it each while both have work.
+    request_token_s and per prompt chunk request_chunk_s in a front end that takes one thing after another, then
+    request_wait_s beside other requests. response_s: a request's first token, and its last, in that front end.
+    poll_s: a step of the engine with nothing to do but ask for the answer to a look-up. A device's transfer of n
+    chunks takes, alone, latency_s + n chunk_s + bytes / bytes_per_s (.inf: the points show no time per byte); all
+    together move at most shared_bytes_per_s (.inf: no bound was seen).
+
+    What passes beside what: synchronous_loads: the engine's own thread copies what is loaded from the CPU tier, and
+    computes nothing meanwhile (vLLM's workers without a GPU: LMCache 0.5.6,
+    multiprocess/transfer_context/worker_transfer.py, EngineDrivenTransferContext). shared_core: front end and engine
+    have one core between them, half of it each while both have work. serial_chunks: what a chunk of the disk tier
+    costs where no device is waited for, page_cache.read.chunk_s, is spent by one interpreter for all requests that
+    read at once (LMCache's server with its adapter fs).
 
     good: the verdict of the fit's own leave-one-out (fitting.LooVerdict); None: none was made. intervals: 95 %, of
     the constants that were fitted.
@@ -115,6 +121,7 @@ class Calibration(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     constants: dict[str, float | None]
     synchronous_loads: bool = False
     shared_core: bool = False
+    serial_chunks: bool = False
     good: bool | None = None
     verdict: str | None = None
     intervals: dict[str, tuple[float, float]] = {}
@@ -139,7 +146,7 @@ class Calibration(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
 def _possible(name: str, value: float) -> bool:
     if name.endswith("bytes_per_s"):
-        return 0 < value < math.inf or (value == math.inf and name.endswith("shared_bytes_per_s"))
+        return value > 0
     return 0 <= value < math.inf
 
 

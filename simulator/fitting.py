@@ -20,6 +20,7 @@ from scipy.special import stdtrit
 
 from simulator.calibration import CONSTANTS, Assumption, Calibration, FittedOn, Point
 from simulator.models import load_model
+from simulator.policies import LMCACHE
 from simulator.probing import simulated_s
 
 SIGNIFICANT_DIGITS = 6
@@ -29,6 +30,12 @@ _SHARES = (1.0, 0.5, 0.25, 0.1, 0.0)
 # Small against what such a constant is, so that a derivative is one-sided and nothing waits for other things.
 _STEPS = {"bytes_per_s": 1e-13, "attention_s": 1e-12, "attention_context_s": 1e-12, "context_s": 1e-10, "token_s": 1e-9}
 _STEP_S = 1e-6
+# How often a lone request takes them, and of which shares of them a fit sets out.
+ALWAYS = {"request_s": 1.0, "request_wait_s": 1.0, "response_s": 1.0, "poll_s": float(LMCACHE.lookup_polls)}
+_PARTS = (
+    (0.2, 0.8, 0.0, 0.0), (0.5, 0.5, 0.0, 0.0), (0.2, 0.2, 0.3, 0.3), (0.2, 0.4, 0.2, 0.2), (0.35, 0.15, 0.35, 0.15),
+    (0.15, 0.15, 0.15, 0.55),
+)  # fmt: skip
 # Relative: no point weighs more than if it were off by this, however well it was measured.
 _MODEL_ERROR = 0.02
 _TELLING_SAMPLES = 5
@@ -52,35 +59,43 @@ def fit(
     *,
     synchronous_loads: bool = False,
     shared_core: bool = False,
+    serial_chunks: bool = False,
 ) -> Fit:
     """Constants by least squares of the relative error, none below 0; null where the points say nothing.
 
     Relative, because a time to first token of 30 ms has to be as right as one of 3 s; a point weighs what its noise
-    allows (`_weights`). An infinitely fast device (the fit finds no time per byte) is null, a shared bandwidth that
-    nothing showed .inf.
+    allows (`_weights`). A bandwidth is .inf where the fit finds no time per byte, as is a shared one that
+    nothing showed.
     """
-    problem = _Problem(fitted_on, assumed, synchronous_loads, shared_core)
+    asked = Calibration(
+        name="fit", source="", date="", machine="", method="", fitted_on=fitted_on, assumed={},
+        constants=dict.fromkeys(CONSTANTS), synchronous_loads=synchronous_loads, shared_core=shared_core,
+        serial_chunks=serial_chunks,
+    )  # fmt: skip
+    problem = _Problem(asked, assumed)
     # A bound that nothing has reached shows no derivative: it is sought from starts at which it binds as well.
     best = _descend(problem, np.zeros(len(problem.free)))
-    for share, bound in itertools.product((0.2, 0.35, 0.5, 0.65), problem.bounds()):
-        best = min(best, _descend(problem, problem.start(best, bound, share)), key=problem.loss)
+    ends = [best]
+    for parts, bound in itertools.product(_PARTS, problem.bounds()):
+        ends.append(_descend(problem, problem.start(best, bound, parts)))
+        best = min(best, ends[-1], key=problem.loss)
     offset, matrix = problem.linear(best)
+    around = [_Around(end, problem.relative(end), *problem.linear(end)) for end in ends]
     shown = {name for name, column in zip(problem.free, matrix.T, strict=True) if np.any(column)}
     return Fit(
         constants=problem.stated(best, shown),
         fitted_s=[float(s) for s in problem.relative(best) * problem.measured],
-        loo_error=[_left_out(problem, offset, matrix, best, index) for index in range(len(offset))],
+        loo_error=[_left_out(problem, around, index) for index in range(len(offset))],
         intervals=_intervals(problem, offset, matrix, best),
     )
 
 
 def _descend(problem: _Problem, slopes: Array) -> Array:
-    """Gauss-Newton, with shorter steps where a whole one leads uphill."""
+    """Gauss-Newton, with other steps where a whole one leads uphill."""
     loss = np.inf
     for _ in range(_ROUNDS):
         offset, matrix = problem.linear(slopes)
-        target = _solve(matrix, 1 - offset, problem.weights)
-        tries = [slopes + share * (target - slopes) for share in _SHARES]
+        tries = _tries(problem, slopes, offset, matrix, problem.weights)
         found = next((found for found in tries if problem.loss(found) < loss * (1 - 1e-9)), None)
         if found is None:
             break
@@ -88,22 +103,28 @@ def _descend(problem: _Problem, slopes: Array) -> Array:
     return slopes
 
 
+def _tries(problem: _Problem, slopes: Array, offset: Array, matrix: Array, weights: Array) -> list[Array]:
+    """Where to look next. With what the front end takes, it changes by jumps what waits for what: all else moves, too,
+    while that stays."""
+    kept = problem.host
+    rest = slopes.copy()
+    rest[~kept] = _solve(matrix[:, ~kept], 1 - offset - matrix[:, kept] @ slopes[kept], weights)
+    targets = (_solve(matrix, 1 - offset, weights), rest)
+    return [slopes + share * (target - slopes) for target in targets for share in _SHARES]
+
+
 class _Problem:
     """Points and unknowns. A slope is a constant, or the inverse of one that is a bandwidth."""
 
-    def __init__(
-        self, fitted_on: FittedOn, assumed: Mapping[str, Assumption], synchronous_loads: bool, shared_core: bool
-    ) -> None:
-        self.fitted_on, self.assumed, self.model = fitted_on, assumed, load_model(fitted_on.model)
+    def __init__(self, asked: Calibration, assumed: Mapping[str, Assumption]) -> None:
+        fitted_on = asked.fitted_on
+        self._asked, self.fitted_on, self.assumed, self.model = asked, fitted_on, assumed, load_model(fitted_on.model)
         self.measured = np.array([point.measured_s for point in fitted_on.points])
         self.weights = _weights(fitted_on.points)
         self.lone = [_lone(point) for point in fitted_on.points]
         self.rows = [design(point, fitted_on) for point in fitted_on.points]
         self.free = [n for n in CONSTANTS if n not in assumed and any(n in row for row in self.rows)]
-        self._asked = Calibration(
-            name="fit", source="", date="", machine="", method="", fitted_on=fitted_on, assumed={},
-            constants=dict.fromkeys(CONSTANTS), synchronous_loads=synchronous_loads, shared_core=shared_core,
-        )  # fmt: skip
+        self.host = np.array([n in ALWAYS or n.startswith("request_") for n in self.free])
 
     def by_name(self, slopes: Array) -> dict[str, float]:
         """All slopes; those that nothing tells are 0."""
@@ -132,12 +153,12 @@ class _Problem:
         shared = tuple(name for name in self.free if name.endswith("shared_bytes_per_s"))
         return list(dict.fromkeys([(), *((name,) for name in shared), shared]))
 
-    def start(self, slopes: Array, bound: tuple[str, ...], share: float) -> Array:
-        """Slopes changed so that what is bound moves no more than one transfer does alone, and that the front end has a
-        share of the time before the scheduler."""
+    def start(self, slopes: Array, bound: tuple[str, ...], parts: tuple[float, ...]) -> Array:
+        """Slopes changed so that what is bound moves no more than one transfer does alone, and that what every request
+        takes is made up otherwise: lone ones cannot tell of what."""
         named = self.by_name(slopes)
-        request_s = named["request_s"] + named["request_wait_s"]
-        named |= {"request_s": share * request_s, "request_wait_s": (1 - share) * request_s}
+        always_s = sum(named[name] * times for name, times in ALWAYS.items())
+        named |= {name: part * always_s / ALWAYS[name] for name, part in zip(ALWAYS, parts, strict=True)}
         named |= {name: named[name.replace("shared_", "")] for name in bound}
         return np.array([named[name] for name in self.free])
 
@@ -164,7 +185,9 @@ class _Problem:
     def stated(self, slopes: Array, shown: set[str]) -> dict[str, float | None]:
         """The constants that a file states."""
         found: dict[str, float | None] = dict.fromkeys(CONSTANTS)
-        found |= {n: _stated(n, float(s)) for n, s in zip(self.free, slopes, strict=True) if n in shown or s == 0}
+        found |= {
+            n: _rounded(_constant(n, float(s))) for n, s in zip(self.free, slopes, strict=True) if n in shown or s == 0
+        }
         found |= {n: None for n in self.free if n not in shown and not n.endswith("shared_bytes_per_s")}
         found |= {n: a.value for n, a in self.assumed.items() if a.value is not None}
         return found | {n: found[a.same_as] for n, a in self.assumed.items() if a.same_as is not None}
@@ -201,13 +224,28 @@ def _solve(matrix: Array, target: Array, weights: Array) -> Array:
     return np.array([float(value) for value in solution / scale])
 
 
-def _left_out(problem: _Problem, offset: Array, matrix: Array, best: Array, index: int) -> float:
-    """By how much (relative) a fit to all points but one, which sets out from the whole fit, misses that one."""
-    others = np.arange(len(offset)) != index
+class _Around(NamedTuple):
+    """Where a descent has ended: what the slopes say, and the offset and matrix of that around them."""
+
+    slopes: Array
+    relative: Array
+    offset: Array
+    matrix: Array
+
+
+def _left_out(problem: _Problem, ends: Sequence[_Around], index: int) -> float:
+    """By how much (relative) a fit to all points but one misses that one: it sets out from where that fits the others
+    best of all places in which the whole fit looked."""
+    others = np.arange(len(problem.measured)) != index
     weights = problem.weights[others]
-    target = _solve(matrix[others], 1 - offset[others], weights)
-    says = [problem.relative(best + share * (target - best)) for share in _SHARES]
-    return float(min(says, key=lambda relative: float(np.sum((weights * (relative[others] - 1)) ** 2)))[index] - 1)
+
+    def loss(relative: Array) -> float:
+        return float(np.sum((weights * (relative[others] - 1)) ** 2))
+
+    here = min(ends, key=lambda end: loss(end.relative))
+    tries = _tries(problem, here.slopes, here.offset[others], here.matrix[others], weights)
+    says = [problem.relative(slopes) for slopes in tries]
+    return float(min(says, key=loss)[index] - 1)
 
 
 def _intervals(problem: _Problem, offset: Array, matrix: Array, slopes: Array) -> dict[str, tuple[float, float]]:
@@ -237,7 +275,7 @@ def design(point: Point, fitted_on: FittedOn) -> dict[str, float]:
         count = point.concurrency
         ctx = count * context
         attention = {"attention_s": count / 2, "attention_context_s": ctx, "context_s": ctx}
-        return {"step_s": 1.0, "token_s": float(count)} | attention
+        return {"step_s": 1.0, "token_s": float(count), "response_s": 1 / point.output_tokens} | attention
     steps = [
         (min(fitted_on.max_num_batched_tokens, point.prompt_tokens - context), context)
         for context in range(point.hit_tokens, point.prompt_tokens, fitted_on.max_num_batched_tokens)
@@ -248,11 +286,10 @@ def design(point: Point, fitted_on: FittedOn) -> dict[str, float]:
         "attention_s": sum(new * new / 2 for new, _ in steps),
         "attention_context_s": float(sum(new * context for new, context in steps)),
         "context_s": float(sum(context for _, context in steps)),
-        "request_s": 1.0,
         "request_token_s": float(point.prompt_tokens),
-        "request_wait_s": 1.0,
         "request_chunk_s": float(point.prompt_tokens // point.chunk_tokens),
     }
+    row |= ALWAYS
     devices = {"cpu": ("cpu.read",), "disk": ("cpu.read", "page_cache.read"), "disk_cold": ("cpu.read", "disk.read")}
     for device in devices.get(point.tier, ()) if point.hit_tokens else ():
         row[f"{device}.latency_s"] = 1.0
@@ -276,15 +313,8 @@ def _slope(name: str, value: float) -> float:
 def _constant(name: str, slope: float) -> float:
     if not name.endswith("bytes_per_s"):
         return slope
-    return 1 / slope if slope else (float("inf") if name.endswith("shared_bytes_per_s") else 1e30)
+    return 1 / slope if slope else math.inf
 
 
 def _rounded(value: float) -> float:
     return float(f"{value:.{SIGNIFICANT_DIGITS}g}")
-
-
-def _stated(name: str, slope: float) -> float | None:
-    """A fitted slope as the constant that a file states."""
-    if slope == 0 and name.endswith(".bytes_per_s"):
-        return None
-    return _rounded(_constant(name, slope))

@@ -294,7 +294,9 @@ class Simulator(Driven[_core.Engine]):
     def _device(self, name: str, used: bool) -> SimpleNamespace:
         """A device's constants; those of a device that nothing uses need not be known."""
         if not used:
-            return SimpleNamespace(latency_s=0.0, chunk_s=0.0, byte_s=0.0, shared_byte_s=0.0, depth=1)
+            return SimpleNamespace(
+                latency_s=0.0, chunk_s=0.0, byte_s=0.0, shared_byte_s=0.0, shared_chunk_s=0.0, depth=1
+            )
         latency_s, chunk_s, bytes_per_s, shared_bytes_per_s = (
             self.calibration.constant(f"{name}.{of}") for of in TRANSFER
         )
@@ -303,12 +305,14 @@ class Simulator(Driven[_core.Engine]):
             # as LMCache's fs opens, reads and closes one file after another (fs_l2_adapter.py, _execute_load).
             bytes_per_s = min(bytes_per_s, self.disk_bytes_per_s)
             shared_bytes_per_s = min(shared_bytes_per_s, self.disk_bytes_per_s)
-        depth = self.disk_depth if name in ("disk.read", "page_cache.read") else 1
+        reads_disk = name in ("disk.read", "page_cache.read")
+        depth, serial = self.disk_depth if reads_disk else 1, reads_disk and self.calibration.serial_chunks
         return SimpleNamespace(
             latency_s=latency_s,
             chunk_s=chunk_s,
             byte_s=1 / bytes_per_s,
             shared_byte_s=1 / shared_bytes_per_s,
+            shared_chunk_s=self.calibration.constant("page_cache.read.chunk_s") if serial else 0.0,
             depth=depth,
         )
 

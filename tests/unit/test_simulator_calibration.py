@@ -15,7 +15,7 @@ from simulator.models import CONFIGS, ModelSpec, load_model
 from simulator.simulate import Simulator
 from traces.request import Request, Segment
 
-ABSENT = ("request_wait_s", "request_chunk_s")
+ABSENT = ("request_wait_s", "request_chunk_s", "response_s", "poll_s")
 SHIPPED = sorted(path.stem for path in (CONFIGS / "hardware").glob("*.yaml"))
 
 

@@ -41,7 +41,7 @@ impl Arrivals {
     }
 
     /// The next one's prompt is fetched meanwhile.
-    fn expect(&self) {
+    pub fn expect(&self) {
         if let Some((_, _, next)) = self.queue.front() {
             fetch_all(&next.prompt);
         }
@@ -58,38 +58,6 @@ impl Engine {
     pub(crate) fn accept(&mut self, submission: Submission, at: Ticks, number: u64) {
         self.unfinished += 1;
         self.sends.push(at, number, submission);
-    }
-
-    /// When the next request is sent, gets through a front end without a core of its own, or arrives.
-    pub(crate) fn next_arrival(&self) -> Ticks {
-        let sent = self.sends.next_at().min(self.arrivals.next_at());
-        self.shared_core.as_ref().map_or(sent, |core| sent.min(core.next_passed()))
-    }
-
-    /// Lets what is sent by now through the front end, which takes one request after another.
-    pub(crate) fn pass_front_end(&mut self) {
-        if self.shared_core.is_some() {
-            return self.pass_shared_core();
-        }
-        while self.sends.next_at() <= self.now
-            && let Some((at, submission)) = self.sends.pop()
-        {
-            self.sends.expect();
-            self.front_end_until =
-                self.front_end_until.max(at).saturating_add(self.front_end_work(&submission));
-            self.arrives_after(self.front_end_until, submission);
-        }
-    }
-
-    pub(crate) fn front_end_work(&self, submission: &Submission) -> Ticks {
-        let tokens = submission.prompt_tokens().unwrap_or(0).min(self.config.max_model_len);
-        self.cost.front_end(tokens, tokens / self.config.chunk_tokens)
-    }
-
-    /// The front end is through with a request at `passed_at`.
-    pub(crate) fn arrives_after(&mut self, passed_at: Ticks, submission: Submission) {
-        self.passed += 1;
-        self.arrivals.push(passed_at.saturating_add(self.cost.wait()), self.passed, submission);
     }
 
     pub(crate) fn arrive(&mut self, submission: Submission) {

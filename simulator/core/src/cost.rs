@@ -8,9 +8,11 @@
 use crate::time::{self, Ticks};
 
 /// Seconds: per step, per new token, per pair of new tokens attended, per pair of a new token and one of its context, per
-/// token of a sequence's context. Before the scheduler sees a request, the front end, which takes requests one after
-/// another, spends request_s (HTTP), per prompt token request_token_s (parsing) and per prompt chunk request_chunk_s (what
-/// is asked of the cache server); then request_wait_s passes beside other requests (messages between processes).
+/// token of a sequence's context. Before the scheduler sees a request, the front end, which takes one thing after another,
+/// spends request_s (HTTP), per prompt token request_token_s (parsing) and per prompt chunk request_chunk_s (what is asked
+/// of the cache server); then request_wait_s passes beside other requests (messages between processes). Its first token and
+/// its last pass the front end for response_s; those between count in the steps. A step of nothing but asking the cache
+/// server for an answer takes poll_s.
 #[derive(Clone, Copy, Debug, Default)]
 #[cfg_attr(feature = "python", derive(pyo3::FromPyObject))]
 pub struct CostConfig {
@@ -23,6 +25,8 @@ pub struct CostConfig {
     pub request_token_s: f64,
     pub request_wait_s: f64,
     pub request_chunk_s: f64,
+    pub response_s: f64,
+    pub poll_s: f64,
     /// The engine's own thread copies what is loaded, one request after another, and no step runs meanwhile.
     pub synchronous_loads: bool,
     /// The front end has no core of its own: while it works on a request, each gets half of the engine's.
@@ -41,6 +45,8 @@ pub struct Cost {
     request_token: Ticks,
     request_wait: Ticks,
     request_chunk: Ticks,
+    pub response: Ticks,
+    pub poll: Ticks,
     pub synchronous_loads: bool,
 }
 
@@ -126,6 +132,8 @@ impl Cost {
             request_token: time::from_s(config.request_token_s),
             request_wait: time::from_s(config.request_wait_s),
             request_chunk: time::from_s(config.request_chunk_s),
+            response: time::from_s(config.response_s),
+            poll: time::from_s(config.poll_s),
             synchronous_loads: config.synchronous_loads,
         }
     }

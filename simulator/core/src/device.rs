@@ -1,9 +1,9 @@
 //! Modelled devices: one direction (reads or writes) of something that moves bytes.
 //!
 //! A transfer is a row of operations, a chunk each. Alone it takes latency + (chunks x chunk + bytes x byte) / depth;
-//! all transfers together move no more than a byte in shared_byte. So n transfers of large data get
-//! min(1 / shared_byte, n depth size / (chunk + size byte)) bytes a second. A device never sleeps; it says when a
-//! transfer will have ended.
+//! all transfers together move no more than a byte in shared_byte, and no more than a chunk in shared_chunk (what one
+//! interpreter spends on it). So n transfers of large data get min(1 / shared_byte, size / shared_chunk,
+//! n depth size / (chunk + size byte)) bytes a second. A device never sleeps; it says when a transfer will have ended.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -16,6 +16,7 @@ pub struct DeviceConfig {
     pub chunk_s: f64,
     pub byte_s: f64,
     pub shared_byte_s: f64,
+    pub shared_chunk_s: f64,
     /// Operations that a transfer has in flight; 0 is taken as 1.
     pub depth: u64,
 }
@@ -26,6 +27,7 @@ struct Rates {
     chunk: Ticks,
     byte: Ticks,
     shared_byte: Ticks,
+    shared_chunk: Ticks,
     depth: u128,
 }
 
@@ -36,6 +38,7 @@ impl Rates {
             chunk: time::from_s(config.chunk_s),
             byte: time::from_s(config.byte_s),
             shared_byte: time::from_s(config.shared_byte_s),
+            shared_chunk: time::from_s(config.shared_chunk_s),
             depth: u128::from(config.depth.max(1)),
         }
     }
@@ -51,8 +54,8 @@ impl Rates {
     }
 
     /// Time for which a transfer keeps the shared part of the device busy.
-    fn shared(&self, bytes: u64) -> Ticks {
-        self.shared_byte * u128::from(bytes)
+    fn shared(&self, chunks: u64, bytes: u64) -> Ticks {
+        (self.shared_byte * u128::from(bytes)).max(self.shared_chunk * u128::from(chunks))
     }
 }
 
@@ -71,7 +74,7 @@ impl Device {
     /// Takes a transfer in and returns when it ends.
     pub fn submit(&mut self, now: Ticks, chunks: u64, bytes: u64) -> Ticks {
         let start = (now + self.rates.latency).max(self.busy_until);
-        self.busy_until = start + self.rates.alone(chunks, bytes).max(self.rates.shared(bytes));
+        self.busy_until = start + self.rates.alone(chunks, bytes).max(self.rates.shared(chunks, bytes));
         self.busy_until
     }
 }
@@ -102,7 +105,7 @@ impl SharedDevice {
         self.pass(now);
         let id = self.next;
         self.next += 1;
-        self.sharing.insert((self.served + self.rates.shared(bytes), id));
+        self.sharing.insert((self.served + self.rates.shared(chunks, bytes), id));
         self.alone_until.insert(id, now + self.rates.latency + self.rates.alone(chunks, bytes));
         (id, self.end(id))
     }
@@ -159,7 +162,7 @@ mod tests {
     use super::*;
 
     fn config(latency_s: f64, chunk_s: f64, byte_s: f64, shared_byte_s: f64) -> DeviceConfig {
-        DeviceConfig { latency_s, chunk_s, byte_s, shared_byte_s, depth: 1 }
+        DeviceConfig { latency_s, chunk_s, byte_s, shared_byte_s, depth: 1, ..DeviceConfig::default() }
     }
 
     fn ends(device: &mut SharedDevice, submitted: &[(f64, u64, u64)]) -> Vec<f64> {
@@ -203,6 +206,15 @@ mod tests {
         // One that joins makes the other wait.
         let mut device = SharedDevice::new(&config(0.0, 0.0, 0.0, 1.0));
         assert_eq!(ends(&mut device, &[(0.0, 1, 4), (2.0, 1, 4)]), [6.0, 8.0]);
+    }
+
+    #[test]
+    fn what_one_interpreter_spends_on_chunks_adds_up_over_transfers() {
+        let config = DeviceConfig { shared_chunk_s: 0.5, ..config(0.25, 0.5, 0.0, 0.25) };
+        assert_eq!(ends(&mut SharedDevice::new(&config), &[(0.0, 4, 4)]), [2.25]);
+        assert_eq!(ends(&mut SharedDevice::new(&config), &[(0.0, 4, 4), (0.0, 4, 4)]), [4.0, 4.0]);
+        // The narrower of the two counts, not both.
+        assert_eq!(ends(&mut SharedDevice::new(&config), &[(0.0, 4, 16), (0.0, 4, 16)]), [8.0, 8.0]);
     }
 
     #[test]

@@ -11,12 +11,12 @@ use crate::arrivals::Arrivals;
 use crate::blocks::BlockPool;
 use crate::cost::{Cost, CostConfig};
 use crate::decode::Decode;
+use crate::front_end::FrontEnd;
 use crate::journal::{Journal, Note};
 use crate::keys::Key;
 use crate::request::{Completion, Lookup, Request, Status, Submission};
 use crate::schedule::Batch;
 use crate::server::Server;
-use crate::shared_core::SharedCore;
 use crate::tier_config::TierConfig;
 use crate::tiers::{Ended, Slot, TierCounters, Tiers};
 use crate::time::{FOREVER, Ticks};
@@ -95,12 +95,10 @@ pub struct Engine {
     /// behind them.
     pub(crate) sends: Arrivals,
     pub(crate) arrivals: Arrivals,
-    pub(crate) front_end_until: Ticks,
-    pub(crate) shared_core: Option<SharedCore>,
-    pub(crate) passed: u64,
+    pub(crate) front_end: FrontEnd,
     submitted: u64,
     /// Finished requests whose stores still hold their blocks: for those blocks, requests may well wait.
-    retiring: u64,
+    pub(crate) retiring: u64,
     /// Until when the engine's own thread copies what is loaded.
     pub(crate) loading_until: Ticks,
     pub(crate) unfinished: u64,
@@ -158,9 +156,7 @@ impl Engine {
             keys: Vec::new(),
             sends: Arrivals::default(),
             arrivals: Arrivals::default(),
-            front_end_until: 0,
-            shared_core: config.cost.shared_core.then(SharedCore::default),
-            passed: 0,
+            front_end: FrontEnd::default(),
             submitted: 0,
             retiring: 0,
             loading_until: 0,
@@ -340,7 +336,7 @@ impl Engine {
             return;
         }
         let mut batch = self.schedule();
-        while batch.slots.is_empty() && batch.polls && self.loading_until <= self.now {
+        while batch.only_polls() && self.cost.poll == 0 && self.loading_until <= self.now {
             // An engine with nothing else to do asks again at once.
             self.slots = batch.slots;
             batch = self.schedule();
@@ -350,12 +346,13 @@ impl Engine {
             batch = self.schedule();
         }
         self.note_transfers();
-        let start = self.now.max(self.loading_until);
+        let polled = if batch.only_polls() { self.now + self.cost.poll } else { 0 };
+        let start = self.now.max(self.loading_until).max(polled);
         if !batch.slots.is_empty() {
             let end = self.shares_core(start + self.cost.step(&batch.work));
             self.step = Some(Step::Batch { end, batch });
         } else if start > self.now {
-            self.step = Some(Step::Batch { end: start, batch });
+            self.step = Some(Step::Batch { end: self.shares_core(start), batch });
         }
     }
 
@@ -395,12 +392,15 @@ impl Engine {
                 continue;
             }
             request.generated += 1;
-            request.first_token.get_or_insert(self.now);
             request.last_token = Some(self.now);
             if self.config.record_token_times {
                 request.tokens.push(self.now);
             }
-            if request.generated == request.output {
+            let (generated, output) = (request.generated, request.output);
+            if generated == 1 {
+                self.answer(slot);
+            }
+            if generated == output {
                 self.finish(slot);
             }
         }
@@ -418,29 +418,6 @@ impl Engine {
             request.stores_in_flight += u64::from(server.tiers.store(self.now, name, part));
             request.stored_chunks = computed;
         }
-    }
-
-    pub(crate) fn finish(&mut self, slot: Slot) {
-        self.steady = false;
-        self.running.retain(|&other| other != slot);
-        let request = &mut self.requests[slot];
-        if let Some(server) = &mut self.server {
-            server.tiers.end(&request.chunks);
-        }
-        self.ids.remove(&request.id);
-        self.unfinished -= 1;
-        self.completed.push(request.finish());
-        if self.requests[slot].retires() {
-            self.retire(slot);
-        } else {
-            self.retiring += 1;
-        }
-    }
-
-    /// Frees a finished request's blocks, which its stores read from, now that those have ended.
-    fn retire(&mut self, slot: Slot) {
-        self.pool.release(&mut self.requests[slot].blocks);
-        self.spare.push(slot);
     }
 
     pub(crate) fn stuck(&self) -> String {

@@ -139,6 +139,8 @@ pub struct Request {
     pub polls_left: u64,
     pub stored_chunks: u64,
     pub stores_in_flight: u64,
+    /// Tokens that are at the front end: the first, the last, or both.
+    pub answers: u64,
     pub sources: Sources,
     pub first_token: Option<Ticks>,
     pub last_token: Option<Ticks>,
@@ -171,7 +173,6 @@ impl Request {
 
     /// What it says in the end. Its blocks, and what its stores need, are left of it.
     pub fn finish(&mut self) -> Completion {
-        self.status = Status::Finished;
         self.runs.clear();
         (self.chunks, self.lookup) = (Part::default(), Lookup::NotAsked);
         Completion {

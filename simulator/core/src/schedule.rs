@@ -24,6 +24,13 @@ pub struct Batch {
     pub polls: bool,
 }
 
+impl Batch {
+    /// It computes nothing, and asks for the answers to look-ups.
+    pub fn only_polls(&self) -> bool {
+        self.slots.is_empty() && self.polls
+    }
+}
+
 /// What came of looking at a waiting request.
 enum Verdict {
     /// It runs in this step, with so many tokens.

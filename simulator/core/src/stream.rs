@@ -22,7 +22,8 @@ impl Engine {
     /// others. It needs `record_token_times`; those of a completion, which hold what was not counted here, go with it.
     pub fn take_tokens(&mut self, first: bool) -> Vec<Tokens> {
         let begins = |request: &Request| request.first_token == request.tokens.first().copied();
-        let fresh = self.requests.iter_mut().filter(|request| !request.tokens.is_empty());
+        let told = |request: &Request| request.first_token.is_some() && !request.tokens.is_empty();
+        let fresh = self.requests.iter_mut().filter(|request| told(request));
         let asked = fresh.filter(|request| begins(request) == first);
         asked.map(|request| (request.id.clone(), std::mem::take(&mut request.tokens).len())).collect()
     }

@@ -9,6 +9,7 @@ use crate::request::{Completion, Submission};
 use crate::tier_config::{Placement, TickShare, TierConfig, TierPolicy};
 use crate::time::{FOREVER, from_s, to_s};
 
+mod any;
 mod fuzz;
 mod placement;
 
@@ -57,6 +58,7 @@ pub(crate) fn tiers(policy: TierPolicy, cpu_chunks: u64, disk_chunks: Option<u64
         chunk_s: 1e-4,
         byte_s,
         shared_byte_s: byte_s,
+        shared_chunk_s: 0.0,
         depth: 1,
     };
     TierConfig {
