@@ -24,6 +24,7 @@ from harness.comparable import NotComparable, check_apart, check_held_out, check
 from harness.compare import MARGIN, Comparison, PointResult, compare
 from harness.config import EngineName, Experiment, PrefixWorkload
 from harness.experiments import Cell, changed
+from harness.limits import notes
 from harness.measure import Progress
 from harness.outcome import document, write_document
 from harness.results import ResultsError
@@ -133,6 +134,7 @@ def _write(
         command=request.command,
         experiment=request.experiment | {"path": Path(request.experiment["path"]).name},
         calibration=_calibration_facts(calibration, source),
+        notes=notes(comparison, reference),
     )
     write_document(request.folder, content)
     write_comparison(request.folder, content, reference, candidate)

@@ -43,6 +43,7 @@ LEVELS = {
     "harness.comparable": 4,
     "harness.compare": 4,
     "harness.outcome": 4,
+    "harness.limits": 4,
     "harness.collectors": 4,
     "harness.engines": 5,
     "harness.blockio": 6,
