@@ -47,7 +47,7 @@ def test_another_eviction_changes_what_is_hit_as_the_validation_needs_it(tmp_pat
         details = read_manifest(folder)["cells"][0]["resolved"]["details"]
         (sample,) = read_samples(folder)
         hits[tuple(details["eviction"].values())] = sample.observed.external_tokens
-    assert hits == {("lru", 0.8, 0.2): 12288, ("arc", 0.8, 0.2): 13824, ("lru", 0.5, 0.2): 7680}
+    assert hits == {("lru", 0.8, 0.2): 11520, ("arc", 0.8, 0.2): 13056, ("lru", 0.5, 0.2): 7680}
 
 
 def test_both_sides_of_a_validation_evict_alike_in_every_pass(tmp_path: Path) -> None:
