@@ -9,7 +9,9 @@ from typing import Any
 import numpy as np
 
 from harness.compare import Comparison
+from harness.results import Sample
 from harness.sides import Point, Side
+from harness.summary import core_slower
 
 Axes = Mapping[str, Any]
 
@@ -52,27 +54,31 @@ def notes(comparison: Comparison, reference: Side) -> list[str]:
 
 def _host(side: Side) -> list[str]:
     pairs = [_beside(point) for point in side.points.values()]
-    loops_s = [loop_s for pair in pairs for loop_s, _ in pair]
-    if not loops_s:
+    slower = [share for share in core_slower([sample for pair in pairs for sample, _ in pair]) if share is not None]
+    if not slower:
         return []
-    slower = np.array(loops_s) / min(loops_s) - 1
     said = (
         f"The host: around half of the samples the engine's core took {np.median(slower):.0%} longer or more than at"
         f" its best, around one in ten {np.quantile(slower, 0.9):.0%}"
     )
-    telling = [pair for pair in pairs if len(pair) >= _LEAST_SAMPLES and all(np.ptp(np.array(pair), axis=0) > 0)]
-    follow = [float(np.corrcoef(np.array(pair).T)[0, 1]) for pair in telling]
+    beside = [np.array([(sample.host.core_loop_s, ttft_s) for sample, ttft_s in pair]) for pair in pairs]
+    telling = [pair for pair in beside if len(pair) >= _LEAST_SAMPLES and all(np.ptp(pair, axis=0) > 0)]
+    follow = [float(np.corrcoef(pair.T)[0, 1]) for pair in telling]
     if follow:
         said += f"; samples of one point follow it (correlation with TTFT {median(follow):.2f}, median over points)"
     return [f"{said}."]
 
 
-def _beside(point: Point) -> list[tuple[float, float]]:
-    """The core's loop around each proven sample, and its mean TTFT."""
+def _beside(point: Point) -> list[tuple[Sample, float]]:
+    """Samples that count, around which the core was timed, and their mean TTFT."""
     found = []
     for repeat in point.repeats.values():
+        ttfts_s: dict[tuple[int, int], list[float]] = {}
+        for row in repeat.rows:
+            if row.ttft_s is not None:
+                ttfts_s.setdefault((row.sample, row.attempt), []).append(row.ttft_s)
         for sample in repeat.samples:
-            ttfts_s = [r.ttft_s for r in repeat.rows if r.sample == sample.index and r.ttft_s is not None]
-            if ttfts_s and sample.host.core_loop_s is not None:
-                found.append((sample.host.core_loop_s, sum(ttfts_s) / len(ttfts_s)))
+            own_s = ttfts_s.get((sample.index, sample.attempt))
+            if own_s and sample.host.core_loop_s is not None:
+                found.append((sample, sum(own_s) / len(own_s)))
     return found

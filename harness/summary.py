@@ -153,3 +153,10 @@ def _throughput(rows: Sequence[RequestRecord]) -> dict[str, Any] | None:
         "prompt_tokens_per_s": sum(row.prompt_tokens for row in rows) / duration_s,
         "output_tokens_per_s": None if output is None else output / duration_s,
     }
+
+
+def core_slower(samples: Sequence[Sample]) -> list[float | None]:
+    """By which share the loop on the engine's core took longer, around each sample, than in the run's quickest."""
+    loops_s = [s.host.core_loop_s for s in samples]
+    best_s = min((loop_s for loop_s in loops_s if loop_s is not None), default=1.0)
+    return [None if loop_s is None else loop_s / best_s - 1 for loop_s in loops_s]

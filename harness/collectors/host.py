@@ -75,6 +75,11 @@ def core_loop_s(core: int) -> float:
             turns_s.append(time.perf_counter() - begin_s)
     finally:
         os.sched_setaffinity(0, before)
+    return uninterrupted_s(turns_s)
+
+
+def uninterrupted_s(turns_s: list[float]) -> float:
+    """Mean seconds of the turns during which the core ran no other process: that one's time slice is no slowness."""
     quickest_s = min(turns_s)
     return statistics.fmean(turn_s for turn_s in turns_s if turn_s < _INTERRUPTED * quickest_s)
 

@@ -30,7 +30,7 @@ from harness.report.style import (
 )
 from harness.report.words import NOT_REPORTED, fitting_unit, tier_order
 from harness.results import Sample
-from harness.summary import FREE_LOAD, counted
+from harness.summary import FREE_LOAD, core_slower, counted
 from traces.request import TIERS, RequestRecord
 
 
@@ -247,10 +247,3 @@ def host_noise(samples: Sequence[Sample]) -> go.Figure:
     figure.update_xaxes(title="sample, in the order measured")
     figure.update_yaxes(title="share", tickformat=".1%", rangemode="tozero")
     return finish(figure, thinning_note(len(chosen), len(samples), "sample"), height=260)
-
-
-def core_slower(samples: Sequence[Sample]) -> list[float | None]:
-    """By which share the loop on the engine's core took longer, around each sample, than in the run's quickest."""
-    loops_s = [s.host.core_loop_s for s in samples]
-    best_s = min((loop_s for loop_s in loops_s if loop_s is not None), default=1.0)
-    return [None if loop_s is None else loop_s / best_s - 1 for loop_s in loops_s]

@@ -21,7 +21,7 @@ from harness.report.storage_words import storage_lines
 from harness.report.timeline import timeline
 from harness.report.words import NOT_REPORTED, UNKNOWN, evidence, findings, percent, plural, tier_order
 from harness.results import ResultsError, Sample, read_io, read_manifest, read_rows, read_samples, write_atomically
-from harness.summary import FREE_LOAD, summarize
+from harness.summary import FREE_LOAD, core_slower, summarize
 from traces.request import RequestRecord
 
 _TEMPLATES = Path(__file__).parent / "templates"
@@ -299,7 +299,7 @@ def _noise(samples: Sequence[Sample]) -> list[tuple[str, str]]:
     for name, found in (
         ("steal", [s.host.steal_share for s in samples]),
         ("other processes' CPU", [s.host.foreign_cpu_share for s in samples]),
-        ("the engine's core, slower than at its best", figures.core_slower(samples)),
+        ("the engine's core, slower than at its best", core_slower(samples)),
     ):
         values = [value for value in found if value is not None]
         text = f"mean {percent(sum(values) / len(values))}, at most {percent(max(values))}" if values else NOT_REPORTED

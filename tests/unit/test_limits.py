@@ -58,6 +58,15 @@ def test_the_host_is_told_where_its_core_was_timed_and_something_misses() -> Non
     assert said(point("prefix", 1, 0.2), side=side((None, 0.1), (None, 0.2))) == []
 
 
+def test_a_sample_that_was_measured_again_counts_by_its_last_attempt() -> None:
+    again = side(*[(1e-4 * (1 + i / 10), 0.02 * (1 + i / 10)) for i in range(10)])
+    again.points["c", "gpu"].repeats[0, "c"].samples.append(
+        sample("gpu", 0, "contradicted", attempt=1, host=HostSample(core_loop_s=1e-5))
+    )
+    (host,) = said(point("prefix", 1, 0.2), side=again)
+    assert "took 45% longer or more" in host and "correlation with TTFT 1.00" in host
+
+
 @pytest.mark.filterwarnings("error")
 def test_too_few_samples_or_a_core_that_never_changed_tell_of_no_correlation() -> None:
     for few in (side((1e-4, 0.1), (2e-4, 0.2)), side(*[(1e-4, 0.1 + i) for i in range(9)])):

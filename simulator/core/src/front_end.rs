@@ -238,27 +238,34 @@ impl Engine {
 mod tests {
     use crate::cost::CostConfig;
     use crate::engine::{Engine, EngineConfig};
+    use crate::request::Completion;
     use crate::tests::{ask, config};
     use crate::time::{FOREVER, Ticks, from_s, to_s};
 
     /// About a millisecond, and whole in ticks.
     const MS: f64 = 1.0 / 1024.0;
 
+    /// Requests that are sent at such ms and ask for so many tokens, in that order.
+    fn served(cost: CostConfig, sent: &[(f64, u64)]) -> Vec<Completion> {
+        let mut engine =
+            Engine::new(EngineConfig { cost, ..config(400, None) }).expect("a good configuration");
+        for (id, &(at_ms, tokens)) in sent.iter().enumerate() {
+            let request = ask(&id.to_string(), &[(1 + id as i64, 1)], tokens);
+            engine.submit(request, from_s(at_ms * MS)).expect("taken");
+        }
+        let mut done = Vec::new();
+        while done.len() < sent.len() {
+            done.extend(engine.advance(FOREVER).expect("no dead end"));
+        }
+        done.sort_by(|one, other| one.id.cmp(&other.id));
+        done
+    }
+
     /// First tokens of two requests of one token, in the order of sending. The front end takes 1 ms, a step 2 ms.
     fn first_tokens(shared_core: bool, sent_ms: [f64; 2]) -> [Ticks; 2] {
         let cost = CostConfig { step_s: 2.0 * MS, request_s: MS, shared_core, ..CostConfig::default() };
-        let mut engine =
-            Engine::new(EngineConfig { cost, ..config(400, None) }).expect("a good configuration");
-        for (id, at_ms) in ["0", "1"].into_iter().zip(sent_ms) {
-            engine.submit(ask(id, &[(1, 1)], 1), from_s(at_ms * MS)).expect("taken");
-        }
-        let mut found = [0; 2];
-        for _ in 0..2 {
-            for done in engine.advance(FOREVER).expect("no dead end") {
-                found[usize::from(done.id == "1")] = done.first_token.expect("a token");
-            }
-        }
-        found
+        let done = served(cost, &sent_ms.map(|at_ms| (at_ms, 1)));
+        [0, 1].map(|id: usize| done[id].first_token.expect("a token"))
     }
 
     #[test]
@@ -273,20 +280,11 @@ mod tests {
         assert_eq!(first_tokens(true, [0.0, 3.0]), ms(3.0, 6.0));
     }
 
-    /// First and last tokens of requests that are sent at once, by id, in ms.
+    /// First and last tokens of requests that are sent at once, in ms.
     fn answers(cost: CostConfig, output_tokens: &[u64]) -> Vec<(f64, f64)> {
-        let mut engine =
-            Engine::new(EngineConfig { cost, ..config(400, None) }).expect("a good configuration");
-        for (id, &tokens) in output_tokens.iter().enumerate() {
-            engine.submit(ask(&id.to_string(), &[(1 + id as i64, 1)], tokens), 0).expect("taken");
-        }
-        let mut done = Vec::new();
-        while done.len() < output_tokens.len() {
-            done.extend(engine.advance(FOREVER).expect("no dead end"));
-        }
-        done.sort_by(|one, other| one.id.cmp(&other.id));
+        let sent: Vec<_> = output_tokens.iter().map(|&tokens| (0.0, tokens)).collect();
         let ms = |at: Option<Ticks>| to_s(at.expect("a token")) / MS;
-        done.iter().map(|done| (ms(done.first_token), ms(done.last_token))).collect()
+        served(cost, &sent).iter().map(|done| (ms(done.first_token), ms(done.last_token))).collect()
     }
 
     #[test]
