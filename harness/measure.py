@@ -124,12 +124,12 @@ class TierMeasurement:
         )
         # One write for the sample: a crash leaves all of its rows or none.
         self._folder.append_rows([*(msgspec.structs.replace(row, phase="warm", **common) for row in warm), *done])
-        self._add(tier, done, engine.now_s() - began_s)
+        self._add(tier, done, started_s - began_s, engine.now_s() - started_s)
 
-    def _add(self, tier: str, rows: list[RequestRecord], took_s: float = 0.0) -> None:
+    def _add(self, tier: str, rows: list[RequestRecord], placing_s: float = 0.0, took_s: float = 0.0) -> None:
         metric = self._measure.until.metric if self._measure.until else "ttft_s"
         good = [row for row in rows if counted(row)]
-        self._sampler.add(tier, metric_values(good, metric), proven=bool(good), took_s=took_s)
+        self._sampler.add(tier, metric_values(good, metric), proven=bool(good), placing_s=placing_s, took_s=took_s)
         self._progress.advance(len(rows))
 
 

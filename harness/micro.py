@@ -1,9 +1,10 @@
 """The micro-measurements of a calibration: which cells are measured, and the points that their rows give.
 
-Lengths are 2, 6, 12 and 24 units of (at least) 256 tokens and one token, so that every chunk size and the hit rates
-below divide them. Each constant shows in several points: prefill over tokens and context (partial hits), fixed costs
-(gpu hits), each tier over lengths and chunk sizes, what waits for what (2 and 4 requests at once), decoding over batch
-and context.
+Lengths are 2, 6 and 12 units of (at least) 256 tokens and one token, so that every chunk size and the hit rates below
+divide them, and 24 where the experiment's own prompt is longer than 12: long prompts take most of the time, and each
+second of them tells less. Each constant shows in several points: prefill over tokens and context (partial hits), fixed
+costs (gpu hits), each tier over lengths and chunk sizes, what waits for what (2 and 4 requests at once), decoding over
+batch and context.
 """
 
 from __future__ import annotations
@@ -25,15 +26,17 @@ from simulator.calibration import Metric, Point
 from traces.request import RequestRecord
 
 LENGTHS = (2, 6, 12, 24)
+# What is measured of any engine; beyond, only prompts that the experiment itself has.
+_ALWAYS = 12
 # (chunks of the prompt, of them hit)
-PARTIAL = ((6, 3), (12, 4), (24, 12), (24, 18))
-CONCURRENT = ((2, 2), (2, 4), (6, 2), (6, 4))
+PARTIAL = ((6, 3), (12, 4), (12, 8), (24, 12), (24, 18))
+CONCURRENT = ((2, 2), (2, 4), (6, 2), (6, 4), (12, 2))
 # With the larger chunks, where bandwidth counts for more than operations.
 CONCURRENT_AGAIN = ((6, 4), (12, 4))
 DECODE = ((2, 1), (12, 1), (2, 4), (6, 2))
 DECODE_TOKENS = 33
 HALF_WIDTH = 0.01
-# Long prompts get few samples, and a first one that counted would be a large part of them.
+# In the first pass: long prompts get few samples, and a first one that counted would be a large part of them.
 WARM_UP = 1
 PASSES = 2
 _RESAMPLED = 1000
@@ -83,14 +86,16 @@ def _specs(experiment: Experiment, chunk: int, unit: int, whole: bool) -> Iterat
         and not (tier == "disk" and cache.disk is not None and cache.disk.odirect)
     )
     warm = tuple(tier for tier in tiers if tier != "recompute")
-    for length in LENGTHS:
+    assert isinstance(experiment.workload, PrefixWorkload)
+    longer = experiment.workload.prompt_tokens > _ALWAYS * unit + 1
+    for length in (each for each in LENGTHS if longer or each <= _ALWAYS):
         yield Spec(chunk, {"prompt_tokens": length * unit + 1}, tiers if whole or length == LENGTHS[1] else warm)
     for length, at_once in CONCURRENT if whole else CONCURRENT_AGAIN:
         workload = {"prompt_tokens": length * unit + 1, "concurrency": at_once}
         yield Spec(chunk, workload, tiers if length == 2 else warm)
     if not whole:
         return
-    for length, hit in PARTIAL:
+    for length, hit in (each for each in PARTIAL if longer or each[0] <= _ALWAYS):
         yield Spec(chunk, {"prompt_tokens": length * unit + 1, "hit_rate": hit / length}, tiers[1:3])
     for length, at_once in DECODE:
         workload = {"prompt_tokens": length * unit + 1, "concurrency": at_once, "output_tokens": DECODE_TOKENS}
@@ -102,7 +107,7 @@ def _cell(experiment: Experiment, spec: Spec, again: int, budget_s: float) -> Ce
     config["workload"] = {"kind": "prefix", **spec.workload}
     config["cache"]["chunk_tokens"] = spec.chunk_tokens
     until = {"metric": "ttft_s", "half_width": HALF_WIDTH, "min_samples": 5, "max_samples": 60}
-    kept = {"request_timeout": config["measure"]["request_timeout"], "warm_up": WARM_UP}
+    kept = {"request_timeout": config["measure"]["request_timeout"], "warm_up": WARM_UP if again == 1 else 0}
     config["measure"] = {"tiers": spec.tiers, "until": until, "budget": budget_s, **kept}
     overrides = {f"workload.{key}": value for key, value in spec.workload.items()}
     overrides |= {"cache.chunk_tokens": spec.chunk_tokens}

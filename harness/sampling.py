@@ -3,6 +3,7 @@
 Tiers are interleaved, one sample of each a round, so that drift of the machine falls on all alike. A round goes from
 recompute down the tiers, because a prefix is moved down cheaply and up only by computing it again. Where the time is
 limited, tiers whose samples take long sit rounds out, so that all get about the same time rather than as many samples.
+Computing a prefix anew after it was moved down is time of the tier that it was moved down for.
 """
 
 from __future__ import annotations
@@ -31,11 +32,15 @@ class Sampler:
     def __init__(self, measure: Measure) -> None:
         self._measure = measure
         self._tiers: dict[str, _Tier] = {tier: _Tier() for tier in TIER_STATES if tier in measure.tiers}
+        self._last: str | None = None
 
-    def add(self, tier: str, values: list[float], *, proven: bool, took_s: float = 0.0) -> None:
-        """One sample of a tier: the metric of its proven rows, whether the tier was proven at all, and how long it
-        took with all that it needed."""
+    def add(self, tier: str, values: list[float], *, proven: bool, placing_s: float = 0.0, took_s: float = 0.0) -> None:
+        """One sample of a tier: the metric of its proven rows, whether the tier was proven at all, how long it took to
+        place the prefix, and how long all else of the sample took."""
         state = self._tiers[tier]
+        moved_down = self._last is not None and TIER_STATES.index(self._last) > TIER_STATES.index(tier)
+        (self._tiers[self._last] if moved_down and self._last else state).spent_s += placing_s
+        self._last = tier
         state.spent_s += took_s
         state.samples += 1
         state.values += values

@@ -54,7 +54,10 @@ def _divided(cell: Cell, passes: int) -> list[Cell]:
         width = min(0.99, measure.until.half_width * math.sqrt(passes))
         changes["until"] = measure.until.model_dump(mode="json") | fewer | {"half_width": width}
     part = changed(cell.experiment, measure=changes)
-    return [Cell(key, cell.overrides, part) for key in repeated(cell.key, passes)]
+    # The engine runs on from pass to pass, and is warm after the first.
+    warm = changed(part, measure={"warm_up": 0})
+    keys = repeated(cell.key, passes)
+    return [Cell(key, cell.overrides, warm if number else part) for number, key in enumerate(keys)]
 
 
 def _mixed(fitted: Sequence[Cell], held_out: Sequence[Cell]) -> list[Cell]:

@@ -30,11 +30,11 @@ _SHARES = (1.0, 0.5, 0.25, 0.1, 0.0)
 # Small against what such a constant is, so that a derivative is one-sided and nothing waits for other things.
 _STEPS = {"bytes_per_s": 1e-13, "attention_s": 1e-12, "attention_context_s": 1e-12, "context_s": 1e-10, "token_s": 1e-9}
 _STEP_S = 1e-6
-# How often a lone request takes them, and of which shares of them a fit sets out.
+# How often a lone request takes them, and of which shares of them a fit sets out; the rest is put to its one step.
 ALWAYS = {"request_s": 1.0, "request_wait_s": 1.0, "response_s": 1.0, "poll_s": float(LMCACHE.lookup_polls)}
 _PARTS = (
     (0.2, 0.8, 0.0, 0.0), (0.5, 0.5, 0.0, 0.0), (0.2, 0.2, 0.3, 0.3), (0.2, 0.4, 0.2, 0.2), (0.35, 0.15, 0.35, 0.15),
-    (0.15, 0.15, 0.15, 0.55),
+    (0.15, 0.15, 0.15, 0.55), (0.0, 0.0, 0.0, 0.0),
 )  # fmt: skip
 # Relative: no point weighs more than if it were off by this, however well it was measured.
 _MODEL_ERROR = 0.02
@@ -92,7 +92,7 @@ def fit(
 
 def _descend(problem: _Problem, slopes: Array) -> Array:
     """Gauss-Newton, with other steps where a whole one leads uphill."""
-    loss = np.inf
+    loss = problem.loss(slopes)
     for _ in range(_ROUNDS):
         offset, matrix = problem.linear(slopes)
         tries = _tries(problem, slopes, offset, matrix, problem.weights)
@@ -159,6 +159,7 @@ class _Problem:
         named = self.by_name(slopes)
         always_s = sum(named[name] * times for name, times in ALWAYS.items())
         named |= {name: part * always_s / ALWAYS[name] for name, part in zip(ALWAYS, parts, strict=True)}
+        named["step_s"] += (1 - sum(parts)) * always_s
         named |= {name: named[name.replace("shared_", "")] for name in bound}
         return np.array([named[name] for name in self.free])
 

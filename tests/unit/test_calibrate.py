@@ -79,7 +79,7 @@ def truth(folder: Path) -> Calibration:
 def experiment(folder: Path, **changes: Any) -> Path:
     config: dict[str, Any] = {
         "name": "calibration",
-        "workload": {"kind": "prefix", "prompt_tokens": 2049},
+        "workload": {"kind": "prefix", "prompt_tokens": 4097},
         "measure": {"tiers": ["recompute"], "samples": 1},
         "cache": {"gpu": "2GiB", "cpu": "2GiB", "disk": {"capacity": "4GiB"}},
         "engines": {"sim": {"hardware": str(folder / "truth.yaml")}},
@@ -222,3 +222,17 @@ def test_a_point_of_one_noisy_sample_weighs_less(found: Calibration) -> None:
         return abs((constants["attention_s"] or 0.0) / (found.constants["attention_s"] or 1.0) - 1)
 
     assert error(1) < 0.7 * error(20)
+
+
+def test_prompts_longer_than_the_experiments_own_are_not_measured(folder: Path) -> None:
+    short, long = (
+        micro_cells(load_experiment(experiment(folder, workload=workload)).experiment, (256,), 600.0)
+        for workload in ({"kind": "prefix", "prompt_tokens": length} for length in (3073, 3074))
+    )
+    lengths = [{int(cell.overrides["workload.prompt_tokens"]) for cell in cells} for cells in (short, long)]
+    assert lengths == [{513, 1537, 3073}, {513, 1537, 3073, 6145}]
+
+
+def test_points_warm_up_in_the_first_pass_alone(folder: Path) -> None:
+    cells = micro_cells(load_experiment(experiment(folder)).experiment, (64, 256), 600.0, passes=3)
+    assert {(cell.key[-2:], cell.experiment.measure.warm_up) for cell in cells} == {("#1", 1), ("#2", 0), ("#3", 0)}

@@ -24,6 +24,19 @@ def test_a_limited_time_is_shared_out_by_time_and_not_by_samples() -> None:
     assert max(times_s) < 2.5 * min(times_s) and taken["gpu"] > 15 * taken["recompute"] > 15 * 3
 
 
+def test_computing_a_prefix_anew_is_time_of_the_tier_that_it_was_moved_down_for() -> None:
+    until = Until(half_width=0.001, min_samples=3, max_samples=1000)
+    sampler = Sampler(Measure(tiers=("gpu", "disk_cold"), until=until, budget="240s"))
+    taken, elapsed_s, last = Counter[str](), 0.0, ""
+    while tiers := sampler.round(elapsed_s):
+        for tier in tiers:
+            placing_s = 2.0 if (last, tier) == ("disk_cold", "gpu") else 0.1
+            elapsed_s, last = elapsed_s + placing_s + 0.2, tier
+            taken[tier] += 1
+            sampler.add(tier, [float(taken[tier])], proven=True, placing_s=placing_s, took_s=0.2)
+    assert 3 < taken["gpu"] / taken["disk_cold"] < 12
+
+
 def test_without_a_limit_every_round_has_every_tier() -> None:
     sampler = Sampler(Measure(tiers=("recompute", "gpu"), samples=3))
     for _ in range(3):
