@@ -157,7 +157,7 @@ def validate(
     ] = None,
     budget: Annotated[str, Parameter(help="Time for sampling again what did not resolve, e.g. 10min.")] = "0s",
     calibrating: Annotated[str, Parameter(help="With --calibrate: how long its own points may take.")] = "15min",
-    passes: Annotated[int, Parameter(help="With --calibrate: how often it is each point's turn.")] = 3,
+    passes: Annotated[int, Parameter(help="With --calibrate: how often it is each point's turn.")] = 6,
     tolerance: Annotated[float, Parameter(help="The largest relative error that passes.")] = 0.05,
     out: Out = None,
 ) -> int:

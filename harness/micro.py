@@ -38,7 +38,8 @@ DECODE_TOKENS = 33
 HALF_WIDTH = 0.01
 # In the first pass: long prompts get few samples, and a first one that counted would be a large part of them.
 WARM_UP = 1
-PASSES = 2
+# Many short ones: machines drift over tens of seconds, so that samples taken together are off together.
+PASSES = 6
 _RESAMPLED = 1000
 _UNIT_TOKENS = 256
 # Emptying the tiers and computing the prefixes again, before a cell's own time begins.
