@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from statistics import median
+from statistics import fmean, median
 from typing import Any
 
 import numpy as np
@@ -73,12 +73,9 @@ def _beside(point: Point) -> list[tuple[Sample, float]]:
     """Samples that count, around which the core was timed, and their mean TTFT."""
     found = []
     for repeat in point.repeats.values():
-        ttfts_s: dict[tuple[int, int], list[float]] = {}
-        for row in repeat.rows:
-            if row.ttft_s is not None:
-                ttfts_s.setdefault((row.sample, row.attempt), []).append(row.ttft_s)
+        rows = repeat.by_sample()
         for sample in repeat.samples:
-            own_s = ttfts_s.get((sample.index, sample.attempt))
-            if own_s and sample.host.core_loop_s is not None:
-                found.append((sample, sum(own_s) / len(own_s)))
+            ttfts_s = [row.ttft_s for row in rows.get((sample.index, sample.attempt), []) if row.ttft_s is not None]
+            if ttfts_s and sample.host.core_loop_s is not None:
+                found.append((sample, fmean(ttfts_s)))
     return found

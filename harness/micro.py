@@ -88,15 +88,15 @@ def _specs(experiment: Experiment, chunk: int, unit: int, whole: bool) -> Iterat
     )
     warm = tuple(tier for tier in tiers if tier != "recompute")
     assert isinstance(experiment.workload, PrefixWorkload)
-    longer = experiment.workload.prompt_tokens > _ALWAYS * unit + 1
-    for length in (each for each in LENGTHS if longer or each <= _ALWAYS):
+    longest = LENGTHS[-1] if experiment.workload.prompt_tokens > _ALWAYS * unit + 1 else _ALWAYS
+    for length in (each for each in LENGTHS if each <= longest):
         yield Spec(chunk, {"prompt_tokens": length * unit + 1}, tiers if whole or length == LENGTHS[1] else warm)
     for length, at_once in CONCURRENT if whole else CONCURRENT_AGAIN:
         workload = {"prompt_tokens": length * unit + 1, "concurrency": at_once}
         yield Spec(chunk, workload, tiers if length == 2 else warm)
     if not whole:
         return
-    for length, hit in (each for each in PARTIAL if longer or each[0] <= _ALWAYS):
+    for length, hit in (each for each in PARTIAL if each[0] <= longest):
         yield Spec(chunk, {"prompt_tokens": length * unit + 1, "hit_rate": hit / length}, tiers[1:3])
     for length, at_once in DECODE:
         workload = {"prompt_tokens": length * unit + 1, "concurrency": at_once, "output_tokens": DECODE_TOKENS}

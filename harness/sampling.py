@@ -38,8 +38,8 @@ class Sampler:
         """One sample of a tier: the metric of its proven rows, whether the tier was proven at all, how long it took to
         place the prefix, and how long all else of the sample took."""
         state = self._tiers[tier]
-        moved_down = self._last is not None and TIER_STATES.index(self._last) > TIER_STATES.index(tier)
-        (self._tiers[self._last] if moved_down and self._last else state).spent_s += placing_s
+        lower = max(tier, self._last or tier, key=TIER_STATES.index)
+        self._tiers[lower].spent_s += placing_s
         self._last = tier
         state.spent_s += took_s
         state.samples += 1

@@ -29,6 +29,13 @@ class Repeat:
     samples: list[Sample] = field(default_factory=list)
     left_out: list[RequestRecord] = field(default_factory=list)
 
+    def by_sample(self) -> dict[tuple[int, int], list[RequestRecord]]:
+        """Rows that were sent together, by sample and attempt, in the order measured."""
+        groups: dict[tuple[int, int], list[RequestRecord]] = {}
+        for row in self.rows:
+            groups.setdefault((row.sample, row.attempt), []).append(row)
+        return groups
+
 
 @dataclass
 class Point:
@@ -57,11 +64,7 @@ class Point:
 
     def clusters(self) -> list[list[RequestRecord]]:
         """Rows that were sent together: the samples of a warm state, in the order measured."""
-        groups: dict[tuple[int, str, int, int], list[RequestRecord]] = {}
-        for (folder, repeat), found in self.repeats.items():
-            for row in found.rows:
-                groups.setdefault((folder, repeat, row.attempt, row.sample), []).append(row)
-        return list(groups.values())
+        return [rows for repeat in self.repeats.values() for rows in repeat.by_sample().values()]
 
 
 @dataclass
