@@ -21,7 +21,7 @@ import msgspec
 from harness.collectors.prometheus import Metrics, scrape
 from harness.engines.base import EngineError
 from harness.engines.keeper import drop_from_page_cache
-from harness.engines.process import Child, child_environment, free_port, storage_read_bytes
+from harness.engines.process import Child, child_environment, control_client, free_port, storage_read_bytes
 from harness.strict import Eviction
 
 _GIB = 2**30
@@ -54,7 +54,7 @@ class LMCacheServer:
         self.disk_path = spec.disk_path if spec else disk
         self.port = 0
         self._child: Child | None = None
-        self._http = httpx.AsyncClient(timeout=30)
+        self._http = control_client(30)
 
     def start(self) -> None:
         """Starts the child. Raises EngineError."""
@@ -165,7 +165,10 @@ class LMCacheServer:
         """Empties L1 and sees that it is empty. Raises EngineError."""
         await self.settle()
         for _ in range(50):
-            await self._http.post(f"{self.url}/cache/clear", json={"tier": "l1"})
+            try:
+                await self._http.post(f"{self.url}/cache/clear", json={"tier": "l1"})
+            except httpx.HTTPError as error:
+                raise EngineError(f"LMCache at {self.url} no longer answers ({error!r}); see its log") from None
             if (await self._status())["storage_manager"]["l1_manager"]["total_object_count"] == 0:
                 return
             await asyncio.sleep(0.1)

@@ -10,13 +10,29 @@ import sys
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import psutil
 
 from harness.engines.base import EngineError
 
+if TYPE_CHECKING:
+    import httpx
+
 _WARDEN = Path(__file__).with_name("warden.py")
 _GRACE_S = 15.0
+_IDLE_S = 2.0
+
+
+def control_client(timeout_s: float) -> httpx.AsyncClient:
+    """For control calls to an engine or cache server, seconds for each.
+
+    uvicorn closes a connection that has been idle for 5 s, and httpx keeps it as long: a call that met that moment
+    would fail, so an idle connection is let go before.
+    """
+    import httpx
+
+    return httpx.AsyncClient(timeout=timeout_s, limits=httpx.Limits(keepalive_expiry=_IDLE_S))
 
 
 class Child:

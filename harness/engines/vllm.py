@@ -24,7 +24,7 @@ from harness.config import Experiment, VllmSettings
 from harness.engines.base import Capabilities, Counters, Emit, EngineError, Resolved
 from harness.engines.lmcache import LMCacheServer, LMCacheSpec, hits, lookups, mp_connector, stores
 from harness.engines.openai_replay import OpenAIReplay
-from harness.engines.process import Child, child_environment, free_port
+from harness.engines.process import Child, child_environment, control_client, free_port
 from harness.engines.random_model import write_random_model
 from harness.strict import Eviction
 from simulator.models import ModelSpec
@@ -48,7 +48,7 @@ class VllmEngine:
         self.cache_server = self._make_cache_server()
         self._child: Child | None = None
         self._url = self._settings.attach.url.rstrip("/") if self._settings.attach else ""
-        self._http = httpx.AsyncClient(timeout=60)
+        self._http = control_client(60)
         self._replay: OpenAIReplay | None = None
         self._sent_tokens = self._lookups_due = 0
         self._base_tokens = self._base_lookups = 0
@@ -276,7 +276,10 @@ class VllmEngine:
         """vLLM refuses while blocks are held, by stores that go on after the answer for one: asked until it agrees."""
         deadline = time.monotonic() + _RESET_TIMEOUT_S
         while time.monotonic() < deadline:
-            response = await self._http.post(f"{self._url}/reset_prefix_cache")
+            try:
+                response = await self._http.post(f"{self._url}/reset_prefix_cache")
+            except httpx.HTTPError as error:
+                raise EngineError(f"vLLM at {self._url} no longer answers ({error!r}); see its log") from None
             if response.status_code == 404:
                 raise EngineError(f"{self._url} has no /reset_prefix_cache; start vLLM with VLLM_SERVER_DEV_MODE=1")
             if response.status_code == 200 and response.json().get("success", True):
@@ -341,8 +344,9 @@ class VllmEngine:
     async def _scheduler(self) -> dict[str, int]:
         """Its limits, under the names that engines.sim has for them; empty where it does not say."""
         with contextlib.suppress(httpx.HTTPError, ValueError, KeyError, TypeError):
-            info = (await self._http.get(f"{self._url}/server_info", params={"config_format": "json"})).json()
-            limits = info["vllm_config"]["scheduler_config"]
+            # A vLLM that finds no pip to list its packages with fails here, and drops the connection after its answer.
+            url, close = f"{self._url}/server_info?config_format=json", {"Connection": "close"}
+            limits = (await self._http.get(url, headers=close)).json()["vllm_config"]["scheduler_config"]
             names = {"max_batched_tokens": "max_num_batched_tokens", "max_sequences": "max_num_seqs"}
             return {ours: int(limits[theirs]) for ours, theirs in names.items()}
         return {}
