@@ -155,7 +155,9 @@ def validate(
     sizes: Annotated[
         list[str] | None, Parameter(name="--size", help="Sizes of the file to measure. Repeatable.")
     ] = None,
-    budget: Annotated[str, Parameter(help="Time for sampling again what did not resolve, e.g. 10min.")] = "0s",
+    budget: Annotated[
+        str, Parameter(help="All the time there is: what is left of it goes to points that do not resolve.")
+    ] = "0s",
     calibrating: Annotated[str, Parameter(help="With --calibrate: how long its own points may take.")] = "15min",
     passes: Annotated[int, Parameter(help="With --calibrate: how often it is each point's turn.")] = 6,
     tolerance: Annotated[float, Parameter(help="The largest relative error that passes.")] = 0.05,

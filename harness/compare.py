@@ -4,10 +4,11 @@
 
 The error is (candidate - reference) / reference. Machines are slow for seconds on end, and no model foretells when: so
 mean and rate are those of a sample, and the median over samples is compared; of a free load that is sent again, each
-request's median over the passes. The error's 90 % interval comes from resampling whole samples (free loads: blocks of
-neighbouring requests, the same ones on both sides). Two one-sided tests at 5 % are the same as asking
-whether that interval lies within the margin: pass; all of it outside: fail; neither: not resolvable. Counts have no
-interval: they are equal or not.
+request's median over the passes. The error's 90 % interval comes from resampling what is independent: samples; whole
+turns where a point was measured in turns, since samples taken together are off together; of free loads blocks of
+neighbouring requests, the same ones on both sides. Two one-sided tests at 5 % are the same as asking whether that
+interval lies within the margin: pass; all of it outside: fail; neither: not resolvable. Counts have no interval: they
+are equal or not.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from harness.stats import (
     equivalence,
     expanded_interval,
     resampled_blocks,
-    resampled_clusters,
+    resampled_groups,
     samples_to_resolve,
     wasserstein,
 )
@@ -104,7 +105,7 @@ class Times(msgspec.Struct, frozen=True):
     """Seconds of one side of a point, laid out for resampling.
 
     ttft: (repeats, n), in clusters of `size` neighbours; durations: (repeats, k), each of `per_duration` requests.
-    free: neighbours depend on each other.
+    free: neighbours depend on each other. turns: how many clusters of each turn, in order.
     """
 
     ttft: Values
@@ -113,10 +114,16 @@ class Times(msgspec.Struct, frozen=True):
     per_duration: int
     prompt_tokens: float
     free: bool
+    turns: tuple[int, ...] = ()
 
     @property
     def clusters(self) -> int:
         return int(self.ttft.shape[1]) // self.size
+
+    @property
+    def units(self) -> tuple[int, ...]:
+        """What is resampled as a whole, as numbers of clusters: turns, if they are enough to tell a spread by."""
+        return self.turns if len(self.turns) >= FEWEST_CLUSTERS else (1,) * self.clusters
 
 
 def compare(reference: Side, candidate: Side, margin: float = MARGIN) -> Comparison:
@@ -176,7 +183,7 @@ def _with_noise(figure: Figure, noise: Sequence[Figure], margin: float, gates: b
 
 def times(point: Point, names: Sequence[str]) -> Times:
     """The seconds of a point's rows that count; of a free load those of the requests named, in that order."""
-    return _load_times(point, names) if point.free else _sample_times(point.clusters())
+    return _load_times(point, names) if point.free else _sample_times(point.turns())
 
 
 def _shared_requests(ours: Point, theirs: Point) -> list[str]:
@@ -186,12 +193,14 @@ def _shared_requests(ours: Point, theirs: Point) -> list[str]:
     return [row.id for row in sorted(first, key=lambda row: (row.sent_s, row.id)) if all(row.id in p for p in passes)]
 
 
-def _sample_times(clusters: Sequence[Sequence[RequestRecord]]) -> Times:
-    size = max((len(rows) for rows in clusters), default=1)
-    whole = [rows for rows in clusters if len(rows) == size]
+def _sample_times(turns: Sequence[Sequence[Sequence[RequestRecord]]]) -> Times:
+    size = max((len(rows) for turn in turns for rows in turn), default=1)
+    kept = [[rows for rows in turn if len(rows) == size] for turn in turns]
+    whole = [rows for turn in kept for rows in turn]
     spans = [max(r.last_token_s or r.sent_s for r in rows) - min(r.sent_s for r in rows) for rows in whole]
     rows = [row for cluster in whole for row in cluster]
-    return Times(_array([_ttft(rows)]), _array([spans]), size, size, _mean_tokens(rows), free=False)
+    lengths = tuple(len(turn) for turn in kept if turn)
+    return Times(_array([_ttft(rows)]), _array([spans]), size, size, _mean_tokens(rows), free=False, turns=lengths)
 
 
 def _load_times(point: Point, names: Sequence[str]) -> Times:
@@ -231,12 +240,13 @@ def figures(a: Times, b: Times, margin: float) -> list[Figure]:
         return []
     a, b = _typical(a), _typical(b)
     centre, rate = (np.mean, _rate) if a.free else (np.median, _median_rate)
-    sizes = (a.size, b.size)
+    samples = (a.units, b.units)
+    requests = ([of * a.size for of in a.units], [of * b.size for of in b.units])
     found = [
-        _figure("ttft_mean_s", centre, 1.0, a, margin, _means(a), _means(b), (1, 1)),
-        _figure("ttft_p50_s", _quantile(0.5), 1.0, a, margin, a.ttft, b.ttft, sizes),
-        _figure("ttft_p90_s", _quantile(0.9), 1.0, a, margin, a.ttft, b.ttft, sizes),
-        _figure("requests_per_s", rate, a.per_duration, a, margin, a.durations, b.durations, (1, 1)),
+        _figure("ttft_mean_s", centre, 1.0, a, margin, _means(a), _means(b), samples),
+        _figure("ttft_p50_s", _quantile(0.5), 1.0, a, margin, a.ttft, b.ttft, requests),
+        _figure("ttft_p90_s", _quantile(0.9), 1.0, a, margin, a.ttft, b.ttft, requests),
+        _figure("requests_per_s", rate, a.per_duration, a, margin, a.durations, b.durations, samples),
     ]
     scale, last = a.prompt_tokens, found[-1]
     tokens = {"metric": "prompt_tokens_per_s", "reference": last.reference * scale, "candidate": last.candidate * scale}
@@ -277,15 +287,15 @@ def _figure(
     margin: float,
     left: Values,
     right: Values,
-    sizes: tuple[int, int],
+    groups: tuple[Sequence[int], Sequence[int]],
 ) -> Figure:
-    """sizes: how many values in a row belong to one cluster, left and right."""
+    """groups: how many values in a row are resampled as one, left and right."""
     reference, candidate = float(statistic(left.ravel())) * scale, float(statistic(right.ravel())) * scale
     error = candidate / reference - 1
-    clusters = _independent(a)
+    independent = _independent(a)
     low, high = -math.inf, math.inf
-    if clusters >= FEWEST_CLUSTERS:
-        low, high = _interval(statistic, a.free, left, right, sizes, clusters)
+    if independent >= FEWEST_CLUSTERS:
+        low, high = _interval(statistic, a.free, left, right, groups, independent)
     verdict = equivalence(low, high, margin)
     needed = samples_to_resolve(error, (high - low) / 2, a.clusters, margin) if verdict == "not resolvable" else None
     finite = math.isfinite(low)
@@ -303,8 +313,8 @@ def _figure(
 
 
 def _independent(a: Times) -> int:
-    """How many independent clusters an interval rests on."""
-    return a.clusters // _block_length(a.clusters) if a.free else a.clusters
+    """How many independent groups an interval rests on."""
+    return a.clusters // _block_length(a.clusters) if a.free else len(a.units)
 
 
 def _block_length(n: int) -> int:
@@ -313,7 +323,12 @@ def _block_length(n: int) -> int:
 
 
 def _interval(
-    statistic: Statistic, paired: bool, left: Values, right: Values, sizes: tuple[int, int], clusters: int
+    statistic: Statistic,
+    paired: bool,
+    left: Values,
+    right: Values,
+    groups: tuple[Sequence[int], Sequence[int]],
+    independent: int,
 ) -> tuple[float, float]:
     rng = np.random.default_rng(_SEED)
     n, m = left.shape[1], right.shape[1]
@@ -323,12 +338,9 @@ def _interval(
         both = resampled_blocks(rng, n, _block_length(n), resamples)
         indices = (both, both)
     else:
-        indices = (
-            resampled_clusters(rng, n // sizes[0], sizes[0], resamples),
-            resampled_clusters(rng, m // sizes[1], sizes[1], resamples),
-        )
+        indices = (resampled_groups(rng, groups[0], resamples), resampled_groups(rng, groups[1], resamples))
     drawn = [_resampled(statistic, side, index) for side, index in zip((left, right), indices, strict=True)]
-    return expanded_interval(drawn[1] / drawn[0] - 1, clusters, CONFIDENCE)
+    return expanded_interval(drawn[1] / drawn[0] - 1, independent, CONFIDENCE)
 
 
 def _resampled(statistic: Statistic, values: Values, index: Indices) -> Values:
@@ -338,14 +350,17 @@ def _resampled(statistic: Statistic, values: Values, index: Indices) -> Values:
 
 
 def _halves(a: Times) -> tuple[Times, Times] | None:
-    """The reference as two: passes over a load, or odd and even samples. None where there is too little to split."""
+    """The reference as two: passes over a load, or odd and even samples, which are of the same turns. None where there
+    is too little to split."""
     if a.free:
         return None if len(a.ttft) < 2 else (_passes(a, slice(0, None, 2)), _passes(a, slice(1, None, 2)))
     if a.clusters < 2 * FEWEST_CLUSTERS:
         return None
     by_cluster = a.ttft.reshape(a.clusters, a.size)
     return tuple(  # type: ignore[return-value]
-        msgspec.structs.replace(a, ttft=by_cluster[start::2].reshape(1, -1), durations=a.durations[:, start::2])
+        msgspec.structs.replace(
+            a, ttft=by_cluster[start::2].reshape(1, -1), durations=a.durations[:, start::2], turns=()
+        )
         for start in (0, 1)
     )
 

@@ -134,8 +134,8 @@ class Until(Strict):
 class Measure(Strict):
     """What to sample: tiers (for `prefix` workloads), how often, for how long at most.
 
-    warm_up: samples of each tier that come first, count for nothing and are not in the budget. The first touch of
-    memory that a tier has just been given costs what no later request pays.
+    warm_up: samples of each tier, of a free load passes over it, that come first, count for nothing and are not in the
+    budget. The first touch of memory that a tier has just been given costs what no later request pays.
     """
 
     tiers: Annotated[tuple[TierState, ...], FROM_LIST] = ()

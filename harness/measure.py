@@ -42,11 +42,20 @@ def _attempt(folder: RunFolder, engine: Engine) -> int:
 class TierMeasurement:
     """Rounds over the tiers of one cell, until the sampler has enough."""
 
-    def __init__(self, engine: Engine, cell: Cell, resolved: Resolved, folder: RunFolder, progress: Progress) -> None:
+    def __init__(
+        self,
+        engine: Engine,
+        cell: Cell,
+        resolved: Resolved,
+        folder: RunFolder,
+        progress: Progress,
+        later_s: float = 0.0,
+    ) -> None:
+        """later_s: most seconds that later cells of the run will sample for, for the progress line."""
         workload = cell.experiment.workload
         assert isinstance(workload, PrefixWorkload)
         self._engine, self._cell, self._folder, self._progress = engine, cell, folder, progress
-        self._measure = cell.experiment.measure
+        self._measure, self._later_s = cell.experiment.measure, later_s
         self._probe = Probe(cell.key, cell.experiment, workload, resolved)
         self._sampler = Sampler(self._measure)
         self._attempt = _attempt(folder, engine)
@@ -59,7 +68,7 @@ class TierMeasurement:
             self._recall()
         await self._engine.reset(ALL_TIERS & self._engine.capabilities.resets)
         for number in range(1, self._measure.warm_up + 1):
-            for tier in self._sampler.round(0.0):
+            for tier in dict.fromkeys(self._sampler.round(0.0)):
                 self._progress.state(f"{self._cell.key} {tier} warming up")
                 await self._sample(tier, -number)
         start_s = self._engine.now_s()
@@ -76,7 +85,9 @@ class TierMeasurement:
         words = " ".join(filter(None, [short, self._sampler.state(tier)]))
         if self._measure.until is None or self._measure.budget is None:
             return words
-        return f"{words}, at most {max(0.0, self._measure.budget - elapsed_s):.0f} s left"
+        left_s = max(0.0, self._measure.budget - elapsed_s) + self._later_s
+        left = f"{left_s:.0f} s" if left_s < 120 else f"{left_s / 60:.0f} min"
+        return f"{words}, at most {left} of sampling left"
 
     def _recall(self) -> None:
         """Tells the sampler what earlier attempts finished."""
@@ -161,10 +172,18 @@ async def measure_load(
 
         return write
 
-    await engine.reset(ALL_TIERS & engine.capabilities.resets)
-    if rest and load.warmers:
-        progress.state(f"{cell.key} warming {len(load.warmers)} prefixes")
-        await engine.replay(Load(load.warmers, concurrency=1), writer("warm"))
+    async def warm() -> None:
+        await engine.reset(ALL_TIERS & engine.capabilities.resets)
+        if load.warmers:
+            progress.state(f"{cell.key} warming {len(load.warmers)} prefixes")
+            await engine.replay(Load(load.warmers, concurrency=1), writer("warm"))
+
+    for number in range(1, cell.experiment.measure.warm_up + 1) if rest else ():
+        await warm()
+        progress.state(f"{cell.key} warming up, pass {number}")
+        await engine.replay(Load(load.requests, load.concurrency), writer("warm"))
+    if rest:
+        await warm()
     progress.state(cell.key)
     before, started_s = await engine.metrics(), engine.now_s()
     host = _watch(engine, cell, folder.path)

@@ -32,7 +32,7 @@ _ALWAYS = 12
 PARTIAL = ((6, 3), (12, 4), (12, 8), (24, 12), (24, 18))
 CONCURRENT = ((2, 2), (2, 4), (6, 2), (6, 4), (12, 2))
 # With the larger chunks, where bandwidth counts for more than operations.
-CONCURRENT_AGAIN = ((6, 4), (12, 4))
+CONCURRENT_AGAIN = ((6, 4), (12, 2))
 DECODE = ((2, 1), (12, 1), (2, 4), (6, 2))
 DECODE_TOKENS = 33
 HALF_WIDTH = 0.01

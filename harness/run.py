@@ -153,13 +153,14 @@ async def _run_all(request: RunRequest, folder: RunFolder, loads: dict[str, Free
     def clock() -> float:
         return time.perf_counter() - started
 
+    later_s = _sampled_later_s(request.cells)
     with _signals_cancel():
         progress.start(_total(request.cells, loads), request.name)
         for _, group in itertools.groupby(request.cells, key=engine_key):
             async with run_device(list(group), request.engine, folder) as cells:
                 experiment = cells[0].experiment
                 engine = make_engine(request.engine, experiment, load_model(experiment.model), folder.path, clock)
-                await _run_group(engine, cells, folder, loads, progress)
+                await _run_group(engine, cells, folder, loads, later_s, progress)
     folder.manifest["attempts"][-1]["ended_at"] = provenance.now()
 
 
@@ -210,8 +211,22 @@ def _total(cells: Sequence[Cell], loads: dict[str, FreeLoad]) -> int | None:
     return total
 
 
+def _sampled_later_s(cells: Sequence[Cell]) -> dict[str, float]:
+    """By cell: most seconds that the cells after it may sample for. What has no budget counts as none."""
+    found, rest_s = dict[str, float](), 0.0
+    for cell in reversed(cells):
+        found[cell.key] = rest_s
+        rest_s += cell.experiment.measure.budget or 0.0
+    return found
+
+
 async def _run_group(
-    engine: Engine, cells: list[Cell], folder: RunFolder, loads: dict[str, FreeLoad], progress: Progress
+    engine: Engine,
+    cells: list[Cell],
+    folder: RunFolder,
+    loads: dict[str, FreeLoad],
+    later_s: dict[str, float],
+    progress: Progress,
 ) -> None:
     if engine.capabilities.deterministic:
         folder.expect_again()
@@ -230,7 +245,7 @@ async def _run_group(
             for cell in cells:
                 folder.update_cell(cell.key, status="started", resolved=msgspec.to_builtins(resolved))
                 if isinstance(cell.experiment.workload, PrefixWorkload):
-                    await TierMeasurement(engine, cell, resolved, folder, progress).run()
+                    await TierMeasurement(engine, cell, resolved, folder, progress, later_s[cell.key]).run()
                 else:
                     await measure_load(engine, cell, resolved, loads[cell.key], folder, progress)
                 record = {"record": engine.record()} if isinstance(engine, KeepsRecord) else {}

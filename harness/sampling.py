@@ -2,7 +2,8 @@
 
 Tiers are interleaved, one sample of each a round, so that drift of the machine falls on all alike. A round goes from
 recompute down the tiers, because a prefix is moved down cheaply and up only by computing it again. Where the time is
-limited, tiers whose samples take long sit rounds out, so that all get about the same time rather than as many samples.
+limited, tiers whose samples take long sit rounds out, so that all get about the same time rather than as many samples;
+and the first round, which may be the only one, asks quick tiers several times.
 Computing a prefix anew after it was moved down is time of the tier that it was moved down for.
 """
 
@@ -16,6 +17,9 @@ from harness.stats import relative_half_width
 GIVE_UP_AFTER = 5
 # So many times the time of the tier that has had least, a tier may have had and still be sampled.
 _MOST_OF_LEAST = 2.0
+# Of hits in memory, which take tens of milliseconds, a single one says little, and several cost little.
+_QUICK = ("gpu", "cpu", "disk")
+_QUICK_AT_FIRST = 3
 
 
 @dataclass
@@ -55,7 +59,9 @@ class Sampler:
         if budget_s is None:
             return list(wanted)
         most_s = _MOST_OF_LEAST * min(wanted.values(), default=0.0)
-        return [tier for tier, spent_s in wanted.items() if spent_s <= most_s]
+        due = [tier for tier, spent_s in wanted.items() if spent_s <= most_s]
+        first = not any(state.samples for state in self._tiers.values())
+        return [tier for tier in due for _ in range(_QUICK_AT_FIRST if first and tier in _QUICK else 1)]
 
     def samples_of(self, tier: str) -> int:
         return self._tiers[tier].samples

@@ -62,9 +62,9 @@ class Point:
         samples = [sample for repeat in self.repeats.values() for sample in repeat.samples]
         return [sample.observed for sample in samples if self.free or sample.verdict == "proven"]
 
-    def clusters(self) -> list[list[RequestRecord]]:
-        """Rows that were sent together: the samples of a warm state, in the order measured."""
-        return [rows for repeat in self.repeats.values() for rows in repeat.by_sample().values()]
+    def turns(self) -> list[list[list[RequestRecord]]]:
+        """Samples of a warm state, each the rows that were sent together, by the turns in which they were measured."""
+        return [list(repeat.by_sample().values()) for repeat in self.repeats.values()]
 
 
 @dataclass

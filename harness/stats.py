@@ -76,10 +76,18 @@ def samples_needed(values: Sequence[float], half_width: float, confidence: float
 # ---- equivalence: may two sides be called equal within a margin?
 
 
-def resampled_clusters(rng: np.random.Generator, clusters: int, size: int, resamples: int) -> Indices:
-    """Bootstrap indices of whole clusters: (resamples, clusters * size), into values laid out cluster by cluster."""
-    chosen = rng.integers(0, clusters, size=(resamples, clusters, 1))
-    return (chosen * size + np.arange(size)).reshape(resamples, -1)
+def resampled_groups(rng: np.random.Generator, sizes: Sequence[int], resamples: int) -> Indices:
+    """Bootstrap indices of whole groups of neighbours: (resamples, sum of sizes). Groups are drawn until there are as
+    many values as there were, so that of unlike groups the last one drawn may be cut off."""
+    ends = np.cumsum(sizes)
+    starts, is_last = ends - sizes, np.zeros(ends[-1], dtype=bool)
+    is_last[ends - 1] = True
+    chosen = np.empty((resamples, int(ends[-1])), dtype=np.int64)
+    at = starts[rng.integers(0, len(starts), resamples)]
+    for place in range(chosen.shape[1]):
+        chosen[:, place] = at
+        at = np.where(is_last[at], starts[rng.integers(0, len(starts), resamples)], at + 1)
+    return chosen
 
 
 def resampled_blocks(rng: np.random.Generator, n: int, length: int, resamples: int) -> Indices:

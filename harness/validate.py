@@ -3,7 +3,7 @@
     outcome = validate(Validation(cells=plan.cells(), calibration="mine.yaml", ...), progress)
 
 The real engine runs first, free loads several times, so that it can be held against itself (A/A). Where no calibration
-is given, its points are measured in turns with those that are validated, and fitted. The simulator then gets the
+is given, its points are measured in turns with all that is validated, and fitted. The simulator then gets the
 engine's own resolved sizes. Points that do not resolve are sampled again while the budget lasts.
 """
 
@@ -53,8 +53,9 @@ class Micro(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Validation(msgspec.Struct, frozen=True, kw_only=True):
-    """What to validate. real: finished runs to use instead of making one. budget_s: for sampling beyond the first
-    pass, start of the engine included. calibration: a file, a name of configs/hardware, or what to measure for one."""
+    """What to validate. real: finished runs to use instead of making one. budget_s: of the whole; what the first pass
+    over everything leaves of it is for sampling again, start of the engine included. calibration: a file, a name of
+    configs/hardware, or what to measure for one."""
 
     name: str
     cells: list[Cell]
@@ -74,6 +75,7 @@ def validate(request: Validation, progress: Progress) -> dict[str, Any]:
     Raises NotComparable before anything starts where a point is the calibration's own, and afterwards where the two
     sides did not ask the same question; EngineError where the real engine fails.
     """
+    deadline = time.monotonic() + request.budget_s
     planned, source = planned_points(request.cells), request.calibration
     if isinstance(source, Micro):
         check_apart(planned, planned_points(source.cells))
@@ -85,7 +87,6 @@ def validate(request: Validation, progress: Progress) -> dict[str, Any]:
         source = _calibrated(request, source, real[0])
     calibration = load_calibration(source)
     sim = _run_sim(request, source, real, progress)
-    deadline = time.monotonic() + request.budget_s
     while True:
         reference, candidate = read_side(real), read_side([sim])
         check_host(reference, calibration)
@@ -173,8 +174,7 @@ def _first(request: Validation) -> list[Cell]:
     if not isinstance(request.calibration, Micro):
         return with_repeats(request.cells)
     micro = request.calibration
-    together, others = in_turns(micro.cells, request.cells, micro.passes)
-    return [*together, *with_repeats(others)]
+    return in_turns(micro.cells, with_repeats(request.cells), micro.passes)
 
 
 def _calibrated(request: Validation, micro: Micro, real: Path) -> str:
@@ -201,12 +201,17 @@ def _run_request(request: Validation, cells: list[Cell], engine: EngineName, fol
 
 
 def with_repeats(cells: Sequence[Cell]) -> list[Cell]:
-    """Free loads are sent LOAD_REPEATS times, on one running engine: what it is compared with itself by."""
+    """Free loads are sent LOAD_REPEATS times, on one running engine, which the first warms up: what it is compared with
+    itself by."""
     found: list[Cell] = []
     for cell in cells:
-        free = not isinstance(cell.experiment.workload, PrefixWorkload)
-        keys = repeated(cell.key, LOAD_REPEATS) if free else [cell.key]
-        found += [msgspec.structs.replace(cell, key=key) for key in keys]
+        if isinstance(cell.experiment.workload, PrefixWorkload):
+            found.append(cell)
+            continue
+        again = changed(cell.experiment, measure={"warm_up": 0})
+        first, *others = repeated(cell.key, LOAD_REPEATS)
+        found.append(Cell(first, cell.overrides, cell.experiment))
+        found += [Cell(key, cell.overrides, again) for key in others]
     return found
 
 

@@ -1,6 +1,7 @@
 """cache.eviction: what the cache server drops from CPU RAM, the same on both sides of a validation, or refused."""
 
 import json
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from harness.engines.base import SettingsError
 from harness.experiments import load_experiment
 from harness.judge import validate as validate_command
 from harness.preflight import PreflightError
-from harness.results import read_manifest, read_samples
+from harness.results import read_manifest, read_rows, read_samples
 from harness.run import RunRequest, run
 from harness.sides import read_side
 from tests.support.noisy_runs import noisy_copy
@@ -28,7 +29,7 @@ CONFIG: dict[str, Any] = {
 
 
 def on_the_simulator(path: Path, folder: Path, size: str | None = None) -> Path:
-    plan = load_experiment(path, size=size)
+    plan = load_experiment(path, [] if size is None else ["measure.warm_up=0"], size=size)
     request = RunRequest(name="v", cells=plan.cells(), engine="sim", experiment=plan.origin(), folder=folder)
     return run(request, Quiet())
 
@@ -51,16 +52,26 @@ def test_another_eviction_changes_what_is_hit_as_the_validation_needs_it(tmp_pat
 
 
 def test_both_sides_of_a_validation_evict_alike_in_every_pass(tmp_path: Path) -> None:
-    """A second pass is not the first one again: ARC remembers what it dropped, though the tier was emptied."""
-    sizes = ["policy_arc", "policy_watermark"]
+    """A second pass is not the first one again: ARC remembers what it dropped, though the tier was emptied. So a pass
+    that only warms up is sent to both sides."""
+    sizes, cold = ["policy_arc", "policy_watermark"], ["measure.warm_up=0"]
     out = tmp_path / "out"
-    assert validate_command(VALIDATION, "cpu-2core", [], "sim", [], sizes, "0s", 0.05, out) == 0
+    assert validate_command(VALIDATION, "cpu-2core", [], "sim", cold, sizes, "0s", 0.05, out) == 0
     content = json.loads((out / "validation.json").read_text())
     assert content["overall"]["counts_equal"] == content["overall"]["counts"] > 8
     for side in ("real", "sim"):
         passes = {s.cell: s.observed.external_tokens for s in read_samples(out / side)}
         assert passes["policy_arc:base#1"] != passes["policy_arc:base#2"]
         assert passes["policy_watermark:base#1"] == passes["policy_watermark:base#2"]
+    warmed = tmp_path / "warmed"
+    assert validate_command(VALIDATION, "cpu-2core", [], "sim", [], sizes[:1], "0s", 0.05, warmed) == 0
+    for side in ("real", "sim"):
+        later = [s.observed.external_tokens for s in read_samples(warmed / side)]
+        rows = read_rows(warmed / side)
+        assert later[:2] == [passes["policy_arc:base#2"], passes["policy_arc:base#3"]]
+        assert Counter(row.cell for row in rows if row.phase == "warm") == {
+            "policy_arc:base#1": 22 + 2 * 12, "policy_arc:base#2": 12, "policy_arc:base#3": 12
+        }  # fmt: skip
 
 
 def test_sides_that_evict_differently_are_refused(tmp_path: Path) -> None:

@@ -212,15 +212,18 @@ def test_a_calibration_is_measured_in_turns_with_what_it_is_held_against(tmp_pat
     assert content["calibration"]["name"] == "cpu_vllm-out" and content["calibration"]["good"]
     assert {figure["samples"] for point in content["points"] for figure in point["figures"]} == {12, 10}
 
-    keys = [cell["key"] for cell in read_manifest(tmp_path / "out" / "real")["cells"]]
+    cells = read_manifest(tmp_path / "out" / "real")["cells"]
+    keys = [cell["key"] for cell in cells]
     held_out = [key for key in keys if not key.startswith("calibration:")]
-    assert held_out == [*(f"lengths:workload.prompt_tokens={n}#{p}" for p in (1, 2, 3) for n in (1793, 2817)),
-                        "ext4_200:base"]  # fmt: skip
+    lengths = [f"lengths:workload.prompt_tokens={n}#{p}" for p in (1, 2, 3) for n in (1793, 2817)]
+    assert held_out == [*lengths[:4], "ext4_200:base", *lengths[4:]], "no point of the calibration has its device"
     places = [keys.index(key) for key in held_out]
-    assert places[-1] == len(keys) - 1, "no point of the calibration has its device"
     assert all(later - earlier > 1 for earlier, later in itertools.pairwise(places))
-    passes = [int(key[-1]) for key in keys[: places[5]] if "chunk_tokens=64" not in key]
+    same_engine = [cell for cell in cells if "chunk_tokens=64" not in cell["key"] and cell["key"] != "ext4_200:base"]
+    passes = [int(cell["key"][-1]) for cell in same_engine]
     assert passes == sorted(passes) and set(passes) == {1, 2, 3}
+    warm_up = {(number, cell["config"]["measure"]["warm_up"]) for number, cell in zip(passes, same_engine, strict=True)}
+    assert warm_up == {(1, 1), (2, 0), (3, 1)}, "between the second and the third, the engine is started again"
 
     real = [tmp_path / "out" / "real"]
     assert validate_command(path, None, real, "sim", [], sizes, "0s", 0.05, tmp_path / "again", turns) == 0
