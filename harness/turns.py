@@ -2,7 +2,8 @@
 
 Machines get slower and faster by more, within minutes, than what is to be told apart: what is measured at another time
 is measured on another machine. So each pass measures all points of both kinds that share a running engine, each for a
-part of its time; and what needs an engine of its own runs between passes, not after them.
+part of its time; and what needs an engine of its own runs between one such engine and the next. (Not between passes: an
+engine that is started again may be several percent quicker or slower than it was.)
 """
 
 from __future__ import annotations
@@ -10,7 +11,6 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Iterable, Sequence
-from typing import TypeVar
 
 from harness.config import PrefixWorkload
 from harness.experiments import Cell, changed
@@ -19,15 +19,11 @@ from harness.run import engine_key
 from harness.sides import repeated
 
 _FEWEST = 3
-# At most so many: each costs one more start of the calibration's engine.
-_GAPS = 3
-
-T = TypeVar("T")
 
 
 def in_turns(micro: Sequence[Cell], cells: Sequence[Cell], passes: int) -> list[Cell]:
-    """Cells to run in this order: each point of both kinds once a pass; free loads, and what has an engine without a
-    point of the calibration, between the passes of the calibration's first engine.
+    """Cells to run in this order: each point of both kinds once a pass, engine by engine; free loads, and what has an
+    engine without a point of the calibration, after the first engine.
 
     micro: `micro_cells` of as many passes, whose keys end in #1, #2 …
     """
@@ -35,10 +31,8 @@ def in_turns(micro: Sequence[Cell], cells: Sequence[Cell], passes: int) -> list[
     in_passes = [cell for cell in cells if _divisible(cell) and engine_key(cell) in fitted]
     held_out = _grouped(in_passes, engine_key)
     first, *more = (_turns(points, held_out.get(key, []), passes) for key, points in fitted.items())
-    others = list(_grouped((cell for cell in cells if cell not in in_passes), engine_key).values())
-    at_once = math.ceil(len(others) / _GAPS) or 1
-    gaps = [list(itertools.chain(*others[at : at + at_once])) for at in range(0, len(others), at_once)]
-    return _warm_where_it_starts([*_mixed(first, gaps), *itertools.chain(*more)])
+    others = _grouped((cell for cell in cells if cell not in in_passes), engine_key)
+    return _warm_where_it_starts([*first, *others.values(), *itertools.chain(*more)])
 
 
 def _grouped(cells: Iterable[Cell], key: Callable[[Cell], str]) -> dict[str, list[Cell]]:
@@ -93,7 +87,7 @@ def _with_warm_up(cell: Cell, samples: int) -> Cell:
     return Cell(cell.key, cell.overrides, changed(cell.experiment, measure={"warm_up": samples}))
 
 
-def _mixed(*parts: Sequence[T]) -> list[T]:
-    """All in their order, spread evenly among each other."""
-    places = [((index + 0.5) / len(of), each) for of in parts for index, each in enumerate(of)]
-    return [each for _, each in sorted(places, key=lambda place: place[0])]
+def _mixed(fitted: Sequence[Cell], held_out: Sequence[Cell]) -> list[Cell]:
+    """Both in their order, spread evenly among each other."""
+    places = [((index + 0.5) / len(of), cell) for of in (fitted, held_out) for index, cell in enumerate(of)]
+    return [cell for _, cell in sorted(places, key=lambda place: place[0])]
