@@ -224,10 +224,10 @@ def test_a_calibration_is_measured_in_turns_with_what_it_is_held_against(tmp_pat
         *[False] * (len(engines[0]) - len(lengths)), *[True] * len(engines[1])
     ], "what the calibration has no point of, another device, lies between its two engines"  # fmt: skip
     warm_up = {cell["key"]: cell["config"]["measure"]["warm_up"] for cell in cells}
-    for turns in engines:
-        passes = [int(key[-1]) for key in turns]
+    for engine in engines:
+        passes = [int(key[-1]) for key in engine]
         assert passes == sorted(passes) and set(passes) == {1, 2, 3}
-        assert [warm_up[key] for key in turns] == [int(number == 1) for number in passes]
+        assert [warm_up[key] for key in engine] == [int(number == 1) for number in passes]
 
     real = [tmp_path / "out" / "real"]
     assert validate_command(path, None, real, "sim", [], sizes, "0s", 0.05, tmp_path / "again", turns) == 0
