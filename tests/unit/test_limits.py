@@ -43,9 +43,10 @@ def test_what_the_model_lacks_is_told_of_the_points_that_miss() -> None:
     assert said(point("prefix", 1, 0.01), point("prefix", 4, -0.04)) == []
     alone, together, load = point("prefix", 1, 0.2), point("prefix", 2, -0.06), point("trace", 2, 0.07)
     assert said(alone) == []
-    race, stores = said(alone, together, load)
+    race, stores, starts = said(alone, together, load)
     assert "sent at once is a race" in race and race.endswith("1 of 3 points with an error beyond ± 5%.")
     assert "stores" in stores and "1 of 3 points" in stores
+    assert "starts of an engine" in starts and "1 of 3 points" in starts
     (ticks,) = said(point("synthetic", 1, 0.0, counts="fail"), point("prefix", 1, 0.0, counts="fail"))
     assert "ticks" in ticks and ticks.endswith("1 of 2 points with unequal counts.")
 
