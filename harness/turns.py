@@ -10,11 +10,10 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 
 from harness.config import PrefixWorkload
 from harness.experiments import Cell, changed
-from harness.micro import WARM_UP
 from harness.run import engine_key
 from harness.sides import repeated
 
@@ -27,33 +26,28 @@ def in_turns(micro: Sequence[Cell], cells: Sequence[Cell], passes: int) -> list[
 
     micro: `micro_cells` of as many passes, whose keys end in #1, #2 …
     """
-    fitted = _grouped(micro, engine_key)
-    in_passes = [cell for cell in cells if _divisible(cell) and engine_key(cell) in fitted]
-    held_out = _grouped(in_passes, engine_key)
+    fitted = _by_engine(micro)
+    beside = [c for c in cells if isinstance(c.experiment.workload, PrefixWorkload) and engine_key(c) in fitted]
+    held_out = _by_engine(beside)
     first, *more = (_turns(points, held_out.get(key, []), passes) for key, points in fitted.items())
-    others = _grouped((cell for cell in cells if cell not in in_passes), engine_key)
-    return _warm_where_it_starts([*first, *others.values(), *itertools.chain(*more)])
+    others = _by_engine(cell for cell in cells if cell not in beside)
+    return [*first, *itertools.chain(*others.values()), *itertools.chain(*more)]
 
 
-def _grouped(cells: Iterable[Cell], key: Callable[[Cell], str]) -> dict[str, list[Cell]]:
+def _by_engine(cells: Iterable[Cell]) -> dict[str, list[Cell]]:
     groups: dict[str, list[Cell]] = {}
     for cell in cells:
-        groups.setdefault(key(cell), []).append(cell)
+        groups.setdefault(engine_key(cell), []).append(cell)
     return groups
 
 
-def _divisible(cell: Cell) -> bool:
-    return isinstance(cell.experiment.workload, PrefixWorkload)
-
-
-def _turns(fitted: Sequence[Cell], held_out: Sequence[Cell], passes: int) -> list[list[Cell]]:
-    """One list of cells a pass, all of one engine."""
-    warmed = [_with_warm_up(cell, WARM_UP) for cell in fitted]
+def _turns(fitted: Sequence[Cell], held_out: Sequence[Cell], passes: int) -> list[Cell]:
+    """All of one engine, pass by pass."""
     divided = [part for cell in held_out for part in _divided(cell, passes)]
-    return [
-        _mixed(*([cell for cell in of if cell.key.endswith(f"#{number}")] for of in (warmed, divided)))
-        for number in range(1, passes + 1)
-    ]
+    found: list[Cell] = []
+    for number in range(1, passes + 1):
+        found += _mixed(*([cell for cell in of if cell.key.endswith(f"#{number}")] for of in (fitted, divided)))
+    return found
 
 
 def _divided(cell: Cell, passes: int) -> list[Cell]:
@@ -71,20 +65,10 @@ def _divided(cell: Cell, passes: int) -> list[Cell]:
         width = min(0.99, measure.until.half_width * math.sqrt(passes))
         changes["until"] = measure.until.model_dump(mode="json") | fewer | {"half_width": width}
     part = changed(cell.experiment, measure=changes)
-    return [Cell(key, cell.overrides, part) for key in repeated(cell.key, passes)]
-
-
-def _warm_where_it_starts(turns: Iterable[list[Cell]]) -> list[Cell]:
-    """An engine runs on from turn to turn, and is warm after its first one; started again, it is cold again."""
-    found: list[Cell] = []
-    for turn in turns:
-        runs_on = bool(found) and engine_key(found[-1]) == engine_key(turn[0])
-        found += [_with_warm_up(cell, 0) if runs_on and _divisible(cell) else cell for cell in turn]
-    return found
-
-
-def _with_warm_up(cell: Cell, samples: int) -> Cell:
-    return Cell(cell.key, cell.overrides, changed(cell.experiment, measure={"warm_up": samples}))
+    # The engine runs on from pass to pass, and is warm after the first.
+    warm = changed(part, measure={"warm_up": 0})
+    keys = repeated(cell.key, passes)
+    return [Cell(key, cell.overrides, warm if number else part) for number, key in enumerate(keys)]
 
 
 def _mixed(fitted: Sequence[Cell], held_out: Sequence[Cell]) -> list[Cell]:
