@@ -14,8 +14,8 @@ from pathlib import Path
 
 import msgspec
 
-from harness.results import read_io
-from harness.units import format_bytes
+from harness.experiment.units import format_bytes
+from harness.results.folder import read_io
 
 
 class FioError(ValueError):

@@ -18,8 +18,8 @@ from pathlib import Path
 import msgspec
 
 from harness.collectors.bpf import FileCall, read_files
-from harness.results import read_traces
-from harness.units import format_bytes
+from harness.experiment.units import format_bytes
+from harness.results.folder import read_traces
 
 
 class ReplayError(ValueError):

@@ -9,8 +9,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
-from harness.config import Experiment
 from harness.engines.base import Capabilities, Counters, Emit, EngineError, Resolved
+from harness.experiment.model import Experiment
 from simulator.models import ModelSpec
 from traces.load import Blocked, Done, Load, WaitUntil
 from traces.request import Request, RequestRecord, Segment

@@ -6,10 +6,10 @@ from typing import Any
 import pytest
 import yaml
 
-from harness.comparable import NotComparable
-from harness.experiments import load_experiment
-from harness.judge import planned_cells
-from harness.validate import Validation, validate
+from harness.commands.validate import planned_cells
+from harness.experiment.read import load_experiment
+from harness.validation.comparable import NotComparable
+from harness.validation.validate import Validation, validate
 from tests.real.test_vllm import PYTHON, left_behind
 from tests.unit.test_run_loop import Quiet
 

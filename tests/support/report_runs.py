@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from harness.engines.base import Counters
-from harness.results import HostSample, RunFolder, Sample
+from harness.results.folder import HostSample, RunFolder, Sample
 from traces.request import RequestRecord, TokensByTier, Verdict
 
 NOTHING_REPORTED = TokensByTier()

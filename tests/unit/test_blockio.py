@@ -11,7 +11,7 @@ from harness.blockio.replay import ReplayError, iolog, lengths, operations, repl
 from harness.collectors import bpf
 from harness.collectors.bpf import BlockRequest, FileCall, TraceError, lost_events, read_block, read_files
 from harness.engines.base import Counters
-from harness.results import HostSample, Sample
+from harness.results.folder import HostSample, Sample
 from traces.request import RequestRecord
 
 ZERO_NS = 5_000_000_000

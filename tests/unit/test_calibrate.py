@@ -9,10 +9,10 @@ import msgspec
 import pytest
 import yaml
 
-from harness.calibrate import calibrate, calibrated, write_calibration
-from harness.experiments import load_experiment
-from harness.micro import micro_cells, points_of
-from harness.run import RunRequest, run
+from harness.calibration.calibrate import calibrate, calibrated, write_calibration
+from harness.calibration.points import micro_cells, points_of
+from harness.experiment.read import load_experiment
+from harness.measure.run import RunRequest, run
 from simulator.calibration import TRANSFER, Calibration, Point, load_calibration
 from simulator.fitting import fit
 from simulator.models import load_model
@@ -147,7 +147,7 @@ def test_a_mechanism_that_the_model_lacks_makes_the_fit_not_good(
 
         return tuple(map(changed, points_of(folder, size)))
 
-    monkeypatch.setattr("harness.calibrate.points_of", with_a_cliff)
+    monkeypatch.setattr("harness.calibration.calibrate.points_of", with_a_cliff)
     made = calibrated(measured, "cliff", load_experiment(experiment(folder)).experiment, "sim")
     assert made.good is False
     assert made.verdict is not None and "missed by" in made.verdict

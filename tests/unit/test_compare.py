@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
-from harness.comparable import NotComparable, check_sides
-from harness.compare import Comparison, compare
-from harness.judge import compare as compare_command
-from harness.results import read_manifest
-from harness.sides import read_side
+from harness.commands.validate import compare as compare_command
+from harness.results.folder import read_manifest
+from harness.validation.comparable import NotComparable, check_sides
+from harness.validation.equivalence import Comparison, compare
+from harness.validation.points import read_side
 from tests.support.noisy_runs import changed_rows, noisy_copy, sim_run, wrong_calibration
 
 PREFIX: dict[str, Any] = {

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from harness.engines.completion_stream import MAX_EVENT_BYTES, Answer, EventDecoder, EventTooLong
+from harness.engines.http.stream import MAX_EVENT_BYTES, Answer, EventDecoder, EventTooLong
 
 STREAM = b': hello\n\ndata: {"a": 1}\n\ndata:two\ndata: lines\nid: 7\n\nevent: ping\n\n\n\ndata: [DONE]'
 EVENTS = [b'{"a": 1}', b"two\nlines", b"[DONE]"]

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from harness.experiments import ConfigError, load_experiment
+from harness.experiment.read import ConfigError, load_experiment
 
 GOOD = """\
 name: good
@@ -235,7 +235,7 @@ def test_a_size_that_is_not_there(tmp_path: Path) -> None:
 
 
 def harness(*args: str, cwd: Path) -> subprocess.CompletedProcess[str]:
-    program = [sys.executable, "-m", "harness.cli", *args]
+    program = [sys.executable, "-m", "harness", *args]
     return subprocess.run(program, cwd=cwd, capture_output=True, text=True, timeout=60, check=False)
 
 

@@ -9,14 +9,14 @@ import msgspec
 import pytest
 import yaml
 
-from harness.comparable import NotComparable, check_sides
+from harness.commands.validate import validate as validate_command
 from harness.engines.base import SettingsError
-from harness.experiments import load_experiment
-from harness.judge import validate as validate_command
-from harness.preflight import PreflightError
-from harness.results import read_manifest, read_rows, read_samples
-from harness.run import RunRequest, run
-from harness.sides import read_side
+from harness.experiment.read import load_experiment
+from harness.measure.preflight import PreflightError
+from harness.measure.run import RunRequest, run
+from harness.results.folder import read_manifest, read_rows, read_samples
+from harness.validation.comparable import NotComparable, check_sides
+from harness.validation.points import read_side
 from tests.support.noisy_runs import noisy_copy
 from tests.unit.test_run_loop import Quiet
 

@@ -4,11 +4,11 @@ from typing import Any
 
 import pytest
 
-from harness.compare import Comparison, Figure, PointResult
-from harness.limits import notes
-from harness.results import HostSample
-from harness.sides import Point, Repeat, Side
+from harness.results.folder import HostSample
 from harness.stats import Equivalence
+from harness.validation.equivalence import Comparison, Figure, PointResult
+from harness.validation.known_limits import notes
+from harness.validation.points import Point, Repeat, Side
 from tests.support.report_runs import row, sample
 
 

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from harness.engines.base import EngineError, SettingsError
-from harness.preflight import PreflightError
-from harness.run import run
-from harness.seal import seal
+from harness.measure.preflight import PreflightError
+from harness.measure.run import run
+from harness.report.refresh import seal
 from tests.unit.test_run_loop import Quiet, measured, request
 
 ROOT = Path(__file__).parents[2]

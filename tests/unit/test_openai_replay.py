@@ -12,7 +12,7 @@ import msgspec
 import pytest
 import uvloop
 
-from harness.engines.openai_replay import OpenAIReplay
+from harness.engines.http.replay import OpenAIReplay
 from tests.support.instant_server import Fault, Server, serve
 from traces.load import Load
 from traces.request import Request, RequestRecord, Segment, TokenSource

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from harness.engines.base import EngineError
-from harness.engines.process import Child, child_environment
+from harness.processes.child import Child, child_environment
 
 # A command that starts a grandchild in a session of its own, as engines do with workers, and ignores SIGTERM.
 STUBBORN = """
@@ -47,7 +47,7 @@ def all_gone(pids: list[int], within_s: float) -> bool:
 
 
 def test_stop_ends_the_command_and_its_escaped_worker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("harness.engines.process._GRACE_S", 0.5)
+    monkeypatch.setattr("harness.processes.child._GRACE_S", 0.5)
     child = Child("stubborn", [sys.executable, "-c", STUBBORN], log=tmp_path / "log", env=child_environment({}))
     child.start()
     pids = pids_in(tmp_path / "log")
@@ -61,7 +61,7 @@ def test_stop_ends_the_command_and_its_escaped_worker(tmp_path: Path, monkeypatc
 def test_nothing_outlives_the_harness(tmp_path: Path, how: signal.Signals) -> None:
     log = tmp_path / "log"
     program = (
-        "import sys, time\nfrom pathlib import Path\nimport harness.engines.process as p\np._GRACE_S = 0.5\n"
+        "import sys, time\nfrom pathlib import Path\nimport harness.processes.child as p\np._GRACE_S = 0.5\n"
         f"argv, log = [sys.executable, '-c', {STUBBORN!r}], Path({str(log)!r})\n"
         "c = p.Child('x', argv, log=log, env=p.child_environment({}))\n"
         "c.start()\ntime.sleep(600)\n"

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from harness.judge import validate as validate_command
-from harness.published import is_published, validate_published
-from harness.rounds import Rounds, hit_rates
+from harness.commands.validate import validate as validate_command
+from harness.validation.published import is_published, validate_published
+from harness.validation.rounds import Rounds, hit_rates
 from tests.unit.test_run_loop import Quiet
 
 TABLE = Path("configs/validation/published.yaml")

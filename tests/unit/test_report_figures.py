@@ -8,11 +8,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from harness.report import figures, style
+from harness.report import style
 from harness.report.axes import cell_labels, panels, varied_axes
-from harness.report.timeline import timeline
-from harness.results import HostSample
-from harness.summary import summarize
+from harness.report.run import figures
+from harness.report.run.timeline import timeline
+from harness.results.folder import HostSample
+from harness.results.summary import summarize
 from tests.support.report_runs import cell, manifest, row, sample
 from traces.request import RequestRecord, TokensByTier
 

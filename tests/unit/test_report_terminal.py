@@ -10,8 +10,8 @@ import pytest
 from rich.console import Console
 
 from harness.report import words
-from harness.report.terminal import Progress, clock_text, render_summary
-from harness.summary import summarize
+from harness.report.run.terminal import Progress, clock_text, render_summary
+from harness.results.summary import summarize
 from tests.support.report_runs import cell, manifest, row
 
 

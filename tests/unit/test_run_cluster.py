@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from harness.results import read_manifest
-from harness.run import run
+from harness.measure.run import run
+from harness.results.folder import read_manifest
 from tests.unit.test_run_loop import Quiet, measured
 from tests.unit.test_run_sim import FREE, SYNTHETIC, TIERS, request
 
@@ -64,7 +64,7 @@ def test_a_prefix_cannot_be_placed_in_a_cluster(tmp_path: Path) -> None:
 def test_mistakes_are_told_on_one_line(setting: str, said: str, tmp_path: Path) -> None:
     words = ["run", EXPERIMENT, "--engine", "sim", "--size", "small", "--out", str(tmp_path / "out")]
     words += ["--set", "engines.sim.shared=[disk]", "--set", setting]
-    command = [sys.executable, "-m", "harness.cli", *words]
+    command = [sys.executable, "-m", "harness", *words]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60)
     assert (done.returncode, done.stderr.count("\n")) == (2, 1), done.stderr
     assert said in done.stderr
@@ -72,7 +72,7 @@ def test_mistakes_are_told_on_one_line(setting: str, said: str, tmp_path: Path) 
 
 
 def test_a_server_is_one_engine() -> None:
-    command = [sys.executable, "-m", "harness.cli", "serve", EXPERIMENT, "--size", "small", "--port", "0"]
+    command = [sys.executable, "-m", "harness", "serve", EXPERIMENT, "--size", "small", "--port", "0"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60)
     assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1), done.stderr
     assert "engines.sim.instances" in done.stderr

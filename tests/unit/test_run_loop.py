@@ -13,11 +13,11 @@ import pytest
 import yaml
 
 from harness.engines.base import EngineError
-from harness.experiments import load_experiment
-from harness.preflight import PreflightError
-from harness.results import ResultsError, RunFolder, read_manifest, read_rows, read_samples
-from harness.run import RunRequest, run
-from harness.seal import seal
+from harness.experiment.read import load_experiment
+from harness.measure.preflight import PreflightError
+from harness.measure.run import RunRequest, run
+from harness.report.refresh import seal
+from harness.results.folder import ResultsError, RunFolder, read_manifest, read_rows, read_samples
 from traces.request import RequestRecord
 
 EXPERIMENT: dict[str, Any] = {
@@ -192,7 +192,7 @@ PROGRAM = """
 import sys; from pathlib import Path
 sys.path.insert(0, {tests!r})
 from tests.unit.test_run_loop import Quiet, request
-from harness.run import run
+from harness.measure.run import run
 run(request(Path({tmp!r}), engines={{"fake": {{"delay": "20ms"}}}}, {extra}), Quiet())
 """
 

@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 import yaml
 
-from harness.experiments import load_experiment
-from harness.results import ResultsError, read_manifest, read_samples, write_atomically
-from harness.run import RunRequest, run
-from harness.seal import seal
+from harness.experiment.read import load_experiment
+from harness.measure.run import RunRequest, run
+from harness.report.refresh import seal
+from harness.results.folder import ResultsError, read_manifest, read_samples, write_atomically
 from tests.unit.test_run_loop import Quiet, measured
 
 ROOT = Path(__file__).parents[2]
@@ -119,7 +119,15 @@ def trace_folder() -> Path | None:
 
 @pytest.mark.skipif(trace_folder() is None, reason="no mooncake_conversation.jsonl in $HARNESS_TRACES")
 def test_the_whole_public_trace_survives_sigkill(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "harness.cli", "run", "configs/experiments/mooncake_trace.yaml", "--engine", "sim"]
+    command = [
+        sys.executable,
+        "-m",
+        "harness",
+        "run",
+        "configs/experiments/mooncake_trace.yaml",
+        "--engine",
+        "sim",
+    ]
     environment = {**os.environ, "HARNESS_TRACES": str(trace_folder())}
     killed = tmp_path / "killed"
     process = subprocess.Popen([*command, "--out", str(killed)], cwd=ROOT, env=environment, stderr=subprocess.DEVNULL)
@@ -131,7 +139,7 @@ def test_the_whole_public_trace_survives_sigkill(tmp_path: Path) -> None:
     process.wait()
     partial = (killed / "rows.jsonl").read_bytes().count(b"\n")
     assert 0 < partial < 12_031, "the run was not killed in its middle"
-    resume = [sys.executable, "-m", "harness.cli", "run", "--resume", str(killed)]
+    resume = [sys.executable, "-m", "harness", "run", "--resume", str(killed)]
     for arguments in ([*command, "--out", str(tmp_path / "whole")], resume):
         done = subprocess.run(arguments, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stderr

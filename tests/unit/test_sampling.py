@@ -4,8 +4,8 @@ from collections import Counter
 
 import pytest
 
-from harness.config import Measure, Until
-from harness.sampling import Sampler
+from harness.experiment.model import Measure, Until
+from harness.measure.sampling import Sampler
 from harness.stats import median_interval, relative_half_width
 
 

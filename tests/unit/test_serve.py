@@ -20,9 +20,9 @@ from aiohttp import web
 
 from harness.collectors.prometheus import Metrics
 from harness.engines import simulator_maker
-from harness.engines.openai_replay import OpenAIReplay
-from harness.engines.sim import SimEngine
-from harness.experiments import load_experiment
+from harness.engines.http.replay import OpenAIReplay
+from harness.engines.sim.engine import SimEngine
+from harness.experiment.read import load_experiment
 from harness.serving.app import App
 from harness.serving.pacer import Pacer
 from harness.serving.prompts import from_ids, from_text
@@ -33,7 +33,7 @@ from traces.request import Request, RequestRecord, Segment, TokenSource
 
 ROOT = Path(__file__).parents[2]
 QUICKSTART = ROOT / "configs/experiments/quickstart.yaml"
-COMMAND = [sys.executable, "-m", "harness.cli", "serve", str(QUICKSTART)]
+COMMAND = [sys.executable, "-m", "harness", "serve", str(QUICKSTART)]
 CHAT = "/v1/chat/completions"
 
 

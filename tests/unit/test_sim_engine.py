@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from harness.engines.base import Engine, EngineError
-from harness.engines.sim import SimEngine
+from harness.engines.sim.engine import SimEngine
 from simulator.calibration import load_calibration
 from simulator.models import load_model
 from simulator.simulate import Simulator

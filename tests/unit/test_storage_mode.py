@@ -13,10 +13,10 @@ from typing import Any
 import pytest
 import yaml
 
-from harness.results import read_manifest, read_samples
-from harness.run import run
-from harness.seal import seal
-from harness.session import measure
+from harness.commands.session import measure
+from harness.measure.run import run
+from harness.report.refresh import seal
+from harness.results.folder import read_manifest, read_samples
 from tests.unit.test_run_loop import Quiet, measured
 from tests.unit.test_run_sim import ROOT, request
 
@@ -145,7 +145,7 @@ def test_no_chunk_file_outlives_a_run(tmp_path: Path, number: signal.Signals) ->
     chunks.mkdir()
     request(tmp_path, {**files(TIERS, chunks), "measure": {"tiers": ["disk"], "samples": 5000}})
     words = ["run", str(tmp_path / "experiment.yaml"), "--engine", "sim", "--out", str(tmp_path / "out")]
-    program = [sys.executable, "-m", "harness.cli", *words]
+    program = [sys.executable, "-m", "harness", *words]
     process = subprocess.Popen(program, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     wait_until(lambda: any(chunks.glob("*/*.data")))
     process.send_signal(number)
@@ -219,7 +219,7 @@ def test_transfers_under_way_at_the_deadline_are_not_counted(tmp_path: Path) -> 
 def command(folder: Path, config: dict[str, Any], *prefix: str) -> subprocess.CompletedProcess[str]:
     """`harness run` in a process of its own."""
     request(folder, config)
-    program = [sys.executable, "-m", "harness.cli", "run", str(folder / "experiment.yaml"), "--engine", "sim"]
+    program = [sys.executable, "-m", "harness", "run", str(folder / "experiment.yaml"), "--engine", "sim"]
     words = [*prefix, *program, "--out"]
     return subprocess.run([*words, str(folder / "out")], cwd=ROOT, capture_output=True, text=True, timeout=120)
 
@@ -246,7 +246,7 @@ def test_a_device_that_fails_midway_gives_failed_operations_and_keeps_every_row(
 def test_all_kv_on_storage_is_for_the_simulator_alone(tmp_path: Path) -> None:
     (tmp_path / "experiment.yaml").write_text(yaml.safe_dump(ALONE))
     for words, reason in ((["run", "--engine", "fake"], "cache.gpu is 0"), (["serve", "--port", "0"], "mode storage")):
-        program = [sys.executable, "-m", "harness.cli", words[0], "experiment.yaml", *words[1:]]
+        program = [sys.executable, "-m", "harness", words[0], "experiment.yaml", *words[1:]]
         done = subprocess.run(program, cwd=tmp_path, capture_output=True, text=True, timeout=60)
         assert done.returncode == 2 and reason in done.stderr and len(done.stderr.strip().splitlines()) == 1
 

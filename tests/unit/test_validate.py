@@ -10,16 +10,16 @@ import msgspec
 import pytest
 import yaml
 
-from harness.calibrate import calibrate as calibrate_command
-from harness.comparable import NotComparable
-from harness.compare import compare
-from harness.experiments import changed, load_experiment
-from harness.judge import planned_cells
-from harness.judge import validate as validate_command
-from harness.report.comparison import findings
-from harness.results import read_manifest, read_rows
-from harness.sides import axes, read_side
-from harness.validate import MOST_SAMPLES, Validation, more_cells, sim_cell, validate
+from harness.calibration.calibrate import calibrate as calibrate_command
+from harness.commands.validate import planned_cells
+from harness.commands.validate import validate as validate_command
+from harness.experiment.read import changed, load_experiment
+from harness.report.validation.html import findings
+from harness.results.folder import read_manifest, read_rows
+from harness.validation.comparable import NotComparable
+from harness.validation.equivalence import compare
+from harness.validation.points import axes, read_side
+from harness.validation.validate import MOST_SAMPLES, Validation, more_cells, sim_cell, validate
 from tests.support.noisy_runs import noisy_copy, sim_run, wrong_calibration
 from tests.unit.test_run_loop import Quiet
 

@@ -7,7 +7,7 @@ import pytest
 from aiohttp import web
 
 from harness.engines.base import EngineError
-from harness.engines.vllm import VllmEngine
+from harness.engines.vllm.engine import VllmEngine
 from simulator.models import load_model
 from tests.unit.test_run_loop import request as run_request
 
