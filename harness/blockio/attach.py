@@ -14,16 +14,18 @@ from typing import Any
 import msgspec
 from pydantic import ValidationError
 
-from harness.blockio.devices import HOLDING, DeviceError, check, create, destroy, devices, left
-from harness.collectors.bpf import BpfTrace, TraceError
+from harness.blockio.devices import HOLDING, check, create, destroy, devices, left
+from harness.collectors.bpf import BpfTrace
 from harness.collectors.bpf import check as check_trace
 from harness.collectors.host import mount_of
-from harness.engines.base import Engine, Resolved
+from harness.engines.base import Engine
+from harness.errors import DeviceError, TracingError
 from harness.experiment.fields import Device as DeviceSpec
 from harness.experiment.read import Cell
 from harness.experiment.units import format_bytes
 from harness.processes.child import Child, child_environment
-from harness.results.folder import IoTrace, RunFolder, new_trace_folder, write_trace
+from harness.records import IoTrace, Resolved
+from harness.results.folder import RunFolder, new_trace_folder, write_trace
 
 # Engines get 15 s before they are killed, and the file system is in use until then.
 _HOLDER_GRACE_S = 60.0
@@ -75,7 +77,7 @@ def _on(cell: Cell, mount: Path) -> Cell:
 async def run_trace(
     cells: Sequence[Cell], engine: Engine, resolved: Resolved, folder: RunFolder
 ) -> AsyncIterator[None]:
-    """Traces the disk tier's I/O meanwhile, where the experiment asks for it. Raises TraceError."""
+    """Traces the disk tier's I/O meanwhile, where the experiment asks for it. Raises TracingError."""
     experiment = cells[0].experiment
     if not _traced(cells[0], engine.name):
         yield
@@ -103,11 +105,11 @@ async def run_trace(
 
 
 def device_number(path: Path) -> int:
-    """The block device below a path, as the kernel's events name it. Raises TraceError."""
+    """The block device below a path, as the kernel's events name it. Raises TracingError."""
     mount = mount_of(path)
     source = Path(mount[0] if mount else "")
     if not source.is_block_device():
-        raise TraceError(f"storage.trace: {path} is on {source}, no block device; name a cache.disk.path on one")
+        raise TracingError(f"storage.trace: {path} is on {source}, no block device; name a cache.disk.path on one")
     number = source.stat().st_rdev
     block = Path(f"/sys/dev/block/{os.major(number)}:{os.minor(number)}").resolve()
     whole = (block.parent if (block / "partition").exists() else block) / "dev"
@@ -116,7 +118,7 @@ def device_number(path: Path) -> int:
 
 
 def check_run_storage(cell: Cell, engine: str) -> None:
-    """Before anything starts. Raises DeviceError and TraceError."""
+    """Before anything starts. Raises DeviceError and TracingError."""
     if (spec := _wanted(cell, engine)) is not None:
         check(spec)
     if _traced(cell, engine):

@@ -30,6 +30,7 @@ from pathlib import Path
 import msgspec
 
 from harness.collectors.memory import available_memory_bytes
+from harness.errors import DeviceError
 from harness.experiment.fields import Device as DeviceSpec
 from harness.experiment.units import format_bytes
 
@@ -45,10 +46,6 @@ _MKFS = {
 }
 # Of a device in RAM, so much memory has to stay for others.
 _MEMORY_RESERVE_BYTES = 2**30
-
-
-class DeviceError(ValueError):
-    """A reference device cannot be made or destroyed as asked. One line, with the cure."""
 
 
 class Device(msgspec.Struct, frozen=True, kw_only=True):

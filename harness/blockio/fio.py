@@ -14,12 +14,9 @@ from pathlib import Path
 
 import msgspec
 
+from harness.errors import FioError
 from harness.experiment.units import format_bytes
 from harness.results.folder import read_io
-
-
-class FioError(ValueError):
-    """fio cannot tell. One line, with the cure."""
 
 
 class Job(msgspec.Struct, frozen=True):

@@ -14,10 +14,12 @@ import msgspec
 import yaml
 
 from harness.calibration.points import PASSES, micro_cells, points_of
+from harness.errors import ConfigError
 from harness.experiment.model import EngineName, Experiment
-from harness.experiment.read import Cell, ConfigError, Plan
+from harness.experiment.read import Cell, Plan
 from harness.results.folder import read_manifest, write_atomically
-from simulator.calibration import TRANSFER, Assumption, Calibration, CalibrationError, FittedOn, Point, load_calibration
+from simulator.calibration import TRANSFER, Assumption, Calibration, FittedOn, Point, load_calibration
+from simulator.errors import CalibrationError
 
 # What leave-one-out may miss by: the ±5 % that a validation asks for on average, twice that in any point.
 LOO_MEAN, LOO_WORST = 0.05, 0.10

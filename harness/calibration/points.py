@@ -18,8 +18,9 @@ from typing import Any, NamedTuple
 import msgspec
 import numpy as np
 
+from harness.errors import ConfigError
 from harness.experiment.model import TIER_STATES, Experiment, PrefixWorkload, hit_tokens
-from harness.experiment.read import Cell, ConfigError
+from harness.experiment.read import Cell
 from harness.results.folder import read_manifest, read_rows
 from harness.results.summary import counted, metric_values
 from simulator.calibration import Metric, Point

@@ -10,13 +10,14 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, ParamSpec
 
-from harness.engines.base import EngineError
+from harness.errors import ConfigError, EngineError, Interrupted, ResultsError
 from harness.experiment.model import EngineName
 from harness.experiment.model import Experiment as ExperimentConfig
-from harness.experiment.read import Cell, ConfigError, Plan, load_experiment
-from harness.measure.run import Interrupted, RunRequest, new_folder
+from harness.experiment.read import Cell, Plan, load_experiment
+from harness.measure.run import RunRequest, new_folder
 from harness.measure.run import run as run_cells
-from harness.results.folder import ResultsError, read_manifest
+from harness.results.folder import read_manifest
+from traces.errors import UserError
 
 USER_ERROR, RUN_FAILED = 2, 1
 P = ParamSpec("P")
@@ -29,20 +30,17 @@ def told(work: Callable[P, int]) -> Callable[P, int]:
     def command(*args: P.args, **kwargs: P.kwargs) -> int:
         try:
             return work(*args, **kwargs)
-        except (EngineError, ResultsError) as error:
+        except EngineError as error:
             print(f"harness: {error}", file=sys.stderr)
-            return RUN_FAILED if isinstance(error, EngineError) else USER_ERROR
+            return RUN_FAILED
+        except UserError as error:
+            print(f"harness: {error}", file=sys.stderr)
+            return USER_ERROR
         except Interrupted as error:
             print(f"harness: {error}", file=sys.stderr)
             return 128 + error.signal
         except KeyboardInterrupt:
             return 128 + signal.SIGINT
-        except ValueError as error:
-            # ConfigError, PreflightError, TraceError, SpecError, SettingError: the user's mistakes.
-            if type(error) is ValueError or not type(error).__module__.startswith(("harness", "simulator", "traces")):
-                raise
-            print(f"harness: {error}", file=sys.stderr)
-            return USER_ERROR
 
     return command
 

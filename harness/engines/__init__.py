@@ -6,7 +6,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from harness.engines.base import Engine, SettingsError
+from harness.engines.base import Engine
+from harness.errors import SettingsError
 from harness.experiment.model import EngineName, Experiment
 from simulator.models import ModelSpec
 

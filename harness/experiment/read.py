@@ -21,15 +21,12 @@ import msgspec
 import yaml
 from pydantic import BaseModel, ValidationError
 
+from harness.errors import ConfigError
 from harness.experiment.model import WORKLOAD_KINDS, Experiment
 
 _OWN_KEYS = ("sweep", "sizes")
 _MAX_CELLS = 10_000
 _MAX_FILE_BYTES = 4 * 2**20
-
-
-class ConfigError(ValueError):
-    """A user's mistake in an experiment or on the command line. One line; exit code 2."""
 
 
 class Cell(msgspec.Struct, frozen=True):

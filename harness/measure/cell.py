@@ -12,7 +12,7 @@ from typing import Protocol
 import msgspec
 
 from harness.collectors.host import between, read_host
-from harness.engines.base import Counters, Engine, Resolved
+from harness.engines.base import Engine
 from harness.experiment.loads import FreeLoad
 from harness.experiment.model import PrefixWorkload
 from harness.experiment.read import Cell
@@ -28,7 +28,8 @@ from harness.measure.warmup import (
     prove,
     sealed,
 )
-from harness.results.folder import HostSample, RunFolder, Sample, read_rows
+from harness.records import Counters, HostSample, Resolved, Sample
+from harness.results.folder import RunFolder, read_rows
 from harness.results.summary import FREE_LOAD, counted, metric_values
 from traces.load import Load
 from traces.request import Request, RequestRecord

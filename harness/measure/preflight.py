@@ -8,10 +8,11 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from harness.collectors.memory import available_memory_bytes
-from harness.engines.base import Capabilities, Resolved
+from harness.errors import PreflightError
 from harness.experiment.fields import Device, Eviction
 from harness.experiment.model import Experiment, PrefixWorkload
 from harness.experiment.units import format_bytes
+from harness.records import Capabilities, Resolved
 from simulator.models import ModelSpec
 from traces.request import Request
 
@@ -20,10 +21,6 @@ _GIB = 2**30
 _CPU_ATTENTION_BLOCK = 32
 _DISK_RESERVE_BYTES = 2 * _GIB
 _REACH = {"cpu": ("gpu",), "disk": ("gpu", "cpu")}
-
-
-class PreflightError(ValueError):
-    """The experiment cannot give what it asks for on this machine. One line; exit code 2."""
 
 
 def check_experiment(

@@ -21,12 +21,14 @@ import msgspec
 
 from harness.blockio.attach import check_run_storage, run_device, run_trace
 from harness.engines import make_engine
-from harness.engines.base import Capabilities, Engine, KeepsRecord
+from harness.engines.base import Engine, KeepsRecord
+from harness.errors import Interrupted
 from harness.experiment.loads import FreeLoad, free_load
 from harness.experiment.model import EngineName, PrefixWorkload, results_root
 from harness.experiment.read import Cell
 from harness.measure.cell import Progress, TierMeasurement, measure_load
 from harness.measure.preflight import check_cache, check_experiment, check_storage_load
+from harness.records import Capabilities
 from harness.results import provenance
 from harness.results.folder import RunFolder, read_rows
 from simulator.models import load_model
@@ -48,14 +50,6 @@ def new_folder(name: str, engine: EngineName) -> Path:
     """Where a run goes unless told: a folder of its own under the results root."""
     moment = provenance.now().replace(":", "").replace("-", "")
     return results_root() / f"{name}-{engine}-{moment}-{os.getpid()}"
-
-
-class Interrupted(Exception):
-    """Ctrl-C or SIGTERM; `signal` says which. The folder can be resumed."""
-
-    def __init__(self, number: int) -> None:
-        super().__init__(f"interrupted by {signal.Signals(number).name}")
-        self.signal = number
 
 
 def run(request: RunRequest, progress: Progress) -> Path:

@@ -18,9 +18,10 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from harness.engines.base import Counters, Emit, Engine, Resolved
+from harness.engines.base import Emit, Engine
 from harness.experiment.fields import Eviction
 from harness.experiment.model import Experiment, PrefixWorkload, hit_tokens
+from harness.records import Counters, Resolved
 from traces.load import Load
 from traces.request import Request, RequestRecord, Segment, TokensByTier, Verdict, stable_id
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 import psutil
 
-from harness.engines.base import EngineError
+from harness.errors import EngineError
 
 if TYPE_CHECKING:
     import httpx

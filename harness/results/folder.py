@@ -22,43 +22,12 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from harness.engines.base import Counters
-from traces.request import RequestRecord, Verdict
+from harness.errors import ResultsError
+from harness.records import IoTrace, Sample
+from traces.request import RequestRecord
 
 SCHEMA = 1
 _T = TypeVar("_T", bound=msgspec.Struct)
-
-
-class ResultsError(Exception):
-    """A run folder cannot be used as asked. One line, with the cure."""
-
-
-class HostSample(msgspec.Struct, frozen=True, kw_only=True):
-    """What else the machine did meanwhile. Shares are of all cores' time; None: this kernel does not say. core_loop_s:
-    what a fixed loop took on the engine's core, before and after (host.py, core_loop_s); None: it has no core."""
-
-    steal_share: float | None = None
-    foreign_cpu_share: float | None = None
-    busy_share: float | None = None
-    core_loop_s: float | None = None
-    device_read_bytes: int | None = None
-    device_write_bytes: int | None = None
-
-
-class Sample(msgspec.Struct, frozen=True, kw_only=True):
-    """One measured batch: what the counters moved by, against what they had to. A free load has no verdict."""
-
-    cell: str
-    tier: str
-    index: int
-    attempt: int = 0
-    started_s: float
-    ended_s: float
-    verdict: Verdict | None
-    reason: str | None = None
-    observed: Counters
-    expected: Counters
-    host: HostSample = HostSample()
 
 
 class RunFolder:
@@ -168,20 +137,6 @@ def read_rows(path: Path) -> Iterator[RequestRecord]:
 
 def read_samples(path: Path) -> Iterator[Sample]:
     return _read_lines(path / "samples.jsonl", Sample)
-
-
-class IoTrace(msgspec.Struct, frozen=True, kw_only=True):
-    """What one trace in io/N is about: whose, of which device, and when its clock (nanoseconds) was the run's 0."""
-
-    cells: tuple[str, ...]
-    attempt: int
-    path: str
-    device_number: int
-    pids: tuple[int, ...]
-    zero_ns: int
-    started_s: float
-    ended_s: float
-    lost_events: int
 
 
 def new_trace_folder(path: Path) -> Path:

@@ -6,8 +6,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from harness.engines.base import Counters
-from harness.results.folder import Sample
+from harness.records import Counters, Sample
 from harness.stats import coefficient_of_variation, mean_interval, percentile, samples_needed
 from traces.request import RequestRecord
 

@@ -19,6 +19,7 @@ import uvloop
 from aiohttp import web
 
 from harness.engines import simulator_maker
+from harness.errors import ServeError
 from harness.experiment.model import Experiment
 from harness.measure.preflight import check_cache
 from harness.serving.app import App
@@ -29,10 +30,6 @@ from simulator.simulate import Simulator
 BACKLOG = 4096
 GOODBYE_S = 1.0
 GC_THRESHOLDS = (100_000, 20, 100)
-
-
-class ServeError(ValueError):
-    """The server cannot be as asked. One line; exit code 2."""
 
 
 def serve(experiment: Experiment, host: str, port: int, api_key_env: str | None = None) -> int:

@@ -7,6 +7,7 @@ from typing import Any
 
 import msgspec
 
+from harness.errors import NotComparable
 from harness.experiment.model import hit_tokens
 from harness.validation.points import Point, PointKey, Side, axes, left_out_reasons
 from simulator.calibration import Calibration
@@ -14,10 +15,6 @@ from simulator.calibration import Calibration
 _HOST = ("cpu", "cores", "kernel")
 _SIZES = ("gpu_blocks", "block_tokens", "chunk_tokens", "kv_bytes_per_token", "cpu_bytes")
 _DEFINED_BY = ("model", "workload")
-
-
-class NotComparable(ValueError):
-    """The two sides, or the calibration, cannot be held against each other. One line, with the reason."""
 
 
 def check_sides(reference: Side, candidate: Side) -> None:

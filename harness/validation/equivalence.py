@@ -20,7 +20,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from harness.engines.base import Counters
+from harness.records import Counters
 from harness.stats import (
     Equivalence,
     Indices,

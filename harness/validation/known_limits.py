@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from harness.results.folder import Sample
+from harness.records import Sample
 from harness.results.summary import core_slower
 from harness.validation.equivalence import Comparison
 from harness.validation.points import Point, Side

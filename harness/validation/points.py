@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from harness.engines.base import Counters
-from harness.results.folder import Sample, read_manifest, read_rows, read_samples
+from harness.records import Counters, Sample
+from harness.results.folder import read_manifest, read_rows, read_samples
 from harness.results.summary import FREE_LOAD, counted
 from traces.request import RequestRecord
 

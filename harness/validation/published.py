@@ -16,6 +16,7 @@ from typing import Any
 import msgspec
 import yaml
 
+from harness.errors import NotComparable
 from harness.experiment.model import Experiment
 from harness.experiment.read import Cell
 from harness.measure.cell import Progress
@@ -24,7 +25,6 @@ from harness.results import provenance
 from harness.results.folder import read_rows
 from harness.results.summary import counted
 from harness.stats import equivalence
-from harness.validation.comparable import NotComparable
 from harness.validation.document import content_of, write_document
 from harness.validation.equivalence import Figure, PointResult, worst
 from harness.validation.rounds import Rounds, hit_rates

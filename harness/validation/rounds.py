@@ -9,8 +9,8 @@ import msgspec
 import numpy as np
 
 from harness.experiment.units import parse_bytes
-from simulator import SettingError
 from simulator.calibration import load_calibration
+from simulator.errors import ModelError
 from simulator.models import load_model
 from simulator.simulate import Completion, Simulator
 from traces.request import Request, Segment
@@ -84,7 +84,7 @@ def _closed_loop(simulator: Simulator, requests: list[Request], parallel: int) -
             flying += 1
         completions = simulator.advance()
         if failed := next((one for one in completions if one.error), None):
-            raise SettingError(f"rounds: request {failed.id} of {failed.prompt_tokens} tokens: {failed.error}")
+            raise ModelError(f"rounds: request {failed.id} of {failed.prompt_tokens} tokens: {failed.error}")
         flying -= len(completions)
         done += completions
     return done

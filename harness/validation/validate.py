@@ -20,13 +20,13 @@ from typing import Any
 import msgspec
 
 from harness.calibration.calibrate import calibrated, write_calibration
+from harness.errors import NotComparable, ResultsError
 from harness.experiment.model import EngineName, Experiment, PrefixWorkload
 from harness.experiment.read import Cell, changed
 from harness.measure.cell import Progress
 from harness.measure.run import RunRequest, run
-from harness.results.folder import ResultsError
 from harness.results.summary import FREE_LOAD
-from harness.validation.comparable import NotComparable, check_apart, check_held_out, check_host, check_sides
+from harness.validation.comparable import check_apart, check_held_out, check_host, check_sides
 from harness.validation.document import document, write_document
 from harness.validation.equivalence import MARGIN, Comparison, PointResult, compare
 from harness.validation.known_limits import notes

@@ -15,7 +15,8 @@ from pathlib import Path
 import pytest
 
 from harness.blockio import devices as refdevice
-from harness.blockio.devices import DeviceError, create, destroy
+from harness.blockio.devices import create, destroy
+from harness.errors import DeviceError
 from harness.experiment.fields import Device as DeviceSpec
 
 ROOT = Path(__file__).parents[2]

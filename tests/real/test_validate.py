@@ -7,8 +7,8 @@ import pytest
 import yaml
 
 from harness.commands.validate import planned_cells
+from harness.errors import NotComparable
 from harness.experiment.read import load_experiment
-from harness.validation.comparable import NotComparable
 from harness.validation.validate import Validation, validate
 from tests.real.test_vllm import PYTHON, left_behind
 from tests.unit.test_run_loop import Quiet

@@ -6,12 +6,12 @@ from pathlib import Path
 import pytest
 
 from harness.blockio.characterize import block_figures, checks, covered_s, file_figures, page_cache_share, split
-from harness.blockio.fio import FioError, as_the_run
-from harness.blockio.replay import ReplayError, iolog, lengths, operations, replay, run_operations
+from harness.blockio.fio import as_the_run
+from harness.blockio.replay import iolog, lengths, operations, replay, run_operations
 from harness.collectors import bpf
-from harness.collectors.bpf import BlockRequest, FileCall, TraceError, lost_events, read_block, read_files
-from harness.engines.base import Counters
-from harness.results.folder import HostSample, Sample
+from harness.collectors.bpf import BlockRequest, FileCall, lost_events, read_block, read_files
+from harness.errors import FioError, ReplayError, TracingError
+from harness.records import Counters, HostSample, Sample
 from traces.request import RequestRecord
 
 ZERO_NS = 5_000_000_000
@@ -85,9 +85,9 @@ def test_file_lines_for_which_there_was_no_room_are_lost(tmp_path: Path) -> None
 
 
 def test_a_damaged_trace_is_told_on_one_line(tmp_path: Path) -> None:
-    with pytest.raises(TraceError, match="measure again"):
+    with pytest.raises(TracingError, match="measure again"):
         read_files(lines(tmp_path / "f", "O 5100000000 10 7"), ZERO_NS)
-    with pytest.raises(TraceError, match="measure again"):
+    with pytest.raises(TracingError, match="measure again"):
         read_block(lines(tmp_path / "b", "B 1 2 three 4 5 6 7"), ZERO_NS)
 
 
@@ -199,9 +199,9 @@ def test_what_was_not_traced_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyP
     with pytest.raises(FioError, match="measure disk_cold"):
         as_the_run({"traces": [{"block": {"read": {"requests": 0}}}]})
     monkeypatch.setattr("os.geteuid", lambda: 1000)
-    with pytest.raises(TraceError, match=r"needs root.*proc/PID/io.*diskstats"):
+    with pytest.raises(TracingError, match=r"needs root.*proc/PID/io.*diskstats"):
         bpf.check()
     monkeypatch.setattr("os.geteuid", lambda: 0)
     monkeypatch.setattr("shutil.which", lambda _: None)
-    with pytest.raises(TraceError, match="apt-get install -y bpftrace"):
+    with pytest.raises(TracingError, match="apt-get install -y bpftrace"):
         bpf.check()

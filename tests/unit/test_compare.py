@@ -7,8 +7,9 @@ from typing import Any
 import pytest
 
 from harness.commands.validate import compare as compare_command
+from harness.errors import NotComparable
 from harness.results.folder import read_manifest
-from harness.validation.comparable import NotComparable, check_sides
+from harness.validation.comparable import check_sides
 from harness.validation.equivalence import Comparison, compare
 from harness.validation.points import read_side
 from tests.support.noisy_runs import changed_rows, noisy_copy, sim_run, wrong_calibration

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from harness.experiment.read import ConfigError, load_experiment
+from harness.errors import ConfigError
+from harness.experiment.read import load_experiment
 
 GOOD = """\
 name: good

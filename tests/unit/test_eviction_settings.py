@@ -10,12 +10,11 @@ import pytest
 import yaml
 
 from harness.commands.validate import validate as validate_command
-from harness.engines.base import SettingsError
+from harness.errors import NotComparable, PreflightError, SettingsError
 from harness.experiment.read import load_experiment
-from harness.measure.preflight import PreflightError
 from harness.measure.run import RunRequest, run
 from harness.results.folder import read_manifest, read_rows, read_samples
-from harness.validation.comparable import NotComparable, check_sides
+from harness.validation.comparable import check_sides
 from harness.validation.points import read_side
 from tests.support.noisy_runs import noisy_copy
 from tests.unit.test_run_loop import Quiet

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from harness.collectors.host import between, file_system, read_host, uninterrupted_s
-from harness.results.folder import HostSample
+from harness.records import HostSample
 
 
 def spin(seconds: float) -> None:

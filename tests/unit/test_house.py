@@ -22,68 +22,46 @@ PACKAGES = ("traces", "simulator", "harness")
 MAX_FILE_LINES, MAX_FUNCTION_LINES = 450, 60
 HEAVY = {"aiohttp", "numpy", "pandas", "plotly", "pyarrow", "scipy"}
 
-# Module or package -> level. An import must go to a lower level, or stay on its level inside one package.
-LEVELS = {
-    "traces": 0,
-    "simulator": 1,
-    "harness": 2,
-    "harness.config": 2,
-    "harness.engines.base": 2,  # the seam's nouns, which results keep
-    "harness.experiments": 2,
-    "harness.loads": 2,
-    "harness.preflight": 3,
-    "harness.provenance": 2,
-    "harness.sampling": 2,
-    "harness.stats": 2,
-    "harness.strict": 2,
-    "harness.units": 2,
-    "harness.results": 3,
-    "harness.summary": 3,
-    "harness.sides": 4,
-    "harness.comparable": 4,
-    "harness.compare": 4,
-    "harness.outcome": 4,
-    "harness.limits": 4,
-    "harness.collectors": 4,
-    "harness.engines": 5,
-    "harness.blockio": 6,
-    "harness.report": 6,
-    "harness.seal": 7,
-    "harness.warmup": 6,
-    "harness.measure": 7,
-    "harness.micro": 7,
-    "harness.run": 7,
-    "harness.calibrate": 8,
-    "harness.doctor": 8,
-    "harness.serve": 8,
-    "harness.serving": 6,
-    "harness.session": 8,
-    "harness.judge": 8,
-    "harness.published": 8,
-    "harness.rounds": 2,
-    "harness.sweep": 8,
-    "harness.turns": 8,
-    "harness.validate": 8,
-    "harness.cli": 9,
-}
+# The wings, top to bottom: a module imports from its own wing and from those below. Flat modules are named singly.
+WINGS = (
+    "harness.__main__",
+    "harness.commands",
+    "harness.doctor",
+    "harness.report",
+    "harness.validation",
+    "harness.calibration",
+    "harness.serving",
+    "harness.measure",
+    "harness.blockio",
+    "harness.engines",
+    "harness.caches",
+    "harness.processes",
+    "harness.collectors",
+    "harness.results",
+    "harness.experiment",
+    "harness.records",
+    "harness.errors",
+    "harness.stats",
+    "harness",
+    "simulator",
+    "traces",
+)
 # Downwards, and still not allowed: a report is made from a run's folder, whatever engine wrote it.
-FORBIDDEN = {"harness.report": ("harness.engines", "harness.collectors", "harness.blockio")}
+FORBIDDEN = {
+    "harness.report.run": ("harness.engines", "harness.collectors", "harness.blockio"),
+    "harness.report.validation": ("harness.engines", "harness.collectors", "harness.blockio"),
+    "harness.report.io": ("harness.engines", "harness.collectors", "harness.blockio"),
+}
 
 
 def within(module: str, package: str) -> bool:
     return module == package or module.startswith(package + ".")
 
 
-def entry(module: str) -> str | None:
-    """The longest name in LEVELS that holds the module; 'harness' itself holds only harness/__init__.py."""
-    names = [name for name in LEVELS if within(module, name) and (name != "harness" or module == name)]
+def wing(module: str) -> str | None:
+    """The wing that holds the module; 'harness' itself holds only harness/__init__.py."""
+    names = [name for name in WINGS if within(module, name) and (name != "harness" or module == name)]
     return max(names, key=len, default=None)
-
-
-def home(module: str) -> str:
-    """The package whose modules may import each other: 'harness' for harness.run, harness.engines for its own."""
-    name = entry(module) or module
-    return name if (ROOT / name.replace(".", "/")).is_dir() else name.rpartition(".")[0]
 
 
 def imports(source: str, module: str, is_package: bool = False) -> Iterator[tuple[int, str]]:
@@ -100,23 +78,47 @@ def imports(source: str, module: str, is_package: bool = False) -> Iterator[tupl
 
 
 def import_complaints(source: str, module: str, is_package: bool = False) -> list[str]:
-    here = entry(module)
+    here = wing(module)
     if here is None:
-        return [f"{module} has no level: add it to LEVELS in tests/unit/test_house.py"]
+        return [f"{module} is in no wing: move it into one, or name it in WINGS in tests/unit/test_house.py"]
     found = []
     for line, target in imports(source, module, is_package):
-        if target.split(".")[0] not in PACKAGES or within(target, here):
+        if target.split(".")[0] not in PACKAGES:
             continue
         # `from harness import x` names an attribute of the package itself or a module in it.
-        there = entry(target) or ("harness" if entry(target.rpartition(".")[0]) == "harness" else None)
+        there = wing(target) or ("harness" if wing(target.rpartition(".")[0]) == "harness" else None)
         if there is None:
-            found.append(f"{module}:{line} imports {target}, which has no level: add it to LEVELS in test_house.py")
+            found.append(f"{module}:{line} imports {target}, which is in no wing: see WINGS in test_house.py")
             continue
-        up = LEVELS[there] > LEVELS[here] or (LEVELS[there] == LEVELS[here] and home(there) != home(here))
-        if up or any(within(target, name) for name in FORBIDDEN.get(here, ())):
-            found.append(
-                f"{module}:{line} (level {LEVELS[here]}) imports {target} (level {LEVELS[there]}): imports run down"
-            )
+        forbidden = [name for place, names in FORBIDDEN.items() if within(module, place) for name in names]
+        if WINGS.index(there) < WINGS.index(here) or any(within(target, name) for name in forbidden):
+            found.append(f"{module}:{line} imports {target}: {there} lies above {here}, and imports run down")
+    return found
+
+
+def module_of(path: Path) -> tuple[str, bool]:
+    parts = path.relative_to(ROOT).with_suffix("").parts
+    is_package = parts[-1] == "__init__"
+    return ".".join(parts[:-1] if is_package else parts), is_package
+
+
+def circles(arrows: dict[str, set[str]]) -> list[str]:
+    """Circles of modules that import each other when they are loaded, each as 'a -> b -> a'."""
+    found: list[str] = []
+    done: set[str] = set()
+
+    def walk(module: str, trail: list[str]) -> None:
+        if module in trail:
+            found.append(" -> ".join([*trail[trail.index(module) :], module]))
+            return
+        if module in done:
+            return
+        for target in sorted(arrows.get(module, ())):
+            walk(target, [*trail, module])
+        done.add(module)
+
+    for module in sorted(arrows):
+        walk(module, [])
     return found
 
 
@@ -176,27 +178,42 @@ def relative(path: Path) -> str:
 def test_imports_run_downwards() -> None:
     found: list[str] = []
     for path in tree(".py"):
-        parts = path.relative_to(ROOT).with_suffix("").parts
-        if parts[0] in PACKAGES:
-            is_package = parts[-1] == "__init__"
-            module = ".".join(parts[:-1] if is_package else parts)
+        module, is_package = module_of(path)
+        if module.split(".")[0] in PACKAGES:
             found += import_complaints(path.read_text(), module, is_package)
     assert not found, "\n".join(found)
+
+
+def test_no_modules_import_each_other_in_a_circle() -> None:
+    paths = {module_of(path)[0]: path for path in tree(".py") if module_of(path)[0].split(".")[0] in PACKAGES}
+    arrows: dict[str, set[str]] = {}
+    for module, path in paths.items():
+        for _, target in imports(path.read_text(), module, path.stem == "__init__"):
+            whose = target if target in paths else target.rpartition(".")[0]
+            # A package's own module may be imported by its __init__, which imports nothing of it in turn.
+            if whose in paths and whose != module:
+                arrows.setdefault(module, set()).add(whose)
+    assert not circles(arrows), "\n".join(circles(arrows))
+
+
+def test_a_circle_is_found() -> None:
+    assert circles({"a": {"b"}, "b": {"c"}, "c": {"b"}}) == ["b -> c -> b"]
+    assert circles({"a": {"b", "c"}, "b": {"c"}}) == []
 
 
 @pytest.mark.parametrize(
     ("module", "source"),
     [
         ("traces.load", "from simulator.models import ModelSpec"),
-        ("simulator.models", "import harness.config"),
-        ("harness.config", "def f():\n    from harness.results import Sample"),
+        ("simulator.models", "import harness.experiment.model"),
+        ("harness.experiment.model", "def f():\n    from harness.results.folder import read_rows"),
         ("harness.collectors.host", "from harness.engines.vllm import Vllm"),
-        ("harness.engines.sim", "from ..run import run"),
-        ("harness.run", "from harness import cli"),
-        ("harness.report.html", "from harness.engines.base import Counters"),
-        ("harness.warmup", "from harness.report.html import write"),
+        ("harness.engines.sim.engine", "from ...measure.run import run"),
+        ("harness.measure.run", "from harness import commands"),
+        ("harness.report.run.html", "from harness.engines.base import Engine"),
+        ("harness.measure.warmup", "from harness.report.run.html import write"),
         ("harness.novelty", "import json"),
-        ("harness.run", "from harness.novelty import new"),
+        ("harness.measure.run", "from harness.novelty import new"),
     ],
 )
 def test_an_import_that_runs_up_is_found(module: str, source: str) -> None:
@@ -207,13 +224,12 @@ def test_an_import_that_runs_up_is_found(module: str, source: str) -> None:
     ("module", "source"),
     [
         ("simulator.simulate", "from traces.request import Request\nfrom simulator import _core"),
-        ("harness.engines.sim", "from harness.engines.base import Engine\nfrom . import base\nimport numpy"),
-        ("harness.engines.sim", "from .. import __version__\nfrom ..config import load"),
-        ("harness.experiments", "from harness.config import Experiment"),
-        ("harness.engines.lmcache", "from harness.collectors.prometheus import scrape"),
-        ("harness.sweep", "from harness.run import run\nfrom harness import warmup"),
-        ("harness.cli", "from harness.doctor import checks"),
-        ("harness.results", "from harness.engines.base import Counters"),
+        ("harness.engines.sim.engine", "from harness.engines.base import Engine\nfrom . import storage\nimport numpy"),
+        ("harness.engines.sim.engine", "from ... import __version__\nfrom ...experiment.model import load"),
+        ("harness.experiment.read", "from harness.experiment.model import Experiment"),
+        ("harness.caches.lmcache", "from harness.collectors.prometheus import scrape"),
+        ("harness.commands.app", "from harness.doctor import checks"),
+        ("harness.results.folder", "from harness.records import Counters"),
     ],
 )
 def test_an_import_that_runs_down_is_not(module: str, source: str) -> None:
@@ -289,7 +305,7 @@ def heavy_after(code: str) -> set[str]:
 
 def test_help_is_quick() -> None:
     """`harness --help` answers at once: what takes a second to import is imported by the verb that needs it."""
-    found = heavy_after("sys.argv = ['harness', '--help']; import harness.cli; harness.cli.main()")
+    found = heavy_after("sys.argv = ['harness', '--help']; import harness.commands.app as app; app.main()")
     assert not found, f"harness --help imports {', '.join(sorted(found))}: import them inside the verb"
 
 

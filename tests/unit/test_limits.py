@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from harness.results.folder import HostSample
+from harness.records import HostSample
 from harness.stats import Equivalence
 from harness.validation.equivalence import Comparison, Figure, PointResult
 from harness.validation.known_limits import notes

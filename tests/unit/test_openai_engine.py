@@ -8,8 +8,7 @@ from typing import Any
 
 import pytest
 
-from harness.engines.base import EngineError, SettingsError
-from harness.measure.preflight import PreflightError
+from harness.errors import EngineError, PreflightError, SettingsError
 from harness.measure.run import run
 from harness.report.refresh import seal
 from tests.unit.test_run_loop import Quiet, measured, request

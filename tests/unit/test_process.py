@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from harness.engines.base import EngineError
+from harness.errors import EngineError
 from harness.processes.child import Child, child_environment
 
 # A command that starts a grandchild in a session of its own, as engines do with workers, and ignores SIGTERM.

@@ -8,11 +8,11 @@ from typing import Any
 import numpy as np
 import pytest
 
+from harness.records import HostSample
 from harness.report import style
 from harness.report.axes import cell_labels, panels, varied_axes
 from harness.report.run import figures
 from harness.report.run.timeline import timeline
-from harness.results.folder import HostSample
 from harness.results.summary import summarize
 from tests.support.report_runs import cell, manifest, row, sample
 from traces.request import RequestRecord, TokensByTier

@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from harness.engines.base import Counters
+from harness.errors import ResultsError
+from harness.records import Counters, HostSample
 from harness.report.run.html import write_report
 from harness.report.words import TIMES, UNKNOWN
-from harness.results.folder import HostSample, ResultsError
 from tests.support.report_runs import cell, folder_of, row, sample
 from traces.request import TokensByTier
 

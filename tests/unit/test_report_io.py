@@ -9,10 +9,11 @@ from typing import Any
 import msgspec
 import pytest
 
+from harness.records import IoTrace
 from harness.report.io.tables import render
 from harness.report.refresh import seal
 from harness.report.words import UNKNOWN
-from harness.results.folder import IoTrace, read_io
+from harness.results.folder import read_io
 from tests.support.report_runs import cell, folder_of, row
 from tests.unit.test_report_html import Page
 

@@ -12,12 +12,11 @@ from typing import Any
 import pytest
 import yaml
 
-from harness.engines.base import EngineError
+from harness.errors import EngineError, PreflightError, ResultsError
 from harness.experiment.read import load_experiment
-from harness.measure.preflight import PreflightError
 from harness.measure.run import RunRequest, run
 from harness.report.refresh import seal
-from harness.results.folder import ResultsError, RunFolder, read_manifest, read_rows, read_samples
+from harness.results.folder import RunFolder, read_manifest, read_rows, read_samples
 from traces.request import RequestRecord
 
 EXPERIMENT: dict[str, Any] = {

@@ -11,10 +11,11 @@ from typing import Any
 import pytest
 import yaml
 
+from harness.errors import ResultsError
 from harness.experiment.read import load_experiment
 from harness.measure.run import RunRequest, run
 from harness.report.refresh import seal
-from harness.results.folder import ResultsError, read_manifest, read_samples, write_atomically
+from harness.results.folder import read_manifest, read_samples, write_atomically
 from tests.unit.test_run_loop import Quiet, measured
 
 ROOT = Path(__file__).parents[2]

@@ -8,8 +8,9 @@ import itertools
 import msgspec
 import pytest
 
-from harness.engines.base import Engine, EngineError
+from harness.engines.base import Engine
 from harness.engines.sim.engine import SimEngine
+from harness.errors import EngineError
 from simulator.calibration import load_calibration
 from simulator.models import load_model
 from simulator.simulate import Simulator

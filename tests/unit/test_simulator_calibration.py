@@ -9,7 +9,8 @@ import msgspec
 import pytest
 import yaml
 
-from simulator.calibration import Assumption, CalibrationError, FittedOn, Point, State, load_calibration
+from simulator.calibration import Assumption, FittedOn, Point, State, load_calibration
+from simulator.errors import CalibrationError
 from simulator.fitting import fit, predicted_s
 from simulator.models import CONFIGS, ModelSpec, load_model
 from simulator.simulate import Simulator

@@ -11,8 +11,9 @@ from pathlib import Path
 
 import pytest
 
+from simulator.errors import StoreError
 from simulator.gpu_memory import GpuStore
-from simulator.storage import CoreStore, Operation, StoreError, StoreSettings
+from simulator.storage import CoreStore, Operation, StoreSettings
 
 ROOT = Path(__file__).parents[2]
 MIB = 1 << 20

@@ -9,16 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from traces.errors import SpecError
 from traces.request import Request
-from traces.synth import (
-    SessionSpec,
-    SpecError,
-    SyntheticSpec,
-    conversation,
-    hit_tokens,
-    synthetic,
-    warmers,
-)
+from traces.synth import SessionSpec, SyntheticSpec, conversation, hit_tokens, synthetic, warmers
 
 
 def leading_common_tokens(prompt: Request, stored: Request) -> int:

@@ -13,10 +13,10 @@ import yaml
 from harness.calibration.calibrate import calibrate as calibrate_command
 from harness.commands.validate import planned_cells
 from harness.commands.validate import validate as validate_command
+from harness.errors import NotComparable
 from harness.experiment.read import changed, load_experiment
 from harness.report.validation.html import findings
 from harness.results.folder import read_manifest, read_rows
-from harness.validation.comparable import NotComparable
 from harness.validation.equivalence import compare
 from harness.validation.points import axes, read_side
 from harness.validation.validate import MOST_SAMPLES, Validation, more_cells, sim_cell, validate

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 from aiohttp import web
 
-from harness.engines.base import EngineError
 from harness.engines.vllm.engine import VllmEngine
+from harness.errors import EngineError
 from simulator.models import load_model
 from tests.unit.test_run_loop import request as run_request
 

@@ -6,10 +6,10 @@ from typing import Any
 import msgspec
 import pytest
 
-from harness.engines.base import Counters, Resolved
 from harness.engines.fake import FakeEngine
 from harness.experiment.model import Experiment, PrefixWorkload
 from harness.measure.warmup import Probe, after_sample, expected_counters, place, prove, sealed
+from harness.records import Counters, Resolved
 from simulator.models import load_model
 from traces.request import RequestRecord
 

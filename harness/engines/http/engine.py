@@ -7,9 +7,11 @@ from collections.abc import Callable
 
 import httpx
 
-from harness.engines.base import Capabilities, Counters, Emit, EngineError, Resolved, SettingsError
+from harness.engines.base import Emit
 from harness.engines.http.replay import OpenAIReplay
+from harness.errors import EngineError, SettingsError
 from harness.experiment.model import Experiment
+from harness.records import Capabilities, Counters, Resolved
 from simulator.models import ModelSpec
 from traces.load import Load
 from traces.request import TokenSource

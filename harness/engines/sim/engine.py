@@ -10,7 +10,9 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-from harness.engines.base import Capabilities, Counters, Emit, EngineError, Resolved
+from harness.engines.base import Emit
+from harness.errors import EngineError
+from harness.records import Capabilities, Counters, Resolved
 from simulator.cluster import Cluster, SharedTier
 from simulator.policies import lmcache_eviction
 from simulator.simulate import Completion, Simulator

@@ -17,15 +17,18 @@ from typing import Any
 
 import msgspec
 
-from harness.engines.base import Capabilities, Counters, Emit, EngineError, Resolved
+from harness.engines.base import Emit
 from harness.engines.sim.engine import SimEngine, record_of
 from harness.engines.sim.transfers import Transfers
+from harness.errors import EngineError
 from harness.processes import keeper
 from harness.processes.child import storage_read_bytes
+from harness.records import Capabilities, Counters, Resolved
 from simulator.columns import reply_stream
+from simulator.errors import StoreError
 from simulator.gpu_memory import GpuStore
 from simulator.simulate import Completion, Simulator
-from simulator.storage import CoreStore, Store, StoreError, StoreSettings
+from simulator.storage import CoreStore, Store, StoreSettings
 from traces.load import Done, Load, Send, WaitUntil
 
 # The longest wait at a stretch: others (signals, the progress bar) get a turn.

@@ -12,10 +12,12 @@ import time
 from collections import deque
 from typing import Any
 
-from harness.engines.base import Capabilities, Counters, Emit, EngineError, Resolved
+from harness.engines.base import Emit
 from harness.engines.sim.storage import StorageDevice, store_details
 from harness.engines.sim.transfers import Transfers
+from harness.errors import EngineError
 from harness.experiment.model import Experiment
+from harness.records import Capabilities, Counters, Resolved
 from simulator.models import ModelSpec
 from traces.load import Blocked, Done, Load, Send, WaitUntil
 from traces.request import Request, RequestRecord, TokensByTier, stable_id

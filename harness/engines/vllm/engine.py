@@ -21,12 +21,14 @@ import yaml
 from harness.caches.lmcache import LMCacheServer, LMCacheSpec, hits, lookups, mp_connector, stores
 from harness.collectors.host import file_system
 from harness.collectors.prometheus import Metrics, scrape
-from harness.engines.base import Capabilities, Counters, Emit, EngineError, Resolved
+from harness.engines.base import Emit
 from harness.engines.http.replay import OpenAIReplay
 from harness.engines.vllm.random_model import write_random_model
+from harness.errors import EngineError
 from harness.experiment.fields import Eviction
 from harness.experiment.model import Experiment, VllmSettings
 from harness.processes.child import Child, child_environment, control_client, free_port
+from harness.records import Capabilities, Counters, Resolved
 from simulator.models import ModelSpec
 from traces.load import Load
 from traces.request import RequestRecord, TokenSource

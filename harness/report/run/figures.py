@@ -13,6 +13,7 @@ import numpy as np
 import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
+from harness.records import Sample
 from harness.report.axes import Axis, Panel, panels, value_text
 from harness.report.style import (
     COLORS,
@@ -29,7 +30,6 @@ from harness.report.style import (
     wide,
 )
 from harness.report.words import NOT_REPORTED, fitting_unit, tier_order
-from harness.results.folder import Sample
 from harness.results.summary import FREE_LOAD, core_slower, counted
 from traces.request import TIERS, RequestRecord
 

@@ -15,6 +15,8 @@ import yaml
 from markupsafe import Markup
 from plotly.offline import get_plotlyjs
 
+from harness.errors import ResultsError
+from harness.records import Sample
 from harness.report.axes import cell_labels, value_text, varied_axes
 from harness.report.io import html as io
 from harness.report.io import tables as io_tables
@@ -22,15 +24,7 @@ from harness.report.io.storage_words import storage_lines
 from harness.report.run import figures, tables
 from harness.report.run.timeline import timeline
 from harness.report.words import NOT_REPORTED, UNKNOWN, evidence, findings, percent, plural, tier_order
-from harness.results.folder import (
-    ResultsError,
-    Sample,
-    read_io,
-    read_manifest,
-    read_rows,
-    read_samples,
-    write_atomically,
-)
+from harness.results.folder import read_io, read_manifest, read_rows, read_samples, write_atomically
 from harness.results.summary import FREE_LOAD, core_slower, summarize
 from traces.request import RequestRecord
 
