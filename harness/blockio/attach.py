@@ -20,8 +20,8 @@ from harness.collectors.bpf import check as check_trace
 from harness.collectors.host import mount_of
 from harness.engines.base import Engine
 from harness.errors import DeviceError, TracingError
-from harness.experiment.fields import Device as DeviceSpec
 from harness.experiment.read import Cell
+from harness.experiment.storage import Device as DeviceSpec
 from harness.experiment.units import format_bytes
 from harness.processes.child import Child, child_environment
 from harness.records import IoTrace, Resolved

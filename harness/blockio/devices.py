@@ -31,7 +31,7 @@ import msgspec
 
 from harness.collectors.memory import available_memory_bytes
 from harness.errors import DeviceError
-from harness.experiment.fields import Device as DeviceSpec
+from harness.experiment.storage import Device as DeviceSpec
 from harness.experiment.units import format_bytes
 
 HOME = Path("/run/kv-harness")

@@ -20,7 +20,7 @@ import msgspec
 
 from harness.collectors.prometheus import Metrics, scrape
 from harness.errors import EngineError
-from harness.experiment.fields import Eviction
+from harness.experiment.cache import Eviction
 from harness.processes.child import Child, child_environment, control_client, free_port, storage_read_bytes
 from harness.processes.keeper import drop_from_page_cache
 

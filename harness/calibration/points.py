@@ -19,8 +19,10 @@ import msgspec
 import numpy as np
 
 from harness.errors import ConfigError
-from harness.experiment.model import TIER_STATES, Experiment, PrefixWorkload, hit_tokens
+from harness.experiment.measure import TIER_STATES
+from harness.experiment.model import Experiment
 from harness.experiment.read import Cell
+from harness.experiment.workloads import PrefixWorkload, hit_tokens
 from harness.results.folder import read_manifest, read_rows
 from harness.results.summary import counted, metric_values
 from simulator.calibration import Metric, Point

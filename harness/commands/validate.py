@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from harness.commands.session import command_line, told
 from harness.errors import ConfigError
@@ -13,7 +13,7 @@ from harness.experiment.model import EngineName
 from harness.experiment.read import Cell, Plan, load_experiment
 from harness.experiment.units import parse_seconds
 from harness.measure.run import new_folder
-from harness.validation.document import EXIT_CODES
+from harness.validation.document import EXIT_CODES, Judged
 
 if TYPE_CHECKING:
     from harness.validation.validate import Micro
@@ -63,8 +63,8 @@ def validate(
         command=command_line(),
     )
     with Progress() as progress:
-        content = run_validation(request, progress)
-    return _tell(content, folder)
+        judged = run_validation(request, progress)
+    return _tell(judged, folder)
 
 
 def _published(table: Path, tolerance: float, out: Path | None) -> int:
@@ -73,8 +73,8 @@ def _published(table: Path, tolerance: float, out: Path | None) -> int:
 
     folder = out or new_folder("validate-published", "sim")
     with Progress() as progress:
-        content = validate_published(table, folder, _margin(tolerance), command_line(), progress)
-    return _tell(content, folder)
+        judged = validate_published(table, folder, _margin(tolerance), command_line(), progress)
+    return _tell(judged, folder)
 
 
 def planned_cells(plans: Mapping[str | None, Plan]) -> list[Cell]:
@@ -101,8 +101,8 @@ def compare(reference: Path, candidate: Path, tolerance: float, out: Path | None
     from harness.validation.validate import compare_runs
 
     folder = out or new_folder("compare", "sim").with_name(f"compare-{reference.name}-{candidate.name}")
-    content = compare_runs(reference, candidate, folder, _margin(tolerance), command_line())
-    return _tell(content, folder)
+    judged = compare_runs(reference, candidate, folder, _margin(tolerance), command_line())
+    return _tell(judged, folder)
 
 
 def _margin(tolerance: float) -> float:
@@ -118,12 +118,13 @@ def _seconds(text: str, option: str) -> float:
         raise ConfigError(f"{option}: {error}") from None
 
 
-def _tell(content: dict[str, Any], folder: Path) -> int:
+def _tell(judged: Judged, folder: Path) -> int:
     from rich.console import Console
 
     from harness.report.validation.html import findings, terminal_table, write_comparison
 
-    write_comparison(folder, content)
+    content = judged.content
+    write_comparison(folder, *judged)
     Console().print(terminal_table(content))
     for line in findings(content):
         print(line)

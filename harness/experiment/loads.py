@@ -6,7 +6,8 @@ from typing import Any
 
 import msgspec
 
-from harness.experiment.model import Experiment, PersonasWorkload, SessionsWorkload, SyntheticWorkload, TraceWorkload
+from harness.experiment.model import Experiment
+from harness.experiment.workloads import PersonasWorkload, SessionsWorkload, SyntheticWorkload, TraceWorkload
 from traces.catalogue import find_trace
 from traces.formats import TraceOptions, open_trace
 from traces.personas import Persona, PersonaSpec, persona_requests

@@ -22,7 +22,9 @@ import yaml
 from pydantic import BaseModel, ValidationError
 
 from harness.errors import ConfigError
-from harness.experiment.model import WORKLOAD_KINDS, Experiment
+from harness.experiment.fields import Strict
+from harness.experiment.model import Experiment
+from harness.experiment.workloads import WORKLOAD_KINDS
 
 _OWN_KEYS = ("sweep", "sizes")
 _MAX_CELLS = 10_000
@@ -242,12 +244,8 @@ def _lower(text: str) -> str:
 
 
 def _known_keys(model: type[BaseModel]) -> set[str]:
-    """All keys anywhere below a model: what a mistyped key may have meant."""
-    from harness.experiment import fields as strict
-    from harness.experiment import model as config
-
-    models = [m for m in (vars(config) | vars(strict)).values() if isinstance(m, type) and issubclass(m, BaseModel)]
-    return {name for m in {model, *models} for name in m.model_fields}
+    """All keys of any section: what a mistyped key may have meant."""
+    return {name for section in {model, *Strict.__subclasses__()} for name in section.model_fields}
 
 
 def changed(experiment: Experiment, **sections: dict[str, Any]) -> Experiment:

@@ -14,8 +14,8 @@ import msgspec
 from harness.collectors.host import between, read_host
 from harness.engines.base import Engine
 from harness.experiment.loads import FreeLoad
-from harness.experiment.model import PrefixWorkload
 from harness.experiment.read import Cell
+from harness.experiment.workloads import PrefixWorkload
 from harness.measure.preflight import check_prompts, check_reach, check_working_set
 from harness.measure.sampling import Sampler
 from harness.measure.warmup import (

@@ -9,9 +9,11 @@ from pathlib import Path
 
 from harness.collectors.memory import available_memory_bytes
 from harness.errors import PreflightError
-from harness.experiment.fields import Device, Eviction
-from harness.experiment.model import Experiment, PrefixWorkload
+from harness.experiment.cache import Eviction
+from harness.experiment.model import Experiment
+from harness.experiment.storage import Device
 from harness.experiment.units import format_bytes
+from harness.experiment.workloads import PrefixWorkload
 from harness.records import Capabilities, Resolved
 from simulator.models import ModelSpec
 from traces.request import Request

@@ -24,8 +24,9 @@ from harness.engines import make_engine
 from harness.engines.base import Engine, KeepsRecord
 from harness.errors import Interrupted
 from harness.experiment.loads import FreeLoad, free_load
-from harness.experiment.model import EngineName, PrefixWorkload, results_root
+from harness.experiment.model import EngineName, results_root
 from harness.experiment.read import Cell
+from harness.experiment.workloads import PrefixWorkload
 from harness.measure.cell import Progress, TierMeasurement, measure_load
 from harness.measure.preflight import check_cache, check_experiment, check_storage_load
 from harness.records import Capabilities

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from harness.experiment.model import TIER_STATES, Measure
+from harness.experiment.measure import TIER_STATES, Measure
 from harness.stats import relative_half_width
 
 GIVE_UP_AFTER = 5

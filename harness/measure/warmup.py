@@ -19,8 +19,9 @@ from dataclasses import dataclass, field
 import msgspec
 
 from harness.engines.base import Emit, Engine
-from harness.experiment.fields import Eviction
-from harness.experiment.model import Experiment, PrefixWorkload, hit_tokens
+from harness.experiment.cache import Eviction
+from harness.experiment.model import Experiment
+from harness.experiment.workloads import PrefixWorkload, hit_tokens
 from harness.records import Counters, Resolved
 from traces.load import Load
 from traces.request import Request, RequestRecord, Segment, TokensByTier, Verdict, stable_id

@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 
-from harness.experiment.model import TIER_STATES
+from harness.experiment.measure import TIER_STATES
 from harness.report.axes import cell_labels
 from harness.results.summary import FREE_LOAD
 

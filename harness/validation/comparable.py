@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 
 from harness.errors import NotComparable
-from harness.experiment.model import hit_tokens
+from harness.experiment.workloads import hit_tokens
 from harness.validation.points import Point, PointKey, Side, axes, left_out_reasons
 from simulator.calibration import Calibration
 

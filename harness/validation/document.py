@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -23,6 +23,14 @@ EXIT_CODES: dict[Equivalence, int] = {"pass": 0, "fail": 1, "not resolvable": 3}
 # What a validation of this project aims at, with ± 5 %: of points, and of their times that count.
 MOST_PASS, LARGEST_ERROR, LARGEST_MAPE, MOST_UNRESOLVED = 0.90, 0.10, 0.03, 0.10
 VERDICTS: tuple[Equivalence, ...] = ("pass", "fail", "not resolvable")
+
+
+class Judged(NamedTuple):
+    """A finished comparison: the document, and the two sides whose rows a report may draw; None: it has no rows."""
+
+    content: dict[str, Any]
+    reference: Side | None = None
+    candidate: Side | None = None
 
 
 def document(comparison: Comparison, reference: Side, candidate: Side, **more: Any) -> dict[str, Any]:

@@ -25,7 +25,7 @@ from harness.results import provenance
 from harness.results.folder import read_rows
 from harness.results.summary import counted
 from harness.stats import equivalence
-from harness.validation.document import content_of, write_document
+from harness.validation.document import Judged, content_of, write_document
 from harness.validation.equivalence import Figure, PointResult, worst
 from harness.validation.rounds import Rounds, hit_rates
 from simulator.calibration import Calibration, load_calibration
@@ -74,8 +74,8 @@ def is_published(path: Path) -> bool:
     return isinstance(raw, dict) and "table" in raw and "workload" not in raw
 
 
-def validate_published(path: Path, folder: Path, margin: float, command: str, progress: Progress) -> dict[str, Any]:
-    """Predicts every row, writes validation.json and validation.md; returns the document.
+def validate_published(path: Path, folder: Path, margin: float, command: str, progress: Progress) -> Judged:
+    """Predicts every row, writes validation.json.
 
     Raises NotComparable where the file or its table cannot be used.
     """
@@ -102,7 +102,7 @@ def validate_published(path: Path, folder: Path, margin: float, command: str, pr
         candidate=_simulator(),
     )
     write_document(folder, content)
-    return content
+    return Judged(content)
 
 
 def _read(path: Path) -> tuple[Published, list[dict[str, str]]]:

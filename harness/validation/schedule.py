@@ -12,8 +12,8 @@ import itertools
 import math
 from collections.abc import Iterable, Sequence
 
-from harness.experiment.model import PrefixWorkload
 from harness.experiment.read import Cell, changed
+from harness.experiment.workloads import PrefixWorkload
 from harness.measure.run import engine_key
 from harness.validation.points import repeated
 

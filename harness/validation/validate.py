@@ -21,13 +21,14 @@ import msgspec
 
 from harness.calibration.calibrate import calibrated, write_calibration
 from harness.errors import NotComparable, ResultsError
-from harness.experiment.model import EngineName, Experiment, PrefixWorkload
+from harness.experiment.model import EngineName, Experiment
 from harness.experiment.read import Cell, changed
+from harness.experiment.workloads import PrefixWorkload
 from harness.measure.cell import Progress
 from harness.measure.run import RunRequest, run
 from harness.results.summary import FREE_LOAD
 from harness.validation.comparable import check_apart, check_held_out, check_host, check_sides
-from harness.validation.document import document, write_document
+from harness.validation.document import Judged, document, write_document
 from harness.validation.equivalence import MARGIN, Comparison, PointResult, compare
 from harness.validation.known_limits import notes
 from harness.validation.points import Point, Side, point_name, read_side, repeated
@@ -69,8 +70,8 @@ class Validation(msgspec.Struct, frozen=True, kw_only=True):
     command: str = ""
 
 
-def validate(request: Validation, progress: Progress) -> dict[str, Any]:
-    """Runs both sides, judges them, writes validation.json and validation.md; returns the document.
+def validate(request: Validation, progress: Progress) -> Judged:
+    """Runs both sides, judges them, writes validation.json.
 
     Raises NotComparable before anything starts where a point is the calibration's own, and afterwards where the two
     sides did not ask the same question; EngineError where the real engine fails.
@@ -124,7 +125,7 @@ def _write(
     comparison: Comparison,
     reference: Side,
     candidate: Side,
-) -> dict[str, Any]:
+) -> Judged:
     content = document(
         comparison,
         reference,
@@ -136,11 +137,11 @@ def _write(
         notes=notes(comparison, reference),
     )
     write_document(request.folder, content)
-    return content
+    return Judged(content, reference, candidate)
 
 
-def compare_runs(reference: Path, candidate: Path, folder: Path, margin: float, command: str) -> dict[str, Any]:
-    """Judges one run by another, writes validation.json and validation.md; returns the document.
+def compare_runs(reference: Path, candidate: Path, folder: Path, margin: float, command: str) -> Judged:
+    """Judges one run by another, writes validation.json.
 
     Raises NotComparable where they did not ask the same question.
     """
@@ -150,7 +151,7 @@ def compare_runs(reference: Path, candidate: Path, folder: Path, margin: float, 
     content = document(compare(ours, theirs, margin), ours, theirs, name=name, command=command)
     _make(folder)
     write_document(folder, content)
-    return content
+    return Judged(content, ours, theirs)
 
 
 def _calibration_facts(calibration: Calibration, source: str) -> dict[str, Any]:

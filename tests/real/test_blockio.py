@@ -21,9 +21,9 @@ from harness.blockio.devices import Device, create, destroy
 from harness.blockio.fio import Job, measure
 from harness.collectors.bpf import BpfTrace, read_block, read_files
 from harness.collectors.host import read_host
-from harness.experiment.fields import Device as DeviceSpec
+from harness.experiment.storage import Device as DeviceSpec
+from tests.support.paths import ROOT
 
-ROOT = Path(__file__).parents[2]
 MIB = 2**20
 MISSING = [tool for tool in ("bpftrace", "fio", "mkfs.xfs", "mkfs.btrfs") if not shutil.which(tool)]
 pytestmark = [

@@ -17,9 +17,9 @@ import pytest
 from harness.blockio import devices as refdevice
 from harness.blockio.devices import create, destroy
 from harness.errors import DeviceError
-from harness.experiment.fields import Device as DeviceSpec
+from harness.experiment.storage import Device as DeviceSpec
+from tests.support.paths import ROOT
 
-ROOT = Path(__file__).parents[2]
 MIB = 2**20
 TOOLS = ("losetup", "fio", "mkfs.ext4", "mkfs.xfs", "mkfs.btrfs")
 MISSING = [tool for tool in TOOLS if not shutil.which(tool)]

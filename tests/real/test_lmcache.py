@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from harness.caches.lmcache import LMCacheServer, LMCacheSpec
-from harness.experiment.fields import Eviction
+from harness.experiment.cache import Eviction
 from simulator.policies import LMCACHE, lmcache_eviction
 from tests.real.test_vllm import PYTHON
 

@@ -20,10 +20,10 @@ from harness.measure.run import RunRequest, run
 from harness.report.refresh import seal
 from harness.results.folder import read_manifest, read_rows, read_samples
 from simulator.models import load_model
-from tests.unit.test_run_loop import Quiet, measured
+from tests.support.paths import ROOT
+from tests.unit.measure.test_run_loop import Quiet, measured
 from traces.request import RequestRecord
 
-ROOT = Path(__file__).parents[2]
 PYTHON = ROOT / ".engines" / "vllm" / "bin" / "python"
 pytestmark = [
     pytest.mark.real,

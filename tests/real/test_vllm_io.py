@@ -20,7 +20,7 @@ from harness.measure.run import run
 from harness.report.refresh import seal
 from harness.results.folder import read_io
 from tests.real.test_vllm import PYTHON, left_behind, request
-from tests.unit.test_run_loop import Quiet, measured
+from tests.unit.measure.test_run_loop import Quiet, measured
 
 MIB = 2**20
 pytestmark = [

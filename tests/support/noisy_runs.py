@@ -14,7 +14,7 @@ import yaml
 from harness.experiment.read import load_experiment
 from harness.measure.run import RunRequest, run
 from harness.results.folder import RunFolder, read_manifest, read_rows, read_samples
-from tests.unit.test_run_loop import Quiet
+from tests.unit.measure.test_run_loop import Quiet
 from traces.request import RequestRecord
 
 

@@ -25,7 +25,7 @@ from harness.engines.base import Emit
 from harness.engines.http.replay import OpenAIReplay
 from harness.engines.vllm.random_model import write_random_model
 from harness.errors import EngineError
-from harness.experiment.fields import Eviction
+from harness.experiment.cache import Eviction
 from harness.experiment.model import Experiment, VllmSettings
 from harness.processes.child import Child, child_environment, control_client, free_port
 from harness.records import Capabilities, Counters, Resolved

@@ -9,7 +9,7 @@ from aiohttp import web
 from harness.engines.vllm.engine import VllmEngine
 from harness.errors import EngineError
 from simulator.models import load_model
-from tests.unit.test_run_loop import request as run_request
+from tests.unit.measure.test_run_loop import request as run_request
 
 METRICS = 'vllm:cache_config_info{num_gpu_blocks="64",block_size="32"} 1\n'
 

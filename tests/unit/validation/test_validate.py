@@ -10,18 +10,18 @@ import msgspec
 import pytest
 import yaml
 
-from harness.calibration.calibrate import calibrate as calibrate_command
+from harness.commands.calibrate import calibrate as calibrate_command
 from harness.commands.validate import planned_cells
 from harness.commands.validate import validate as validate_command
 from harness.errors import NotComparable
 from harness.experiment.read import changed, load_experiment
-from harness.report.validation.html import findings
+from harness.report.validation.html import findings, write_comparison
 from harness.results.folder import read_manifest, read_rows
 from harness.validation.equivalence import compare
 from harness.validation.points import axes, read_side
 from harness.validation.validate import MOST_SAMPLES, Validation, more_cells, sim_cell, validate
 from tests.support.noisy_runs import noisy_copy, sim_run, wrong_calibration
-from tests.unit.test_run_loop import Quiet
+from tests.unit.measure.test_run_loop import Quiet
 
 CONFIG: dict[str, Any] = {
     "name": "validated",
@@ -48,7 +48,9 @@ def request(tmp_path: Path, calibration: Path | str, sizes: tuple[str | None, ..
 
 
 def test_the_true_constants_pass_every_point_and_every_count(tmp_path: Path) -> None:
-    content = validate(request(tmp_path, "cpu-2core"), Quiet())
+    judged = validate(request(tmp_path, "cpu-2core"), Quiet())
+    content = judged.content
+    write_comparison(tmp_path / "out", *judged)
     assert content["verdict"] == "pass" and content["overall"]["points"] == 9
     assert content["overall"]["counts_equal"] == content["overall"]["counts"] > 40
     assert content["overall"]["mape"] == pytest.approx(0, abs=1e-9) and all(content["overall"]["targets"].values())
@@ -67,14 +69,14 @@ def test_a_bandwidth_that_is_a_tenth_too_high_fails_where_it_matters(tmp_path: P
     wrong = wrong_calibration(tmp_path / "wrong.yaml", 0.11)
     run = sim_run(tmp_path / "truth", {key: CONFIG[key] for key in CONFIG if key != "sizes"}, slow)
     real = noisy_copy(run, tmp_path / "real", seed=1, spread=0.01)
-    content = validate(request(tmp_path, wrong, (None,), real=(real,), engine="fake"), Quiet())
+    content = validate(request(tmp_path, wrong, (None,), real=(real,), engine="fake"), Quiet()).content
     verdicts = {point["tier"]: point["verdict"] for point in content["points"]}
     assert verdicts == {"recompute": "pass", "gpu": "pass", "cpu": "pass", "disk_cold": "fail"}
     assert not any("calls its fit not good" in line for line in findings(content))
     content["calibration"] |= {"good": False, "verdict": "missed by 20 %"}
     assert "The calibration itself calls its fit not good: missed by 20 %." in findings(content)
     right = request(tmp_path, slow, (None,), real=(real,), engine="fake", folder=tmp_path / "right")
-    assert validate(right, Quiet())["verdict"] == "pass"
+    assert validate(right, Quiet()).content["verdict"] == "pass"
 
 
 def test_points_that_the_calibration_was_fitted_on_are_refused_before_anything_runs(tmp_path: Path) -> None:

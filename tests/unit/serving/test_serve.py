@@ -9,7 +9,6 @@ import subprocess
 import sys
 import time
 from collections.abc import Awaitable, Callable
-from pathlib import Path
 from typing import Any
 
 import aiohttp
@@ -28,10 +27,10 @@ from harness.serving.pacer import Pacer
 from harness.serving.prompts import from_ids, from_text
 from simulator.models import load_model
 from simulator.simulate import Simulator
+from tests.support.paths import ROOT
 from traces.load import Load
 from traces.request import Request, RequestRecord, Segment, TokenSource
 
-ROOT = Path(__file__).parents[2]
 QUICKSTART = ROOT / "configs/experiments/quickstart.yaml"
 COMMAND = [sys.executable, "-m", "harness", "serve", str(QUICKSTART)]
 CHAT = "/v1/chat/completions"

@@ -9,15 +9,16 @@ import msgspec
 import pytest
 import yaml
 
-from harness.calibration.calibrate import calibrate, calibrated, write_calibration
+from harness.calibration.calibrate import calibrated, write_calibration
 from harness.calibration.points import micro_cells, points_of
+from harness.commands.calibrate import calibrate
 from harness.experiment.read import load_experiment
 from harness.measure.run import RunRequest, run
 from simulator.calibration import TRANSFER, Calibration, Point, load_calibration
 from simulator.fitting import fit
 from simulator.models import load_model
 from simulator.probing import simulated_s
-from tests.unit.test_run_loop import Quiet
+from tests.unit.measure.test_run_loop import Quiet
 
 TRUTH = {
     "step_s": 0.0165,

@@ -17,7 +17,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-ROOT = Path(__file__).resolve().parents[2]
+from tests.support.paths import ROOT
+
 PACKAGES = ("traces", "simulator", "harness")
 MAX_FILE_LINES, MAX_FUNCTION_LINES = 450, 60
 HEAVY = {"aiohttp", "numpy", "pandas", "plotly", "pyarrow", "scipy"}
@@ -80,7 +81,7 @@ def imports(source: str, module: str, is_package: bool = False) -> Iterator[tupl
 def import_complaints(source: str, module: str, is_package: bool = False) -> list[str]:
     here = wing(module)
     if here is None:
-        return [f"{module} is in no wing: move it into one, or name it in WINGS in tests/unit/test_house.py"]
+        return [f"{module} is in no wing: move it into one, or name it in WINGS in tests/house/test_house.py"]
     found = []
     for line, target in imports(source, module, is_package):
         if target.split(".")[0] not in PACKAGES:

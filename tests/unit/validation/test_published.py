@@ -6,15 +6,18 @@ from pathlib import Path
 import pytest
 
 from harness.commands.validate import validate as validate_command
+from harness.report.validation.html import write_comparison
 from harness.validation.published import is_published, validate_published
 from harness.validation.rounds import Rounds, hit_rates
-from tests.unit.test_run_loop import Quiet
+from tests.unit.measure.test_run_loop import Quiet
 
 TABLE = Path("configs/validation/published.yaml")
 
 
 def test_every_row_is_judged_or_named_as_not_predicted(tmp_path: Path) -> None:
-    content = validate_published(TABLE, tmp_path / "out", 0.05, "", Quiet())
+    judged = validate_published(TABLE, tmp_path / "out", 0.05, "", Quiet())
+    content = judged.content
+    write_comparison(tmp_path / "out", *judged)
     with TABLE.with_name("published_figures.csv").open() as lines:
         rows = list(csv.DictReader(lines))
     judged = {int(point["cell"].removeprefix("row ")) - 2 for point in content["points"]}

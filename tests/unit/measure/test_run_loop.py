@@ -17,6 +17,7 @@ from harness.experiment.read import load_experiment
 from harness.measure.run import RunRequest, run
 from harness.report.refresh import seal
 from harness.results.folder import RunFolder, read_manifest, read_rows, read_samples
+from tests.support.paths import ROOT
 from traces.request import RequestRecord
 
 EXPERIMENT: dict[str, Any] = {
@@ -190,14 +191,14 @@ def test_a_load_that_cannot_spill_where_it_should_is_refused(
 PROGRAM = """
 import sys; from pathlib import Path
 sys.path.insert(0, {tests!r})
-from tests.unit.test_run_loop import Quiet, request
+from tests.unit.measure.test_run_loop import Quiet, request
 from harness.measure.run import run
 run(request(Path({tmp!r}), engines={{"fake": {{"delay": "20ms"}}}}, {extra}), Quiet())
 """
 
 
 def start_slow_run(tmp_path: Path, extra: str) -> "subprocess.Popen[bytes]":
-    root = str(Path(__file__).parents[2])
+    root = str(ROOT)
     program = PROGRAM.format(tests=root, tmp=str(tmp_path), extra=extra)
     return subprocess.Popen([sys.executable, "-c", program], cwd=root, stderr=subprocess.DEVNULL)
 

@@ -16,9 +16,9 @@ from harness.experiment.read import load_experiment
 from harness.measure.run import RunRequest, run
 from harness.report.refresh import seal
 from harness.results.folder import read_manifest, read_samples, write_atomically
-from tests.unit.test_run_loop import Quiet, measured
+from tests.support.paths import ROOT
+from tests.unit.measure.test_run_loop import Quiet, measured
 
-ROOT = Path(__file__).parents[2]
 TIERS: dict[str, Any] = {
     "name": "sim",
     "workload": {"kind": "prefix", "prompt_tokens": 1025, "hit_rate": 0.5, "output_tokens": 3},

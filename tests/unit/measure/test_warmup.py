@@ -7,7 +7,8 @@ import msgspec
 import pytest
 
 from harness.engines.fake import FakeEngine
-from harness.experiment.model import Experiment, PrefixWorkload
+from harness.experiment.model import Experiment
+from harness.experiment.workloads import PrefixWorkload
 from harness.measure.warmup import Probe, after_sample, expected_counters, place, prove, sealed
 from harness.records import Counters, Resolved
 from simulator.models import load_model

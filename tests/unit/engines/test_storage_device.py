@@ -14,8 +14,8 @@ import pytest
 from simulator.errors import StoreError
 from simulator.gpu_memory import GpuStore
 from simulator.storage import CoreStore, Operation, StoreSettings
+from tests.support.paths import ROOT
 
-ROOT = Path(__file__).parents[2]
 MIB = 1 << 20
 
 

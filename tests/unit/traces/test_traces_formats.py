@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from tests.support.paths import ROOT
 from traces.formats import READERS, Trace, TraceOptions, open_trace, write_trace
 from traces.request import Request, Segment, stable_id
 from traces.synth import SessionSpec, SyntheticSpec, conversation, synthetic
@@ -154,7 +155,7 @@ def test_every_reader_is_reached_by_content(tmp_path: Path) -> None:
 
 
 def real_trace() -> Path:
-    shared = Path(__file__).parents[2].parent / "shared" / "traces"
+    shared = ROOT.parent / "shared" / "traces"
     path = Path(os.environ.get("HARNESS_TRACES") or shared) / "mooncake_conversation.jsonl"
     if not path.is_file():
         pytest.skip("mooncake_conversation.jsonl is in neither $HARNESS_TRACES nor ../shared/traces")

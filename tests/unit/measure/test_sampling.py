@@ -4,7 +4,7 @@ from collections import Counter
 
 import pytest
 
-from harness.experiment.model import Measure, Until
+from harness.experiment.measure import Measure, Until
 from harness.measure.sampling import Sampler
 from harness.stats import median_interval, relative_half_width
 

@@ -15,7 +15,7 @@ from harness.report.refresh import seal
 from harness.report.words import UNKNOWN
 from harness.results.folder import read_io
 from tests.support.report_runs import cell, folder_of, row
-from tests.unit.test_report_html import Page
+from tests.unit.report.test_report_html import Page
 
 MIB = 2**20
 

@@ -17,8 +17,9 @@ from harness.commands.session import measure
 from harness.measure.run import run
 from harness.report.refresh import seal
 from harness.results.folder import read_manifest, read_samples
-from tests.unit.test_run_loop import Quiet, measured
-from tests.unit.test_run_sim import ROOT, request
+from tests.support.paths import ROOT
+from tests.unit.measure.test_run_loop import Quiet, measured
+from tests.unit.measure.test_run_sim import request
 
 STORAGE: dict[str, Any] = {"reserve": "0B", "compute": "none", "verify": True, "depth": 4}
 TIERS: dict[str, Any] = {

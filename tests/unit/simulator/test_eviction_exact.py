@@ -12,7 +12,7 @@ from simulator.models import load_model
 from simulator.policies import EVICTIONS, cache_hits
 from simulator.simulate import Simulator
 from tests.support.oracle_cases import calibration
-from tests.unit.test_simulator_exact import block_stream, stack_distances
+from tests.unit.simulator.test_simulator_exact import block_stream, stack_distances
 from traces.request import Request, Segment
 
 libcachesim = pytest.importorskip("libcachesim", reason="libcachesim has no build for this Python")

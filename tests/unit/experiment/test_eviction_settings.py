@@ -17,7 +17,7 @@ from harness.results.folder import read_manifest, read_rows, read_samples
 from harness.validation.comparable import check_sides
 from harness.validation.points import read_side
 from tests.support.noisy_runs import noisy_copy
-from tests.unit.test_run_loop import Quiet
+from tests.unit.measure.test_run_loop import Quiet
 
 VALIDATION = Path("configs/validation/cpu_vllm.yaml")
 CONFIG: dict[str, Any] = {

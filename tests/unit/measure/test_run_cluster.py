@@ -9,10 +9,10 @@ import pytest
 
 from harness.measure.run import run
 from harness.results.folder import read_manifest
-from tests.unit.test_run_loop import Quiet, measured
-from tests.unit.test_run_sim import FREE, SYNTHETIC, TIERS, request
+from tests.support.paths import ROOT
+from tests.unit.measure.test_run_loop import Quiet, measured
+from tests.unit.measure.test_run_sim import FREE, SYNTHETIC, TIERS, request
 
-ROOT = Path(__file__).parents[2]
 EXPERIMENT = "configs/experiments/cluster_routing.yaml"
 
 

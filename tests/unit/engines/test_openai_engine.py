@@ -11,9 +11,9 @@ import pytest
 from harness.errors import EngineError, PreflightError, SettingsError
 from harness.measure.run import run
 from harness.report.refresh import seal
-from tests.unit.test_run_loop import Quiet, measured, request
+from tests.support.paths import ROOT
+from tests.unit.measure.test_run_loop import Quiet, measured, request
 
-ROOT = Path(__file__).parents[2]
 KEY = "sk-very-secret-0123456789"
 WORKLOAD = {"kind": "synthetic", "requests": 40, "prompt_tokens": 513, "hit_rate": 0.5, "concurrency": 4,
             "output_tokens": 3}  # fmt: skip

@@ -1,6 +1,6 @@
 """The small trace in the package is what this seeded generator makes, byte for byte.
 
-To make it again after a change here:  python tests/unit/test_traces_tiny.py > traces/data/tiny_conversation.jsonl
+To make it again:  python tests/unit/traces/test_traces_tiny.py > traces/data/tiny_conversation.jsonl
 """
 
 from __future__ import annotations
