@@ -121,8 +121,16 @@ def compare_rows(before: Run, after: Run, wall_clock: bool = False) -> tuple[int
         left, right = (row_values(side[name], absent, wall_clock) for side in (ours, theirs))
         odd = [field for field in {**left, **right} if left.get(field) != right.get(field)]
         if odd:
-            found.append(f"{label}: " + "; ".join(f"{f} {left.get(f)!r} -> {right.get(f)!r}" for f in odd[:4]))
+            found.append(f"{label}: " + "; ".join(f"{f} {_told(left.get(f), right.get(f))}" for f in odd[:4]))
     return len({**ours, **theirs}), found
+
+
+def _told(left: Any, right: Any) -> str:
+    """Both values; of two lists of times, the first that differ."""
+    if isinstance(left, list) and isinstance(right, list) and len(left) == len(right):
+        number = next(n for n, pair in enumerate(zip(left, right, strict=True)) if pair[0] != pair[1])
+        return f"[{number}] {left[number]!r} -> {right[number]!r}"
+    return f"{left!r:.80} -> {right!r:.80}"
 
 
 def figures(content: Any, place: str = "") -> Iterator[tuple[str, Any]]:

@@ -1,10 +1,11 @@
 """Runs everything on two checkouts, compares what each made, and prints what differs. Exit code 1: something does.
 
-python -m scripts.same_results_lib.main BEFORE AFTER WORK
+python -m scripts.same_results_lib.main BEFORE AFTER WORK NAMES
 """
 
 from __future__ import annotations
 
+import fnmatch
 import json
 import os
 import re
@@ -31,7 +32,7 @@ from scripts.same_results_lib.comparing import (
     summary_figures,
 )
 
-SHOWN = 5
+SHOWN = 3
 DEFAULTS = {"engines.sim.instances": 1, "engines.sim.routing": "round-robin", "engines.sim.shared": []}
 VALIDATED = ("lengths", "hits", "concurrency", "chunk64", "ext4_200", "xfs_100", "policy_arc", "policy_watermark")
 # Of a run whose bytes a real disk moved, these figures do not depend on its times.
@@ -152,7 +153,7 @@ class Comparison:
         for work, made in folders.items():
             real[work] += [word for run in made if run.name != "sim" for word in ("--real", run)]
         sizes = [word for size in (*VALIDATED, *["trace"] * with_full_trace) for word in ("--size", size)]
-        calibration = ("--calibration", source / "calibration.yaml", *sizes)
+        calibration: tuple[str | Path, ...] = ("--calibration", source / "calibration.yaml", *sizes)
         self.validation("cpu_vllm", lambda s: (configs / "cpu_vllm.yaml", *calibration, *real[s.work]))
         self.validation("published", lambda _: (configs / "published.yaml",))
         done = self.both(lambda side: side.harness("report", *folders[side.work]))
@@ -173,7 +174,7 @@ class Comparison:
             folders = [side.work / f"validate-{name}" for side in self.sides]
             found = [dict(figures(json.loads((folder / "validation.json").read_text()))) for folder in folders]
             self.tally.add("figures made of kept evidence", f"validate {name}", compare_figures(found[0], found[1]))
-            self.compare_runs(f"validate {name}", *(read_run(folder / "sim") for folder in folders))
+            self.compare_runs(f"validate {name}", read_run(folders[0] / "sim"), read_run(folders[1] / "sim"))
 
 
 def read_run(folder: Path) -> Run:
@@ -195,7 +196,8 @@ def show(tally: Tally, experiments: int, seconds: float) -> None:
         print(f"{part:<32} {count:>10,} {tally.differing[part]:>10,}")
 
 
-def main(before: Path, after: Path, work: Path) -> int:
+def main(before: Path, after: Path, work: Path, names: str) -> int:
+    """names: of the experiments to run, as a shell pattern; * is everything, kept evidence included."""
     began = time.monotonic()
     comparison = Comparison(*(Side(root, work / name) for root, name in ((before, "before"), (after, "after"))))
     for side in comparison.sides:
@@ -206,16 +208,21 @@ def main(before: Path, after: Path, work: Path) -> int:
     traces = Path(os.environ.get("HARNESS_TRACES", "traces/data"))
     with_full_trace = (traces / "mooncake_conversation.jsonl").exists()
     print("with the full trace" if with_full_trace else f"without the full trace: {traces} does not hold it")
-    experiments: Mapping[str, dict[str, Any]] = matrix.shipped(before, with_full_trace) | matrix.sweeps()
+    every: Mapping[str, dict[str, Any]] = matrix.shipped(before, with_full_trace) | matrix.sweeps()
+    experiments = {name: content for name, content in every.items() if fnmatch.fnmatch(name, names)}
+    if not experiments:
+        print(f"--only {names}: fits none of {', '.join(every)}", file=sys.stderr)
+        return 2
     for name, content in experiments.items():
         comparison.experiment(name, content)
     comparison.old_folders(list(experiments))
-    comparison.kept_evidence(with_full_trace)
+    if names == "*":
+        comparison.kept_evidence(with_full_trace)
     show(comparison.tally, len(experiments), time.monotonic() - began)
     differing = sum(comparison.tally.differing.values())
-    print("everything is equal" if not differing else f"{differing:,} differ")
+    print("all of it is equal" if not differing else f"{differing:,} differ")
     return 1 if differing else 0
 
 
 if __name__ == "__main__":
-    sys.exit(main(*(Path(word).resolve() for word in sys.argv[1:4])))
+    sys.exit(main(*(Path(word).resolve() for word in sys.argv[1:4]), sys.argv[4]))
