@@ -11,7 +11,8 @@ from typing import TypeVar
 
 import msgspec
 
-from simulator import SettingError, _core
+from simulator import _core
+from simulator.errors import ModelError
 
 Pack = TypeVar("Pack")
 EVICTIONS = ("lru", "fifo", "lfu", "s3-fifo", "arc")
@@ -192,7 +193,7 @@ def tier_policy(name: str) -> TierPolicy:
 def lmcache_evicting(pack: TierPolicy, eviction: str, watermark: float, ratio: float) -> TierPolicy:
     """LMCache's pack with the eviction that its server was started with. ValueError for any other pack."""
     if pack.name != LMCACHE.name:
-        raise SettingError(f"only {LMCACHE.name} has these settings of eviction, {pack.name} has its own")
+        raise ModelError(f"only {LMCACHE.name} has these settings of eviction, {pack.name} has its own")
     return msgspec.structs.replace(pack, eviction=LMCACHE_EVICTIONS[eviction], watermark=watermark, evict_ratio=ratio)
 
 
@@ -214,5 +215,5 @@ def cache_hits(eviction: str, capacity: int, keys: Iterable[int]) -> list[bool]:
 
 def _pick(what: str, packs: dict[str, Pack], name: str) -> Pack:
     if name not in packs:
-        raise SettingError(f"no {what} {name!r}: use one of {', '.join(sorted(packs))}")
+        raise ModelError(f"no {what} {name!r}: use one of {', '.join(sorted(packs))}")
     return packs[name]

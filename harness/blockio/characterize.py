@@ -19,7 +19,8 @@ from pathlib import Path
 from typing import Any
 
 from harness.collectors.bpf import BlockRequest, FileCall, read_block, read_files
-from harness.results import IoTrace, Sample, read_manifest, read_rows, read_samples, read_traces
+from harness.records import IoTrace, Sample
+from harness.results.folder import read_manifest, read_rows, read_samples, read_traces
 from harness.stats import percentile
 from traces.request import RequestRecord
 

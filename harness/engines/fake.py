@@ -9,8 +9,10 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
-from harness.config import Experiment
-from harness.engines.base import Capabilities, Counters, Emit, EngineError, Resolved
+from harness.engines.base import Emit
+from harness.errors import EngineError
+from harness.experiment.model import Experiment
+from harness.records import Capabilities, Counters, Resolved
 from simulator.models import ModelSpec
 from traces.load import Blocked, Done, Load, WaitUntil
 from traces.request import Request, RequestRecord, Segment

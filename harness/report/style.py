@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import plotly.graph_objects as go
 
-from harness.summary import FREE_LOAD
+from harness.results.summary import FREE_LOAD
 
 # Okabe and Ito's colours: told apart by colour-blind readers too, and each tier keeps its own in every figure.
 COLORS = {
