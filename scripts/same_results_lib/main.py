@@ -225,4 +225,5 @@ def main(before: Path, after: Path, work: Path, names: str) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(*(Path(word).resolve() for word in sys.argv[1:4]), sys.argv[4]))
+    checkouts = [Path(word).resolve() for word in sys.argv[1:4]]
+    sys.exit(main(checkouts[0], checkouts[1], checkouts[2], sys.argv[4]))
