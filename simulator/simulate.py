@@ -25,11 +25,13 @@ from simulator.columns import reply_stream as reply_stream
 from simulator.models import ModelSpec
 from simulator.policies import EnginePolicy, TierPolicy, engine_policy, tier_policy
 from traces.request import Request
+from traces.tiers import PAGE_CACHE
 
 Result = TypeVar("Result")
 Core = TypeVar("Core", _core.Engine, _core.Cluster)
 Note = tuple[str, str, list[int]]
-TIERS = ("gpu", "cpu", "disk", "page_cache")
+# What the core empties, in the order of its arguments.
+_EMPTIED = ("gpu", "cpu", "disk", PAGE_CACHE)
 
 
 class Completion(msgspec.Struct, frozen=True, kw_only=True):
@@ -135,9 +137,9 @@ class Driven(Generic[Core]):
     def reset(self, what: Iterable[str]) -> None:
         """Empties 'gpu', 'cpu', 'disk', or what the 'page_cache' holds. ValueError: unknown, or not idle."""
         names = frozenset(what)
-        if unknown := names - frozenset(TIERS):
-            raise ValueError(f"reset: {', '.join(sorted(unknown))} is not one of {', '.join(TIERS)}")
-        self._core.reset(*(tier in names for tier in TIERS))
+        if unknown := names - frozenset(_EMPTIED):
+            raise ValueError(f"reset: {', '.join(sorted(unknown))} is not one of {', '.join(_EMPTIED)}")
+        self._core.reset(*(tier in names for tier in _EMPTIED))
 
 
 class Simulator(Driven[_core.Engine]):

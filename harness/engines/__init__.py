@@ -95,8 +95,8 @@ def _sim(experiment: Experiment, model: ModelSpec, folder: Path, _clock: Clock) 
 
     fresh = simulator_maker(experiment, model, token_times=experiment.engines.sim.token_times)
     if experiment.deployment.instances == 1:
-        return SimEngine(fresh)
-    return SimEngine(_cluster_maker(experiment, fresh), cluster=True)
+        return SimEngine(fresh, tiers=experiment.cache.tiers)
+    return SimEngine(_cluster_maker(experiment, fresh), cluster=True, tiers=experiment.cache.tiers)
 
 
 def _cluster_maker(experiment: Experiment, like: Callable[[], Simulator]) -> Callable[[], Cluster]:
@@ -144,7 +144,9 @@ def _storage(experiment: Experiment, model: ModelSpec, folder: Path) -> Engine:
     if not cache.gpu:
         return StorageOnlyEngine(experiment, model, device)
     token_times = experiment.engines.sim.token_times
-    return StorageEngine(simulator_maker(experiment, model, token_times=token_times, real_disk=True), device)
+    return StorageEngine(
+        simulator_maker(experiment, model, token_times=token_times, real_disk=True), device, cache.tiers
+    )
 
 
 def _vllm(experiment: Experiment, model: ModelSpec, folder: Path, clock: Clock) -> Engine:

@@ -19,10 +19,11 @@ from harness.experiment.fields import (
     Url,
     without_secrets,
 )
-from harness.experiment.measure import TIER_STATES, Measure
+from harness.experiment.measure import Measure
 from harness.experiment.storage import Storage, StorageSettings
 from harness.experiment.units import Seconds
 from harness.experiment.workloads import PrefixWorkload, SyntheticWorkload, Workload, check_arrivals, hit_tokens
+from traces.tiers import all_states, state_named, state_names
 
 EngineName = Literal["sim", "vllm", "openai", "fake"]
 
@@ -109,12 +110,13 @@ class OpenAISettings(Strict):
 
 
 class FakeSettings(Strict):
-    """The scripted engine of the tests: how it misbehaves."""
+    """The scripted engine of the tests: how it misbehaves. resets: what it empties together; None: each on its own."""
 
     fail_every: Annotated[int, Field(ge=0)] = 0
     degrade_after: Annotated[int, Field(ge=0)] | None = None
     delay: Seconds = 0.0
     start_error: str | None = None
+    resets: Annotated[tuple[Annotated[tuple[str, ...], FROM_LIST], ...] | None, FROM_LIST] = None
 
 
 class Engines(Strict):
@@ -218,18 +220,19 @@ def check_storage(experiment: Experiment) -> None:
 
 def _check_tiers(measure: Measure, cache: Cache) -> None:
     if not measure.tiers:
-        raise ValueError(f"measure.tiers is empty; name some of {', '.join(TIER_STATES)}")
+        raise ValueError(f"measure.tiers is empty; name some of {', '.join(state_names())}")
     if measure.samples is None and measure.until is None:
         raise ValueError("measure says neither samples nor until; add one, e.g. samples: 10")
-    if "cpu" in measure.tiers and cache.cpu is None:
-        raise ValueError("measure.tiers names cpu, but cache.cpu is not set; give it a size, e.g. 2GiB")
-    if {"disk", "disk_cold"} & set(measure.tiers) and cache.disk is None:
-        raise ValueError("measure.tiers names disk, but cache.disk is not set; add it, e.g. {capacity: 8GiB}")
-
-    if "disk" in measure.tiers and cache.disk is not None and cache.disk.odirect:
-        raise ValueError(
-            "measure.tiers names disk (page cache warm), but odirect bypasses the page cache; use disk_cold"
-        )
+    for name in measure.tiers:
+        state = state_named(name)
+        for tier in state.needs & set(Cache.model_fields):
+            if getattr(cache, tier) is None:
+                raise ValueError(f"measure.tiers names {name}, but cache.{tier} is not set; add it, or remove {name}")
+            if state.from_device is False and getattr(getattr(cache, tier), "odirect", False):
+                cold = ", ".join(each.name for each in all_states() if each.served_by == tier and each.from_device)
+                raise ValueError(
+                    f"measure.tiers names {name} (page cache warm), but odirect bypasses the page cache; use {cold}"
+                )
 
 
 def results_root() -> Path:
