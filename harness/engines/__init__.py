@@ -93,9 +93,8 @@ def _sim(experiment: Experiment, model: ModelSpec, folder: Path, _clock: Clock) 
         return _storage(experiment, model, folder)
     from harness.engines.sim.engine import SimEngine
 
-    settings = experiment.engines.sim
-    fresh = simulator_maker(experiment, model, token_times=settings.token_times)
-    if settings.instances == 1:
+    fresh = simulator_maker(experiment, model, token_times=experiment.engines.sim.token_times)
+    if experiment.deployment.instances == 1:
         return SimEngine(fresh)
     return SimEngine(_cluster_maker(experiment, fresh), cluster=True)
 
@@ -103,15 +102,15 @@ def _sim(experiment: Experiment, model: ModelSpec, folder: Path, _clock: Clock) 
 def _cluster_maker(experiment: Experiment, like: Callable[[], Simulator]) -> Callable[[], Cluster]:
     from simulator.cluster import Cluster
 
-    settings = experiment.engines.sim
+    asked = experiment.deployment
 
     def fresh() -> Cluster:
-        return Cluster(like(), instances=settings.instances, routing=settings.routing, shared=settings.shared)
+        return Cluster(like(), instances=asked.instances, routing=asked.routing, shared=asked.shared)
 
     try:
         fresh()
     except ValueError as error:
-        raise SettingsError(f"engines.sim.{error}") from None
+        raise SettingsError(f"deployment.{error}") from None
     return fresh
 
 

@@ -5,11 +5,12 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, ValidationInfo, field_validator, model_validator
 
 from harness.experiment.cache import Cache
+from harness.experiment.deployment import Deployment, upgraded
 from harness.experiment.fields import (
     FROM_LIST,
     SHELL_NAME,
@@ -27,11 +28,7 @@ EngineName = Literal["sim", "vllm", "openai", "fake"]
 
 
 class SimSettings(Strict):
-    """The simulator: whose cost constants, whose cache rules; mode storage moves the disk tier's bytes for real.
-
-    instances: engines of the same kind behind one router; simulator/cluster.py says what each `routing` does.
-    shared: tiers that they have in common; cache gives the size of each instance's own tiers, and of the shared one.
-    """
+    """The simulator: whose cost constants, whose cache rules; mode storage moves the disk tier's bytes for real."""
 
     mode: Literal["model", "storage"] = "model"
 
@@ -41,18 +38,7 @@ class SimSettings(Strict):
     max_batched_tokens: Positive = 2048
     max_sequences: Positive = 256
     token_times: bool = False
-    instances: Annotated[int, Field(ge=1, le=100_000)] = 1
-    routing: Literal["round-robin", "least-loaded", "prefix-aware"] = "round-robin"
-    shared: Annotated[tuple[Literal["cpu", "disk"], ...], FROM_LIST] = ()
     storage: StorageSettings = StorageSettings()
-
-    @model_validator(mode="after")
-    def _consistent(self) -> SimSettings:
-        if len(set(self.shared)) != len(self.shared):
-            raise ValueError("shared names a tier twice; name each once")
-        if self.mode == "storage" and self.instances > 1:
-            raise ValueError("instances must be 1 with mode storage: one engine moves the bytes of one device")
-        return self
 
 
 class Attach(Strict):
@@ -155,7 +141,15 @@ class Experiment(Strict):
     measure: Measure = Measure()
     cache: Cache
     storage: Storage | None = None
+    deployment: Deployment = Deployment()
     engines: Engines = Engines()
+
+    @model_validator(mode="before")
+    @classmethod
+    def _upgraded(cls, config: Any, info: ValidationInfo) -> Any:
+        """Manifests may be older than a key's place; an experiment file is corrected by its author."""
+        kept = isinstance(info.context, dict) and info.context.get("resolved")
+        return upgraded(config) if kept and isinstance(config, dict) else config
 
     @model_validator(mode="after")
     def _consistent(self) -> Experiment:
@@ -210,6 +204,8 @@ def check_storage(experiment: Experiment) -> None:
     cache, sim = experiment.cache, experiment.engines.sim
     if sim.mode == "storage" and cache.disk is None:
         raise ValueError("engines.sim.mode storage needs cache.disk: its bytes are what moves; add it")
+    if sim.mode == "storage" and experiment.deployment.instances > 1:
+        raise ValueError("deployment.instances must be 1 with engines.sim.mode storage: one engine has the device")
     if cache.gpu:
         return
     if sim.mode != "storage":

@@ -10,6 +10,7 @@ from pathlib import Path
 from harness.collectors.memory import available_memory_bytes
 from harness.errors import PreflightError
 from harness.experiment.cache import Eviction
+from harness.experiment.deployment import Deployment
 from harness.experiment.model import Experiment
 from harness.experiment.storage import Device
 from harness.experiment.units import format_bytes
@@ -31,6 +32,7 @@ def check_experiment(
     """Before the engine starts. Raises PreflightError."""
     if not experiment.cache.gpu and engine != "sim":
         raise PreflightError(f"cache.gpu is 0: all KV on storage is for --engine sim, not {engine}; give it a size")
+    _check_deployment(experiment.deployment, capabilities, engine)
     _check_capabilities(experiment, capabilities, engine)
     if experiment.cache.eviction is not None:
         _check_eviction(experiment, engine)
@@ -65,6 +67,16 @@ def check_cache(experiment: Experiment, model: ModelSpec) -> None:
                 f"cache.{tier} {format_bytes(size)} does not hold {what}: {tokens} tokens of"
                 f" {format_bytes(per_token)}; enlarge it"
             )
+
+
+def _check_deployment(deployment: Deployment, capabilities: Capabilities, engine: str) -> None:
+    if deployment.instances == 1 or deployment.routing in capabilities.routings:
+        return
+    where = f"deployment.instances {deployment.instances}: engine {engine}"
+    if not capabilities.routings:
+        raise PreflightError(f"{where} runs one instance; set it to 1, or use --engine sim")
+    can = ", ".join(sorted(capabilities.routings))
+    raise PreflightError(f"{where} does not route {deployment.routing}; set deployment.routing to one of {can}")
 
 
 def _check_capabilities(experiment: Experiment, capabilities: Capabilities, engine: str) -> None:

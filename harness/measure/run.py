@@ -187,9 +187,8 @@ def engine_key(cell: Cell) -> str:
     """Cells with the same key are measured on the same running engine."""
     experiment = cell.experiment
     timeout_s = experiment.measure.request_timeout
-    return repr(
-        (experiment.model, experiment.seed, experiment.cache, experiment.storage, experiment.engines, timeout_s)
-    )
+    around = (experiment.deployment, experiment.cache, experiment.storage)
+    return repr((experiment.model, experiment.seed, *around, experiment.engines, timeout_s))
 
 
 def _total(cells: Sequence[Cell], loads: dict[str, FreeLoad]) -> int | None:
