@@ -16,12 +16,14 @@ class Capabilities(msgspec.Struct, frozen=True, kw_only=True):
     proves: the warm states for which its counters are evidence enough.
     deterministic: the same load on a fresh engine gives the same records, so a resumed run can begin again.
     virtual_time: its seconds are computed, not waited for.
+    routings: the values of deployment.routing that it takes with several instances; empty: it runs one instance only.
     """
 
     resets: frozenset[str] = frozenset()
     proves: frozenset[str] = frozenset()
     deterministic: bool = False
     virtual_time: bool = False
+    routings: frozenset[str] = frozenset()
 
 
 class Counters(msgspec.Struct, frozen=True, kw_only=True):

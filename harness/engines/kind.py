@@ -77,12 +77,15 @@ def _disk_path(experiment: Experiment, results: Path) -> Path:
 class EngineKind:
     """One engine. What has no default, each engine has to say: a silent default would be a false number.
 
-    settings: its section of `engines:`. make: the engine, nothing of it started; SettingsError. disk, traits: see there.
+    settings: its section of `engines:`. make: the engine, nothing of it started; SettingsError.
+    disk, traits: see DiskTier and Traits.
     packs: what stands for it in a validation and in a calibration's fit; None: the simulator has nothing like it.
-    consistent: refuses a file whose sections contradict each other (ValueError with the cure); asked of every engine
-    that the file may be run on. check: refuses what this machine lacks (PreflightError); asked of the chosen one.
-    cores: where its processes and the load are pinned. disk_path: where its disk tier's files are. unproven: what to add
-    to the settings before a missing tier can be proven, "" where nothing can be. without_gpu: cache.gpu may be 0.
+    consistent: refuses a file whose sections contradict each other (ValueError with the cure). Every file is asked,
+    whatever engine will run it.
+    check: refuses what this machine lacks (PreflightError), before a run of this engine.
+    cores: where its processes and the load are pinned. disk_path: where the files of its disk tier are.
+    unproven: what to add to the settings before a missing tier can be proven; "" where nothing helps.
+    without_gpu: cache.gpu may be 0. simulated: its times are computed, whatever machine it runs on.
     environment: what scripts/engine_env has to install for it; None: nothing.
     """
 
@@ -97,4 +100,5 @@ class EngineKind:
     disk_path: Callable[[Experiment, Path], Path] = _disk_path
     unproven: Callable[[Experiment], str] = lambda _: ""
     without_gpu: bool = False
+    simulated: bool = False
     environment: Environment | None = None

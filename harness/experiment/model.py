@@ -7,11 +7,12 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
-from pydantic import Field, create_model, model_validator
+from pydantic import Field, ValidationInfo, create_model, model_validator
 
 from harness.engines import ENGINES
 from harness.errors import SettingsError
 from harness.experiment.cache import Cache
+from harness.experiment.deployment import Deployment, upgraded
 from harness.experiment.fields import Strict
 from harness.experiment.measure import TIER_STATES, Measure
 from harness.experiment.storage import Storage
@@ -63,7 +64,15 @@ class Experiment(Strict):
     measure: Measure = Measure()
     cache: Cache
     storage: Storage | None = None
+    deployment: Deployment = Deployment()
     engines: Engines = Engines()
+
+    @model_validator(mode="before")
+    @classmethod
+    def _upgraded(cls, config: Any, info: ValidationInfo) -> Any:
+        """Manifests may be older than a key's place; an experiment file is corrected by its author."""
+        kept = isinstance(info.context, dict) and info.context.get("resolved")
+        return upgraded(config) if kept and isinstance(config, dict) else config
 
     @model_validator(mode="after")
     def _consistent(self) -> Experiment:

@@ -8,12 +8,12 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import Callable
-from typing import Any
+from typing import Any, get_args
 
 from harness.engines.base import Emit
 from harness.errors import EngineError
 from harness.records import Capabilities, Counters, Resolved
-from simulator.cluster import Cluster, SharedTier
+from simulator.cluster import Cluster, Routing, SharedTier
 from simulator.policies import lmcache_eviction
 from simulator.simulate import Completion, Simulator
 from traces.load import Blocked, Done, Load, Send, WaitUntil
@@ -40,6 +40,7 @@ class SimEngine:
             proves=frozenset() if cluster else frozenset({"recompute", "gpu", "cpu", "disk", "disk_cold"}),
             deterministic=True,
             virtual_time=True,
+            routings=frozenset(get_args(Routing)),
         )
 
     async def start(self) -> None:

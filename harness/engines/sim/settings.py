@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
-from harness.experiment.fields import FROM_LIST, Positive, Strict
+from harness.experiment.fields import Positive, Strict
 from harness.experiment.units import Bytes
 
 
@@ -48,11 +48,7 @@ class StorageSettings(Strict):
 
 
 class SimSettings(Strict):
-    """The simulator: whose cost constants, whose cache rules; mode storage moves the disk tier's bytes for real.
-
-    instances: engines of the same kind behind one router; simulator/cluster.py says what each `routing` does.
-    shared: tiers that they have in common; cache gives the size of each instance's own tiers, and of the shared one.
-    """
+    """The simulator: whose cost constants, whose cache rules; mode storage moves the disk tier's bytes for real."""
 
     mode: Literal["model", "storage"] = "model"
 
@@ -62,15 +58,4 @@ class SimSettings(Strict):
     max_batched_tokens: Positive = 2048
     max_sequences: Positive = 256
     token_times: bool = False
-    instances: Annotated[int, Field(ge=1, le=100_000)] = 1
-    routing: Literal["round-robin", "least-loaded", "prefix-aware"] = "round-robin"
-    shared: Annotated[tuple[Literal["cpu", "disk"], ...], FROM_LIST] = ()
     storage: StorageSettings = StorageSettings()
-
-    @model_validator(mode="after")
-    def _consistent(self) -> SimSettings:
-        if len(set(self.shared)) != len(self.shared):
-            raise ValueError("shared names a tier twice; name each once")
-        if self.mode == "storage" and self.instances > 1:
-            raise ValueError("instances must be 1 with mode storage: one engine moves the bytes of one device")
-        return self

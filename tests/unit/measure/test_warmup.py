@@ -6,7 +6,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from harness.engines.fake import FakeEngine
+from harness.engines.fake.engine import FakeEngine
 from harness.experiment.model import Experiment
 from harness.experiment.workloads import PrefixWorkload
 from harness.measure.warmup import Probe, after_sample, expected_counters, place, prove, sealed
