@@ -208,13 +208,16 @@ def stores(metrics: Metrics) -> tuple[int, int]:
 
 
 def hits(metrics: Metrics) -> dict[str, int]:
-    """LMCache's side of the evidence, as fields of Counters. Its counters appear at their first increment."""
+    """LMCache's side of the evidence, by the names of Counters: its L1 is CPU RAM, its L2 the storage below.
+
+    Its counters appear at their first increment.
+    """
     names = {
-        "l1_hit_tokens": "lookup_hit_l1_tokens_total",
-        "l2_hit_tokens": "lookup_hit_l2_tokens_total",
-        "l2_loaded_chunks": "l2_prefetch_load_completed_chunks_total",
+        "cpu_hit_tokens": "lookup_hit_l1_tokens_total",
+        "disk_hit_tokens": "lookup_hit_l2_tokens_total",
+        "disk_loaded_chunks": "l2_prefetch_load_completed_chunks_total",
     }
-    return {field: metrics.total(_PREFIX + name) or 0 for field, name in names.items()}
+    return {name: metrics.total(_PREFIX + theirs) or 0 for name, theirs in names.items()}
 
 
 def lookups(metrics: Metrics) -> int:

@@ -165,7 +165,7 @@ class StorageEngine:
     async def metrics(self) -> Counters:
         await self._settle()
         counters = await self._model.metrics()
-        return msgspec.structs.replace(counters, storage_read_bytes=self._device.read_bytes())
+        return Counters.of({**counters.named(), "disk_device_read_bytes": self._device.read_bytes()})
 
     def record(self) -> dict[str, Any]:
         """What the device did since the last call."""

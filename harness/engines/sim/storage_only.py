@@ -109,7 +109,7 @@ class StorageOnlyEngine:
 
     async def metrics(self) -> Counters:
         """Nothing is under way between loads."""
-        return Counters(storage_read_bytes=self.device.read_bytes())
+        return Counters.of({"disk_device_read_bytes": self.device.read_bytes()})
 
     async def stop(self) -> None:
         await self.device.stop()
@@ -249,7 +249,7 @@ class _Replay:
 
     def _row(self, served: _Served, last_s: float | None, error: str | None) -> RequestRecord:
         request, hit_tokens = served.send.request, served.hits * self._engine.chunk_tokens
-        sources = TokensByTier(computed=request.prompt_tokens - hit_tokens, disk=hit_tokens)
+        sources: TokensByTier = {"computed": request.prompt_tokens - hit_tokens, "disk": hit_tokens}
         first_s = None if error else served.first_token_s
         return RequestRecord(
             id=request.id,
@@ -261,7 +261,7 @@ class _Replay:
             prompt_tokens=request.prompt_tokens,
             output_tokens=None if error else request.output_tokens,
             cached_tokens=None if error else hit_tokens,
-            tokens_by_tier=TokensByTier() if error else sources,
+            tokens_by_tier={} if error else sources,
             session=request.session,
             turn=request.turn,
             error=error,

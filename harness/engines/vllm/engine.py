@@ -319,12 +319,12 @@ class VllmEngine:
             # It counts stores to storage only, which there may be none of.
             begun, ended = stores(cache) if self._experiment.cache.disk else (None, None)
             fields |= {**hits(cache), "stores_begun": begun, "stores_ended": ended}
-            fields["storage_read_bytes"] = self.cache_server.storage_read_bytes()
+            fields["disk_device_read_bytes"] = self.cache_server.storage_read_bytes()
         elif self._settings.connector == "in_process":
-            tier = "l2_hit_tokens" if self._experiment.cache.disk else "l1_hit_tokens"
+            tier = "disk_hit_tokens" if self._experiment.cache.disk else "cpu_hit_tokens"
             fields[tier] = engine.total("lmcache:num_hit_tokens_total")
-            fields["storage_read_bytes"] = self._child.storage_read_bytes() if self._child else None
-        return Counters(**fields)
+            fields["disk_device_read_bytes"] = self._child.storage_read_bytes() if self._child else None
+        return Counters.of(fields)
 
     # ---- what it says of itself
 
