@@ -1,7 +1,7 @@
 """What the harness knows of an engine before it makes one, as data: one EngineKind an engine, in ENGINES.
 
-A kind is read while experiment files are read, so its module imports only settings; what its functions need of the
-engine they import when they are called.
+A kind stands below the experiment's models, and `harness --help` and `harness doctor` read it: its module imports
+nothing that takes time. What its functions need, its settings included, they import when they are called.
 """
 
 from __future__ import annotations
@@ -11,10 +11,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
-from harness.experiment.fields import Cores, Strict
-
 if TYPE_CHECKING:
     from harness.engines.base import Engine
+    from harness.experiment.fields import Cores, Strict
     from harness.experiment.model import Experiment
     from simulator.models import ModelSpec
 
@@ -65,6 +64,8 @@ def _accept_here(_experiment: Experiment, _results: Path) -> None:
 
 
 def _unpinned(_experiment: Experiment) -> Cores:
+    from harness.experiment.fields import Cores
+
     return Cores()
 
 
@@ -77,7 +78,7 @@ def _disk_path(experiment: Experiment, results: Path) -> Path:
 class EngineKind:
     """One engine. What has no default, each engine has to say: a silent default would be a false number.
 
-    settings: its section of `engines:`. make: the engine, nothing of it started; SettingsError.
+    settings: the model of its section in `engines:`. make: the engine, nothing of it started; SettingsError.
     disk, traits: see DiskTier and Traits.
     packs: what stands for it in a validation and in a calibration's fit; None: the simulator has nothing like it.
     consistent: refuses a file whose sections contradict each other (ValueError with the cure). Every file is asked,
@@ -89,7 +90,7 @@ class EngineKind:
     environment: what scripts/engine_env has to install for it; None: nothing.
     """
 
-    settings: type[Strict]
+    settings: Callable[[], type[Strict]]
     make: Callable[[Experiment, ModelSpec, Path, Clock], Engine]
     disk: Callable[[Experiment], DiskTier]
     traits: Callable[[Experiment], Traits]

@@ -26,7 +26,7 @@ class EngineSections(Strict):
 
     def of(self, settings: type[Settings]) -> Settings:
         """The section of that class. Raises SettingsError where the file has to have it and has not."""
-        name = next(name for name, kind in ENGINES.items() if kind.settings is settings)
+        name = next(name for name, kind in ENGINES.items() if kind.settings() is settings)
         section = getattr(self, name)
         if section is None:
             needed = _required(settings)
@@ -49,7 +49,7 @@ def _section(settings: type[Strict]) -> Any:
 if TYPE_CHECKING:
     Engines = EngineSections
 else:
-    sections = {name: _section(kind.settings) for name, kind in ENGINES.items()}
+    sections = {name: _section(kind.settings()) for name, kind in ENGINES.items()}
     Engines = create_model("Engines", __base__=EngineSections, __doc__=EngineSections.__doc__, **sections)
 
 

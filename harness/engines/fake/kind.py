@@ -5,13 +5,19 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from harness.engines.fake.settings import FakeSettings
 from harness.engines.kind import Clock, DiskTier, EngineKind, Packs, Traits
 
 if TYPE_CHECKING:
     from harness.engines.base import Engine
+    from harness.engines.fake.settings import FakeSettings
     from harness.experiment.model import Experiment
     from simulator.models import ModelSpec
+
+
+def _settings() -> type[FakeSettings]:
+    from harness.engines.fake.settings import FakeSettings
+
+    return FakeSettings
 
 
 def _make(experiment: Experiment, model: ModelSpec, _folder: Path, _clock: Clock) -> Engine:
@@ -29,7 +35,7 @@ def _packs(experiment: Experiment) -> Packs:
 
 
 KIND = EngineKind(
-    settings=FakeSettings,
+    settings=_settings,
     make=_make,
     disk=lambda _: DiskTier("none", "the fake has no files; remove it"),
     traits=lambda _: Traits(),

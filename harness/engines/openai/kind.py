@@ -6,12 +6,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from harness.engines.kind import Clock, DiskTier, EngineKind, Packs, Traits
-from harness.engines.openai.settings import OpenAISettings
 
 if TYPE_CHECKING:
     from harness.engines.base import Engine
+    from harness.engines.openai.settings import OpenAISettings
     from harness.experiment.model import Experiment
     from simulator.models import ModelSpec
+
+
+def _settings() -> type[OpenAISettings]:
+    from harness.engines.openai.settings import OpenAISettings
+
+    return OpenAISettings
 
 
 def _make(experiment: Experiment, model: ModelSpec, _folder: Path, clock: Clock) -> Engine:
@@ -29,7 +35,7 @@ def _packs(experiment: Experiment) -> Packs:
 
 
 KIND = EngineKind(
-    settings=OpenAISettings,
+    settings=_settings,
     make=_make,
     disk=lambda _: DiskTier("none", "a server behind a URL has storage of its own; remove it"),
     traits=lambda _: Traits(),

