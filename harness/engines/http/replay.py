@@ -294,7 +294,8 @@ class _Bodies:
         begins_s: dict[str | None, float] = {request.session: request.at_s or 0.0 for request in reversed(requests)}
         # A later turn, which has no time of its own, is wanted some time after its session's first.
         due_s = [begins_s[request.session] if request.at_s is None else request.at_s for request in requests]
-        self._queue = deque(requests[order] for order in sorted(range(len(requests)), key=due_s.__getitem__))
+        wanted = sorted(range(len(requests)), key=lambda order: (requests[order].wave, due_s[order]))
+        self._queue = deque(requests[order] for order in wanted)
 
     def prepare(self, within_s: float) -> bool:
         """Encodes one request if that surely takes less than within_s. False: nothing was done."""
