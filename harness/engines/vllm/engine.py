@@ -8,25 +8,21 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import httpx
-import yaml
 
-from harness.caches.lmcache import LMCacheServer, LMCacheSpec, hits, lookups, mp_connector, stores
-from harness.collectors.host import file_system
+from harness.caches import CACHES, caches_of
+from harness.caches.base import Attached, CachePlan, CacheResolved, CacheServer, Connection, EngineSide, Reading
 from harness.collectors.prometheus import Metrics, scrape
 from harness.engines.base import Emit
 from harness.engines.http.replay import OpenAIReplay
 from harness.engines.vllm.random_model import write_random_model
 from harness.engines.vllm.settings import VllmSettings
 from harness.errors import EngineError
-from harness.experiment.cache import Eviction
 from harness.experiment.model import Experiment
 from harness.processes.child import Child, child_environment, control_client, free_port, outlive
 from harness.records import Capabilities, Counters, Resolved
@@ -94,9 +90,11 @@ class VllmEngine:
         }
         if self._settings.device == "cpu" and self._settings.cores.engine:
             env["VLLM_CPU_OMP_THREADS_BIND"] = ",".join(map(str, self._settings.cores.engine))
-        if self._settings.connector == "in_process" and self._experiment.cache.cpu is not None:
-            env["LMCACHE_CONFIG_FILE"] = str(self._in_process_config())
-        return env | self._settings.env
+        return env | self._connection.environment | self._settings.env
+
+    @property
+    def _connection(self) -> Connection:
+        return self.cache_server.connection() if self.cache_server else Connection()
 
     def _flags(self, port: int) -> list[str]:
         cache, settings = self._experiment.cache, self._settings
@@ -117,65 +115,31 @@ class VllmEngine:
             flags += ["--max-num-batched-tokens", str(settings.max_batched_tokens)]
         if settings.max_sequences:
             flags += ["--max-num-seqs", str(settings.max_sequences)]
-        return flags + self._connector_flags()
+        return flags + list(self._connection.arguments)
 
-    def _connector_flags(self) -> list[str]:
-        if self._experiment.cache.cpu is None and self._experiment.cache.disk is None:
-            return []
-        if self.cache_server is not None:
-            return ["--kv-transfer-config", mp_connector(self.cache_server.port)]
-        return ["--kv-transfer-config", json.dumps({"kv_connector": "LMCacheConnectorV1", "kv_role": "kv_both"})]
-
-    def _in_process_config(self) -> Path:
-        cache = self._experiment.cache
-        config: dict[str, Any] = {"chunk_size": cache.chunk_tokens, "local_cpu": cache.disk is None}
-        config["max_local_cpu_size"] = (cache.cpu or 0) / 2**30
-        if cache.disk is not None:
-            config |= {"local_disk": f"file://{self._disk_folder().absolute()}/"}
-            config |= {"max_local_disk_size": cache.disk.capacity / 2**30}
-        path = self._folder / "lmcache.yaml"
-        path.write_text(yaml.safe_dump(config))
-        return path
-
-    def _make_cache_server(self) -> LMCacheServer | None:
-        cache, settings = self._experiment.cache, self._settings
-        if settings.attach is not None:
-            attach = settings.attach
-            disk = Path(attach.disk_path) if attach.disk_path else None
-            return (
-                LMCacheServer(None, url=attach.lmcache_url.rstrip("/"), pid=attach.lmcache_pid, disk=disk)
-                if attach.lmcache_url
-                else None
-            )
-        if settings.connector != "mp" or cache.cpu is None:
+    def _make_cache_server(self) -> CacheServer | None:
+        cache, settings, attach = self._experiment.cache, self._settings, self._settings.attach
+        attached, connector = None, settings.connector
+        if attach is not None:
+            if attach.lmcache_url is None:
+                return None
+            disk_path = Path(attach.disk_path) if attach.disk_path else None
+            attached = Attached(url=attach.lmcache_url, pid=attach.lmcache_pid, disk_path=disk_path)
+            connector = next(name for name in caches_of(self.name) if CACHES[name].attaches)
+        elif cache.cpu is None:
             return None
-        return LMCacheServer(
-            LMCacheSpec(
-                python=Path(settings.python),
-                chunk_tokens=cache.chunk_tokens,
-                cpu_bytes=cache.cpu,
-                disk_path=self._disk_folder() if cache.disk else None,
-                adapter=cache.disk.adapter if cache.disk else "fs",
-                odirect=cache.disk.odirect if cache.disk else False,
-                log=self._folder / "logs" / "lmcache.log",
-                cores=settings.cores.client,
-                shared_memory=settings.device == "cpu" and settings.transport == "shm",
-                eviction=cache.eviction or Eviction(),
-                args=settings.lmcache_args,
-                start_timeout_s=settings.start_timeout,
-            )
+        plan = CachePlan(
+            engine=self.name,
+            python=Path(settings.python),
+            cache=cache,
+            folder=self._folder,
+            cores=settings.cores.client,
+            shared_memory=settings.device == "cpu" and settings.transport == "shm",
+            args=settings.lmcache_args,
+            start_timeout_s=settings.start_timeout,
+            attached=attached,
         )
-
-    def _disk_folder(self) -> Path:
-        """A folder of our own below the configured path: it is deleted at the end."""
-        disk = self._experiment.cache.disk
-        assert disk is not None
-        return (Path(disk.path) if disk.path else self._folder) / f"kv-harness-{self._folder.name}"
-
-    def _disk_file_system(self) -> str | None:
-        if self._settings.attach is None:
-            return file_system(self._disk_folder()) if self._experiment.cache.disk else None
-        return file_system(Path(self._settings.attach.disk_path)) if self._settings.attach.disk_path else None
+        return CACHES[connector].make(plan)
 
     async def ready(self) -> Resolved:
         cure = "if memory or a flag is the reason, change cache or engines.vllm"
@@ -187,9 +151,8 @@ class VllmEngine:
         info = metrics.labels("vllm:cache_config_info")
         blocks, block_tokens = int(info["num_gpu_blocks"]), int(info["block_size"])
         cache = self._experiment.cache
-        cpu_bytes, chunk_tokens, evicts = (
-            await self.cache_server.resolved() if self.cache_server else (None, None, None)
-        )
+        behind = await self.cache_server.resolved() if self.cache_server else CacheResolved()
+        chunk_tokens, evicts = behind.chunk_tokens, behind.eviction
         if block_tokens != cache.block_tokens or chunk_tokens not in (None, cache.chunk_tokens):
             raise EngineError(
                 f"the engine at {self._url} has blocks of {block_tokens} and chunks of {chunk_tokens} tokens, the"
@@ -200,13 +163,13 @@ class VllmEngine:
                 f"the LMCache server behind {self._url} evicts by {evicts}, the experiment's cache.eviction is"
                 f" {cache.eviction.model_dump()}; correct it, or what the server is started with"
             )
-        per_token = self._model.kv_bytes_per_token
+        per_token, backend = self._model.kv_bytes_per_token, self.cache_server.backend if self.cache_server else None
         self._base_tokens = metrics.total("vllm:prompt_tokens_total") or 0
-        self._base_lookups = lookups(await self.cache_server.metrics()) if self.cache_server else 0
+        self._base_lookups = (await self._read_cache(metrics)).lookups or 0
         await self._open_replay()
         return Resolved(
             gpu_bytes=blocks * block_tokens * per_token,
-            cpu_bytes=cpu_bytes,
+            cpu_bytes=behind.cpu_bytes,
             disk_bytes=cache.disk.capacity if cache.disk else None,
             gpu_blocks=blocks,
             block_tokens=block_tokens,
@@ -215,13 +178,13 @@ class VllmEngine:
             max_prompt_tokens=await self._max_prompt_tokens(),
             vocab_size=self._model.vocab_size,
             io_pids=self.cache_server.pids if self.cache_server else (),
-            versions=await self._versions(),
+            versions=await self._versions() | behind.versions,
             details={
                 "cache_config": info,
                 "url": self._url,
                 "connector": self._settings.connector,
                 "eviction": evicts,
-                "disk_file_system": self._disk_file_system(),
+                "disk_file_system": backend.file_system if backend else None,
                 "scheduler": await self._scheduler(),
             },
         )
@@ -273,12 +236,10 @@ class VllmEngine:
         if "gpu" in what:
             await self._reset_gpu()
         if self.cache_server is not None:
-            if "cpu" in what:
-                await self.cache_server.clear_cpu()
-            if "disk" in what:
-                await self.cache_server.clear_disk()
-            elif "page_cache" in what:
-                await self.cache_server.drop_page_cache()
+            # A disk that is emptied has nothing in the page cache.
+            covered = {"page_cache"} if "disk" in what else set()
+            for tier in sorted(what - {"gpu"} - covered):
+                await self.cache_server.clear(tier)
 
     async def _reset_gpu(self) -> None:
         """vLLM refuses while blocks are held, by stores that go on after the answer for one: asked until it agrees."""
@@ -309,33 +270,30 @@ class VllmEngine:
         deadline = time.monotonic() + _COUNTER_LAG_S
         while True:
             engine = await self._metrics()
-            cache = await self.cache_server.settle() if self.cache_server else None
+            cache = await self._read_cache(engine)
             sent = (engine.total("vllm:prompt_tokens_total") or 0) - self._base_tokens
-            looked = lookups(cache) - self._base_lookups if cache else self._lookups_due
+            looked = self._lookups_due if cache.lookups is None else cache.lookups - self._base_lookups
             if (sent >= self._sent_tokens and looked >= self._lookups_due) or time.monotonic() > deadline:
                 return self._counters(engine, cache)
             await asyncio.sleep(0.02)
 
-    def _counters(self, engine: Metrics, cache: Metrics | None) -> Counters:
+    async def _read_cache(self, metrics: Metrics) -> Reading:
+        if self.cache_server is None:
+            return Reading()
+        own_bytes = self._child.storage_read_bytes() if self._child else None
+        return await self.cache_server.settle(EngineSide(metrics=metrics, read_bytes=own_bytes))
+
+    def _counters(self, engine: Metrics, cache: Reading) -> Counters:
         # A source that served nothing yet has no sample: the metric itself is there from the first request on.
         def by_source(source: str) -> int:
             return engine.total("vllm:prompt_tokens_by_source_total", source=source) or 0
 
-        fields: dict[str, int | None] = {
+        own = {
             "computed_tokens": by_source("local_compute"),
             "gpu_hit_tokens": by_source("local_cache_hit"),
             "external_tokens": by_source("external_kv_transfer"),
         }
-        if cache is not None and self.cache_server is not None:
-            # It counts stores to storage only, which there may be none of.
-            begun, ended = stores(cache) if self._experiment.cache.disk else (None, None)
-            fields |= {**hits(cache), "stores_begun": begun, "stores_ended": ended}
-            fields["disk_device_read_bytes"] = self.cache_server.storage_read_bytes()
-        elif self._settings.connector == "in_process":
-            tier = "disk_hit_tokens" if self._experiment.cache.disk else "cpu_hit_tokens"
-            fields[tier] = engine.total("lmcache:num_hit_tokens_total")
-            fields["disk_device_read_bytes"] = self._child.storage_read_bytes() if self._child else None
-        return Counters.of(fields)
+        return Counters.of({**own, **cache.counters})
 
     # ---- what it says of itself
 
@@ -366,11 +324,7 @@ class VllmEngine:
         return {}
 
     async def _versions(self) -> dict[str, str]:
-        versions = {"vllm": str((await self._http.get(f"{self._url}/version")).json().get("version"))}
-        if self.cache_server is not None:
-            with contextlib.suppress(httpx.HTTPError, ValueError):
-                versions["lmcache"] = str((await self._http.get(f"{self.cache_server.url}/version")).json())
-        return versions
+        return {"vllm": str((await self._http.get(f"{self._url}/version")).json().get("version"))}
 
 
 def _capabilities(experiment: Experiment) -> Capabilities:
