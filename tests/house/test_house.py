@@ -56,8 +56,6 @@ KINDS = re.compile(
     r"harness\.engines(\.[A-Z]\w*|\.kind(\.\w+)?|\.\w+\.(kind|settings)(\.\w+)?)?"
     r"|harness\.caches(\.[A-Z]\w*|\.caches_of|\.kind(\.\w+)?)?"
 )
-    r"harness\.engines(\.[A-Z]\w*|\.kind(\.\w+)?|\.\w+\.(kind|settings)(\.\w+)?)?|harness\.caches(\.[A-Z]\w*|\.caches_of|\.kind(\.\w+)?)?"
-)
 # Downwards, and still not allowed: a report is made from a run's folder, whatever engine wrote it.
 FORBIDDEN = {
     "harness.report.run": ("harness.engines", "harness.collectors", "harness.blockio"),

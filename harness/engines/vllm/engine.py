@@ -7,31 +7,25 @@ also runs without a GPU) and in-process (GPU builds of vLLM; on CPU it silently 
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
 
-import httpx
-
 from harness.caches import CACHES, caches_of
 from harness.caches.base import Attached, CachePlan, CacheResolved, CacheServer, Connection, EngineSide, Reading
-from harness.collectors.prometheus import Metrics, scrape
+from harness.collectors.prometheus import Metrics
 from harness.engines.base import Emit
 from harness.engines.http.replay import OpenAIReplay
-from harness.engines.vllm.random_model import write_random_model
+from harness.engines.vllm.process import SERVED_NAME, VllmProcess
 from harness.engines.vllm.settings import VllmSettings
 from harness.errors import EngineError
 from harness.experiment.model import Experiment
-from harness.processes.child import Child, child_environment, control_client, free_port, outlive
+from harness.processes.child import Child, outlive
 from harness.records import Capabilities, Counters, Resolved
 from simulator.models import ModelSpec
 from traces.load import Load
 from traces.request import RequestRecord, TokenSource
 
-_SERVED_NAME = "model"
-_RESET_TIMEOUT_S = 60.0
 _COUNTER_LAG_S = 10.0
 
 
@@ -45,9 +39,7 @@ class VllmEngine:
         self._settings: VllmSettings = experiment.engines.of(VllmSettings)
         self.capabilities = _capabilities(experiment)
         self.cache_server = self._make_cache_server()
-        self._child: Child | None = None
-        self._url = self._settings.attach.url.rstrip("/") if self._settings.attach else ""
-        self._http = control_client(60)
+        self._vllm = VllmProcess(experiment, model, folder)
         self._replay: OpenAIReplay | None = None
         self._sent_tokens = self._lookups_due = 0
         self._base_tokens = self._base_lookups = 0
@@ -59,63 +51,7 @@ class VllmEngine:
             self.cache_server.start()
             # vLLM registers with the cache server as it comes up, so that one has to answer first.
             await self.cache_server.ready()
-        if self._settings.attach is None:
-            self._start_vllm()
-
-    def _start_vllm(self) -> None:
-        python = Path(self._settings.python)
-        if not python.exists():
-            raise EngineError(f"{python}: no such Python; run scripts/engine_env vllm, or set engines.vllm.python")
-        port = free_port()
-        self._url = f"http://127.0.0.1:{port}"
-        # vLLM leaves its sockets behind; a short path, because theirs are limited to 107 characters.
-        scratch = Path(tempfile.mkdtemp(prefix="kv-harness-"))
-        env = child_environment(self._environment() | {"TMPDIR": str(scratch), "VLLM_RPC_BASE_PATH": str(scratch)})
-        argv = [str(python), "-m", "vllm.entrypoints.openai.api_server", *self._flags(port), *self._settings.args]
-        self._child = Child("vLLM", argv, log=self._log, env=env, cores=self._settings.cores.engine, scratch=[scratch])
-        self._child.start()
-
-    @property
-    def _log(self) -> Path:
-        return self._folder / "logs" / "vllm.log"
-
-    def _environment(self) -> dict[str, str]:
-        env = {
-            "VLLM_SERVER_DEV_MODE": "1",  # /reset_prefix_cache
-            "VLLM_NO_USAGE_STATS": "1",
-            "DO_NOT_TRACK": "1",
-            "HF_HUB_OFFLINE": "1",
-            "LMCACHE_TRACK_USAGE": "false",
-            "PYTHONHASHSEED": "0",  # in-process LMCache names chunks by Python's hash
-        }
-        if self._settings.device == "cpu" and self._settings.cores.engine:
-            env["VLLM_CPU_OMP_THREADS_BIND"] = ",".join(map(str, self._settings.cores.engine))
-        return env | self._connection.environment | self._settings.env
-
-    @property
-    def _connection(self) -> Connection:
-        return self.cache_server.connection() if self.cache_server else Connection()
-
-    def _flags(self, port: int) -> list[str]:
-        cache, settings = self._experiment.cache, self._settings
-        model_path = settings.model_path or str(write_random_model(self._model, self._folder / "model"))
-        fits = (cache.gpu // self._model.kv_bytes_per_token // cache.block_tokens - 1) * cache.block_tokens
-        flags = ["--model", model_path, "--served-model-name", _SERVED_NAME, "--host", "127.0.0.1", "--port", str(port)]
-        flags += ["--dtype", self._model.dtype, "--block-size", str(cache.block_tokens)]
-        flags += [
-            "--kv-cache-memory-bytes",
-            str(cache.gpu),
-            "--max-model-len",
-            str(min(fits, self._model.max_position)),
-        ]
-        flags += ["--enable-prompt-tokens-details", "--no-enable-log-requests", "--seed", "0"]
-        flags += [] if settings.model_path else ["--load-format", "dummy"]
-        flags += ["--enforce-eager"] if settings.device == "cpu" else []
-        if settings.max_batched_tokens:
-            flags += ["--max-num-batched-tokens", str(settings.max_batched_tokens)]
-        if settings.max_sequences:
-            flags += ["--max-num-seqs", str(settings.max_sequences)]
-        return flags + list(self._connection.arguments)
+        self._vllm.start(self.cache_server.connection() if self.cache_server else Connection())
 
     def _make_cache_server(self) -> CacheServer | None:
         cache, settings, attach = self._experiment.cache, self._settings, self._settings.attach
@@ -142,12 +78,8 @@ class VllmEngine:
         return CACHES[connector].make(plan)
 
     async def ready(self) -> Resolved:
-        cure = "if memory or a flag is the reason, change cache or engines.vllm"
-        if self._child is not None:
-            await self._child.wait_until(self._healthy, self._settings.start_timeout, cure)
-        elif not await self._healthy():
-            raise EngineError(f"no server answers at {self._url}/health; start it, or correct attach.url")
-        metrics = await self._metrics()
+        await self._vllm.ready()
+        metrics = await self._vllm.metrics()
         info = metrics.labels("vllm:cache_config_info")
         blocks, block_tokens = int(info["num_gpu_blocks"]), int(info["block_size"])
         cache = self._experiment.cache
@@ -155,12 +87,12 @@ class VllmEngine:
         chunk_tokens, evicts = behind.chunk_tokens, behind.eviction
         if block_tokens != cache.block_tokens or chunk_tokens not in (None, cache.chunk_tokens):
             raise EngineError(
-                f"the engine at {self._url} has blocks of {block_tokens} and chunks of {chunk_tokens} tokens, the"
+                f"the engine at {self._vllm.url} has blocks of {block_tokens} and chunks of {chunk_tokens} tokens, the"
                 f" experiment {cache.block_tokens} and {cache.chunk_tokens}; correct the experiment"
             )
         if evicts is not None and cache.eviction is not None and evicts != cache.eviction.model_dump():
             raise EngineError(
-                f"the LMCache server behind {self._url} evicts by {evicts}, the experiment's cache.eviction is"
+                f"the LMCache server behind {self._vllm.url} evicts by {evicts}, the experiment's cache.eviction is"
                 f" {cache.eviction.model_dump()}; correct it, or what the server is started with"
             )
         per_token, backend = self._model.kv_bytes_per_token, self.cache_server.backend if self.cache_server else None
@@ -175,25 +107,25 @@ class VllmEngine:
             block_tokens=block_tokens,
             chunk_tokens=cache.chunk_tokens,
             kv_bytes_per_token=per_token,
-            max_prompt_tokens=await self._max_prompt_tokens(),
+            max_prompt_tokens=await self._vllm.max_prompt_tokens(),
             vocab_size=self._model.vocab_size,
             io_pids=self.cache_server.pids if self.cache_server else (),
-            versions=await self._versions() | behind.versions,
+            versions={"vllm": await self._vllm.version()} | behind.versions,
             details={
                 "cache_config": info,
-                "url": self._url,
+                "url": self._vllm.url,
                 "connector": self._settings.connector,
                 "eviction": evicts,
                 "disk_file_system": backend.file_system if backend else None,
-                "scheduler": await self._scheduler(),
+                "scheduler": await self._vllm.scheduler(),
             },
         )
 
     async def _open_replay(self) -> None:
         attach = self._settings.attach
         self._replay = OpenAIReplay(
-            self._url,
-            (attach.model if attach else None) or _SERVED_NAME,
+            self._vllm.url,
+            (attach.model if attach else None) or SERVED_NAME,
             TokenSource(self._experiment.seed, self._model.vocab_size),
             self._clock,
             request_timeout_s=self._experiment.measure.request_timeout,
@@ -204,11 +136,9 @@ class VllmEngine:
     async def stop(self) -> None:
         if self._replay is not None:
             await self._replay.close()
-        if self._child is not None:
-            await self._child.stop()
+        await self._vllm.stop()
         if self.cache_server is not None:
             await self.cache_server.stop()
-        await self._http.aclose()
 
     # ---- work
 
@@ -227,37 +157,19 @@ class VllmEngine:
     def _children(self) -> tuple[Child, ...]:
         """The cache server first: without it vLLM waits a minute for each load, and then goes on without."""
         cache = self.cache_server.children if self.cache_server else ()
-        return (*cache, self._child) if self._child else cache
+        return (*cache, self._vllm.child) if self._vllm.child else cache
 
     async def reset(self, what: frozenset[str]) -> None:
         await outlive(self._children, self._reset(what))
 
     async def _reset(self, what: frozenset[str]) -> None:
         if "gpu" in what:
-            await self._reset_gpu()
+            await self._vllm.reset()
         if self.cache_server is not None:
             # A disk that is emptied has nothing in the page cache.
             covered = {"page_cache"} if "disk" in what else set()
             for tier in sorted(what - {"gpu"} - covered):
                 await self.cache_server.clear(tier)
-
-    async def _reset_gpu(self) -> None:
-        """vLLM refuses while blocks are held, by stores that go on after the answer for one: asked until it agrees."""
-        deadline = time.monotonic() + _RESET_TIMEOUT_S
-        while time.monotonic() < deadline:
-            try:
-                response = await self._http.post(f"{self._url}/reset_prefix_cache")
-            except httpx.HTTPError as error:
-                raise EngineError(f"vLLM at {self._url} no longer answers ({error!r}); {self._see()}") from None
-            if response.status_code == 404:
-                raise EngineError(f"{self._url} has no /reset_prefix_cache; start vLLM with VLLM_SERVER_DEV_MODE=1")
-            if response.status_code == 200 and response.json().get("success", True):
-                return
-            await asyncio.sleep(0.05)
-        raise EngineError(f"{self._url} refused to reset its prefix cache for {_RESET_TIMEOUT_S:g} s; {self._see()}")
-
-    def _see(self) -> str:
-        return f"see {self._log}" if self._child else "see its log"
 
     def now_s(self) -> float:
         return self._clock()
@@ -269,7 +181,7 @@ class VllmEngine:
     async def _settled(self) -> Counters:
         deadline = time.monotonic() + _COUNTER_LAG_S
         while True:
-            engine = await self._metrics()
+            engine = await self._vllm.metrics()
             cache = await self._read_cache(engine)
             sent = (engine.total("vllm:prompt_tokens_total") or 0) - self._base_tokens
             looked = self._lookups_due if cache.lookups is None else cache.lookups - self._base_lookups
@@ -280,8 +192,7 @@ class VllmEngine:
     async def _read_cache(self, metrics: Metrics) -> Reading:
         if self.cache_server is None:
             return Reading()
-        own_bytes = self._child.storage_read_bytes() if self._child else None
-        return await self.cache_server.settle(EngineSide(metrics=metrics, read_bytes=own_bytes))
+        return await self.cache_server.settle(EngineSide(metrics=metrics, read_bytes=self._vllm.read_bytes()))
 
     def _counters(self, engine: Metrics, cache: Reading) -> Counters:
         # A source that served nothing yet has no sample: the metric itself is there from the first request on.
@@ -294,37 +205,6 @@ class VllmEngine:
             "external_tokens": by_source("external_kv_transfer"),
         }
         return Counters.of({**own, **cache.counters})
-
-    # ---- what it says of itself
-
-    async def _healthy(self) -> bool:
-        with contextlib.suppress(httpx.HTTPError):
-            return (await self._http.get(f"{self._url}/health")).status_code == 200
-        return False
-
-    async def _metrics(self) -> Metrics:
-        try:
-            return await scrape(self._http, f"{self._url}/metrics")
-        except httpx.HTTPError as error:
-            raise EngineError(f"vLLM at {self._url} no longer tells its metrics ({error!r}); {self._see()}") from None
-
-    async def _max_prompt_tokens(self) -> int | None:
-        models = (await self._http.get(f"{self._url}/v1/models")).json()["data"]
-        longest = models[0].get("max_model_len") if models else None
-        return None if longest is None else int(longest) - 1
-
-    async def _scheduler(self) -> dict[str, int]:
-        """Its limits, under the names that engines.sim has for them; empty where it does not say."""
-        with contextlib.suppress(httpx.HTTPError, ValueError, KeyError, TypeError):
-            # A vLLM that finds no pip to list its packages with fails here, and drops the connection after its answer.
-            url, close = f"{self._url}/server_info?config_format=json", {"Connection": "close"}
-            limits = (await self._http.get(url, headers=close)).json()["vllm_config"]["scheduler_config"]
-            names = {"max_batched_tokens": "max_num_batched_tokens", "max_sequences": "max_num_seqs"}
-            return {ours: int(limits[theirs]) for ours, theirs in names.items()}
-        return {}
-
-    async def _versions(self) -> dict[str, str]:
-        return {"vllm": str((await self._http.get(f"{self._url}/version")).json().get("version"))}
 
 
 def _capabilities(experiment: Experiment) -> Capabilities:
