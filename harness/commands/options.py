@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, get_args
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from cyclopts import Parameter
 
-from harness.experiment.model import EngineName
+from harness.engines import ENGINES
+from harness.engines.kind import EngineName
 
 Experiment = Annotated[Path, Parameter(help="The experiment: a file, or a name of `harness list experiments`.")]
 Overrides = Annotated[
@@ -19,5 +20,9 @@ Resume = Annotated[Path | None, Parameter(help="An unfinished run's folder: goes
 Tolerance = Annotated[float, Parameter(help="The largest relative error that passes.")]
 Rate = Annotated[str | None, Parameter(help="e.g. 400MiB/s")]
 
-ENGINE_NAMES: tuple[str, ...] = get_args(EngineName)
-EngineChoice = Annotated[EngineName, Parameter(help="What serves the load.")]
+# A type checker sees a string: the choices are known when the program runs.
+if TYPE_CHECKING:
+    _EngineName = EngineName
+else:
+    _EngineName = Literal[tuple(ENGINES)]
+EngineChoice = Annotated[_EngineName, Parameter(help="What serves the load.")]

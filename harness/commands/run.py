@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 from cyclopts import Parameter
 
 from harness.commands.errors import DONE, RUN_FAILED, command_line, told
-from harness.commands.options import ENGINE_NAMES, EngineChoice, Out, Overrides, Resume, Size
+from harness.commands.options import EngineChoice, Out, Overrides, Resume, Size
+from harness.engines import ENGINES
 from harness.errors import ConfigError, EngineError, Interrupted, ResultsError
 
 if TYPE_CHECKING:
@@ -100,7 +101,7 @@ def _fresh(plan: Plan | None, engine: EngineChoice | None, out: Path | None, swe
     if plan is None:
         raise ConfigError("no experiment given; name one, e.g. quickstart: `harness list experiments` shows all")
     if engine is None:
-        raise ConfigError(f"no engine given; add --engine with one of {', '.join(ENGINE_NAMES)}")
+        raise ConfigError(f"no engine given; add --engine with one of {', '.join(ENGINES)}")
     if out is not None and out.exists():
         raise ConfigError(f"--out {out}: exists already; choose another folder, or go on with --resume {out}")
     if sweep and not plan.axes:

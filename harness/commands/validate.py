@@ -19,9 +19,7 @@ if TYPE_CHECKING:
     from harness.validation.validate import Micro
 
 
-_Budget = Annotated[
-    str, Parameter(help="All the time there is: what is left of it goes to points that do not resolve.")
-]
+_Budget = Annotated[str, Parameter(help="The time for all: what is left goes to points that do not resolve.")]
 _Calibrate = Annotated[str | None, Parameter(help="Or this size of the file is calibrated on, in turns with the rest.")]
 _Sizes = Annotated[list[str] | None, Parameter(name="--size", help="Sizes of the file to measure. Repeatable.")]
 _Real = Annotated[list[Path] | None, Parameter(help="Finished runs to use for the real side. Repeatable.")]

@@ -102,10 +102,9 @@ def test_a_trace_slice_sends_the_same_prompts_as_the_simulator(tmp_path: Path) -
         assert abs(row.scheduled_s - min(r.scheduled_s for r in rows.values()) - modelled[name].scheduled_s) < 1e-6
     [sample] = read_samples(tmp_path / "out")
     moved = sample.observed
-    assert moved.computed_tokens is not None and moved.gpu_hit_tokens and moved.external_tokens is not None
-    assert moved.computed_tokens + moved.gpu_hit_tokens + moved.external_tokens == sum(
-        row.prompt_tokens for row in rows.values()
-    )
+    gpu_tokens = moved.hit_tokens["gpu"]
+    assert moved.computed_tokens is not None and gpu_tokens and moved.external_tokens is not None
+    assert moved.computed_tokens + gpu_tokens + moved.external_tokens == sum(row.prompt_tokens for row in rows.values())
 
 
 def test_in_process_lmcache_without_a_gpu_recomputes_silently_and_the_evidence_says_so(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from harness.records import Counters, HostSample, Sample
 from harness.results.folder import RunFolder
 from traces.request import RequestRecord, TokensByTier, Verdict
 
-NOTHING_REPORTED = TokensByTier()
+NOTHING_REPORTED: TokensByTier = {}
 
 
 def row(

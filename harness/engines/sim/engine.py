@@ -95,7 +95,19 @@ class SimEngine:
     async def metrics(self) -> Counters:
         self._simulator.drain()
         totals = self._simulator.counters()
-        return Counters(**{field: getattr(totals, field) for field in totals.__struct_fields__})
+        return Counters.of(
+            {
+                "computed_tokens": totals.computed_tokens,
+                "gpu_hit_tokens": totals.gpu_hit_tokens,
+                "external_tokens": totals.external_tokens,
+                "cpu_hit_tokens": totals.l1_hit_tokens,
+                "disk_hit_tokens": totals.l2_hit_tokens,
+                "disk_loaded_chunks": totals.l2_loaded_chunks,
+                "stores_begun": totals.stores_begun,
+                "stores_ended": totals.stores_ended,
+                "disk_device_read_bytes": totals.storage_read_bytes,
+            }
+        )
 
     async def stop(self) -> None:
         self._running = None
@@ -155,7 +167,7 @@ def record_of(
     completion: Completion, send: Send, sent_s: float, start_s: float, instance: int | None = None
 ) -> RequestRecord:
     failed = completion.error is not None
-    by_tier = TokensByTier(computed=completion.computed, gpu=completion.gpu, cpu=completion.cpu, disk=completion.disk)
+    by_tier: TokensByTier = {source: getattr(completion, source) for source in ("computed", "gpu", "cpu", "disk")}
     return RequestRecord(
         id=completion.id,
         scheduled_s=start_s + send.scheduled_s,
@@ -167,7 +179,7 @@ def record_of(
         prompt_tokens=completion.prompt_tokens,
         output_tokens=None if failed else completion.output_tokens,
         cached_tokens=None if failed else completion.prompt_tokens - completion.computed,
-        tokens_by_tier=TokensByTier() if failed else by_tier,
+        tokens_by_tier={} if failed else by_tier,
         session=send.request.session,
         turn=send.request.turn,
         instance=instance,

@@ -16,7 +16,7 @@ from markupsafe import Markup
 from plotly.offline import get_plotlyjs
 
 from harness.errors import ResultsError
-from harness.records import Sample
+from harness.records import Counters, Sample
 from harness.report.axes import cell_labels, value_text, varied_axes
 from harness.report.io import html as io
 from harness.report.io import tables as io_tables
@@ -25,8 +25,10 @@ from harness.report.run import figures, tables
 from harness.report.run.timeline import timeline
 from harness.report.words import NOT_REPORTED, UNKNOWN, evidence, findings, percent, plural, tier_order
 from harness.results.folder import read_io, read_manifest, read_rows, read_samples, write_atomically
+from harness.results.provenance import is_simulated
 from harness.results.summary import FREE_LOAD, core_slower, summarize
 from traces.request import RequestRecord
+from traces.tiers import sources
 
 _TEMPLATES = Path(__file__).parent.parent / "templates"
 _TABLES = {"ttft_s": "TTFT", "e2e_s": "End to end", "tpot_s": "Time per output token"}
@@ -119,6 +121,7 @@ def _context(
         "shown_rows": min(len(figure_rows), _MAX_TABLE_ROWS),
         "thin": any(percentile.thin for row in figure_rows for percentile in row.percentiles),
         "flows": tables.flow_rows(summary)[:_MAX_TABLE_ROWS],
+        "source_names": sources(),
         "sources": tables.source_rows(summary)[:_MAX_TABLE_ROWS],
         "lags": tables.lag_rows(summary)[:_MAX_TABLE_ROWS],
         "environment": [*_environment(manifest), *_noise(samples)],
@@ -164,7 +167,7 @@ def _what(manifest: Mapping[str, Any], summary: Mapping[str, Any]) -> str:
         parts.append(f"{axis.name} = {shown}")
     if any(cell.get("storage") for cell in summary["cells"]):
         parts.append("a real storage device under a simulated engine")
-    elif manifest["engine"] == "sim":
+    elif is_simulated(manifest):
         parts.append("simulated: a prediction, not a measurement")
     return " · ".join(parts)
 
@@ -279,9 +282,8 @@ def _load_counters(samples: Sequence[Sample], summary: Mapping[str, Any]) -> lis
     return [(labels.get(sample.cell, sample.cell), _counters(sample.observed)) for sample in loads]
 
 
-def _counters(counters: msgspec.Struct) -> str:
-    values = msgspec.structs.asdict(counters).items()
-    return ", ".join(f"{name} {value:,}" for name, value in values if value is not None) or "nothing reported"
+def _counters(counters: Counters) -> str:
+    return ", ".join(f"{name} {value:,}" for name, value in counters.named().items()) or "nothing reported"
 
 
 def _environment(manifest: Mapping[str, Any]) -> list[tuple[str, str]]:

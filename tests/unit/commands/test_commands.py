@@ -10,7 +10,7 @@ import pytest
 
 from harness import __version__
 from harness.commands.app import VERBS, command_line
-from harness.commands.options import ENGINE_NAMES
+from harness.engines import ENGINES
 from harness.experiment.read import load_experiment
 from tests.support.paths import ROOT
 
@@ -35,7 +35,7 @@ def test_a_verb_has_the_first_line_of_its_function(verb: str, capsys: pytest.Cap
 def test_every_engine_can_be_named(capsys: pytest.CaptureFixture[str]) -> None:
     command("run", "--help")
     shown = capsys.readouterr().out
-    assert all(name in shown for name in ENGINE_NAMES)
+    assert all(name in shown for name in ENGINES)
 
 
 def test_the_version_is_the_distributions(capsys: pytest.CaptureFixture[str]) -> None:

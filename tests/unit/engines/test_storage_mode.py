@@ -79,9 +79,9 @@ def test_every_tier_is_proven_with_a_real_disk(tmp_path: Path) -> None:
     rows = measured(folder)
     assert len(rows) == 4 * 2 * 2 and {(row.verdict, row.verdict_reason) for row in rows} == {("proven", None)}
     cold = [sample for sample in read_samples(folder) if sample.tier == "disk_cold"]
-    assert [sample.observed.storage_read_bytes for sample in cold] == [2 * 512 * 32768] * 2
+    assert [sample.observed.device_read_bytes for sample in cold] == [{"disk": 2 * 512 * 32768}] * 2
     found = figures(folder)
-    assert found["read"]["moved_bytes"] == sum(sample.observed.storage_read_bytes or 0 for sample in cold)
+    assert found["read"]["moved_bytes"] == sum(sample.observed.device_read_bytes["disk"] for sample in cold)
     assert found["failed_operations"] == 0 and found["write"]["operations"] > 0
 
 

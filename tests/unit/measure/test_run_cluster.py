@@ -9,8 +9,9 @@ from typing import Any
 import msgspec
 import pytest
 
+from harness.engines.kind import EngineName
 from harness.errors import ConfigError
-from harness.experiment.model import EngineName, Experiment
+from harness.experiment.model import Experiment
 from harness.experiment.read import load_experiment
 from harness.measure.run import run
 from harness.results.folder import read_manifest
@@ -37,7 +38,7 @@ def test_a_run_on_a_cluster_repeats_itself_and_says_who_served(
     rows = measured(first)
     # The fourth is needed only where four requests are in flight at once.
     assert {0, 1, 2} <= {row.instance for row in rows} <= {0, 1, 2, 3}
-    assert all(row.error is None and row.tokens_by_tier.computed for row in rows)
+    assert all(row.error is None and row.tokens_by_tier["computed"] for row in rows)
     resolved = read_manifest(first)["cells"][0]["resolved"]
     assert resolved["details"]["cluster"] == {"instances": 4, "routing": "least-loaded", "shared": shared}
     assert resolved["cpu_bytes"] == (1 if "cpu" in shared else 4) * 2**30

@@ -74,10 +74,10 @@ def test_every_tier_is_proven_and_interleaved(tmp_path: Path) -> None:
     order = ["recompute", "gpu", "cpu", "disk", "disk_cold"] * 3
     assert [row.expected_tier for row in rows] == order and {row.verdict for row in rows} == {"proven"}
     hits = {row.expected_tier: row.tokens_by_tier for row in rows}
-    assert (hits["recompute"].computed, hits["recompute"].gpu) == (1025, 0)
-    assert (hits["gpu"].computed, hits["gpu"].gpu) == (513, 512)
-    assert (hits["cpu"].cpu, hits["cpu"].disk) == (512, 0)
-    assert (hits["disk"].cpu, hits["disk"].disk) == (0, 512)
+    assert (hits["recompute"]["computed"], hits["recompute"]["gpu"]) == (1025, 0)
+    assert (hits["gpu"]["computed"], hits["gpu"]["gpu"]) == (513, 512)
+    assert (hits["cpu"]["cpu"], hits["cpu"]["disk"]) == (512, 0)
+    assert (hits["disk"]["cpu"], hits["disk"]["disk"]) == (0, 512)
     assert (progress.total, progress.done) == (15, 15)
     manifest = read_manifest(folder)
     assert manifest["status"] == "complete" and manifest["cells"][0]["resolved"]["gpu_bytes"] == 2**30
@@ -271,8 +271,8 @@ def test_samples_hold_both_sides_of_the_evidence(tmp_path: Path) -> None:
     cold = [sample for sample in read_samples(folder) if sample.tier == "disk_cold"]
     assert len(cold) == 3
     for sample in cold:
-        assert sample.observed.storage_read_bytes == sample.expected.storage_read_bytes == 512 * 32768
-        assert sample.observed.l2_loaded_chunks == 2
+        assert sample.observed.device_read_bytes == sample.expected.device_read_bytes == {"disk": 512 * 32768}
+        assert sample.observed.loaded_chunks == {"disk": 2}
 
 
 def test_the_summary_can_be_made_again(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from harness.report.run import figures
 from harness.report.run.timeline import timeline
 from harness.results.summary import summarize
 from tests.support.report_runs import cell, manifest, row, sample
-from traces.request import RequestRecord, TokensByTier
+from traces.request import RequestRecord
 
 
 def summary_of(rows: Sequence[RequestRecord], cells: Sequence[dict[str, Any]] = ()) -> dict[str, Any]:
@@ -115,8 +115,8 @@ def test_several_cells_are_boxes_of_their_quartiles() -> None:
 
 
 def test_unknown_sources_are_not_zero() -> None:
-    known = TokensByTier(computed=1, gpu=4096, cpu=0, disk=0)
-    rows = [row("gpu", 0.1, by_tier=known), row("cpu", 0.1, by_tier=TokensByTier(computed=97))]
+    known = {"computed": 1, "gpu": 4096, "cpu": 0, "disk": 0}
+    rows = [row("gpu", 0.1, by_tier=known), row("cpu", 0.1, by_tier={"computed": 97})]
     figure = figures.tokens_by_source(rows, {})
     found = {trace.name: list(trace.y) for trace in figure.data}
     assert list(figure.data[0].x) == ["gpu", "cpu"]
@@ -127,8 +127,8 @@ def test_unknown_sources_are_not_zero() -> None:
 
 
 def test_rows_left_out_have_their_own_bar() -> None:
-    rows = [row("disk", 0.1, by_tier=TokensByTier(computed=1, disk=4096))]
-    rows += [row("disk", 0.1, verdict="contradicted", by_tier=TokensByTier(computed=4097, disk=0)), row("disk", None)]
+    rows = [row("disk", 0.1, by_tier={"computed": 1, "disk": 4096})]
+    rows += [row("disk", 0.1, verdict="contradicted", by_tier={"computed": 4097, "disk": 0}), row("disk", None)]
     found = traces(figures.tokens_by_source(rows, {}))
     assert list(found["disk"].x) == ["disk", "disk, contradicted"]
     assert list(found["disk"].y) == [4096.0, 0.0]
@@ -136,7 +136,7 @@ def test_rows_left_out_have_their_own_bar() -> None:
 
 
 def test_a_mean_never_mixes_known_with_unknown() -> None:
-    rows = [row("gpu", 0.1, by_tier=TokensByTier(gpu=gpu)) for gpu in (4096, None)]
+    rows = [row("gpu", 0.1, by_tier={"gpu": gpu}) for gpu in (4096, None)]
     assert [trace.name for trace in figures.tokens_by_source(rows, {}).data] == ["not reported"]
 
 

@@ -153,7 +153,7 @@ def test_a_few_pages_from_the_device_are_none(tmp_path: Path, free_run: Path) ->
     real = changed_rows(free_run, tmp_path / "real")
     sample = json.loads((real / "samples.jsonl").read_text())
     for read_bytes, verdict in ((40_000, "pass"), (400_000_000, "fail")):
-        sample["observed"]["storage_read_bytes"] = read_bytes
+        sample["observed"]["device_read_bytes"]["disk"] = read_bytes
         (real / "samples.jsonl").write_text(json.dumps(sample) + "\n")
         [point] = judged(real, free_run).points
         figure = point.figure("device_read_bytes")
@@ -181,7 +181,7 @@ def test_a_free_load_whose_cache_server_served_nothing_is_refused(tmp_path: Path
     sample = json.loads((degraded / "samples.jsonl").read_text())
     moved = sample["observed"]
     moved |= {"computed_tokens": moved["computed_tokens"] + moved["external_tokens"], "external_tokens": 0}
-    moved |= {"l1_hit_tokens": 0, "l2_hit_tokens": 0}
+    moved["hit_tokens"] |= {"cpu": 0, "disk": 0}
     (degraded / "samples.jsonl").write_text(json.dumps(sample) + "\n")
     assert "silently recomputed" in refusal(degraded, free_run)
 
