@@ -2,7 +2,7 @@
 
     trace = open_trace("conversation.jsonl", options=TraceOptions(limit=500, block_tokens=64, time_scale=10))
 
-A file is read whole and checked whole. What cannot be read as it stands is a TraceError of one line,
+A file is read whole and checked whole. What cannot be read as it stands is a TraceFileError of one line,
 'FILE:LINE: what is wrong (value); cure'. Nothing is skipped, clamped or guessed on the way.
 """
 
@@ -19,7 +19,7 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
-from traces.errors import TraceFileError as TraceError
+from traces.errors import TraceFileError
 from traces.request import Request, Segment, stable_id
 from traces.textfile import TraceFile, shorten
 
@@ -43,7 +43,7 @@ class TraceOptions:
     output_scale, then max_output_tokens: factor and cap for the output, at least one token.
     time_scale: factor for time stamps and think times; 0.5 is twice the load.
     max_prompt_tokens: longer (scaled) prompts are left out and counted in Trace.left_out, never cut.
-    Raises TraceError for impossible values.
+    Raises TraceFileError for impossible values.
     """
 
     start: int = 0
@@ -68,8 +68,8 @@ class TraceOptions:
                 raise _bad_option(name, problem, value, "give 1.0 for no scaling")
 
 
-def _bad_option(name: str, problem: str, value: object, cure: str) -> TraceError:
-    return TraceError(f"trace option {name}: {problem} ({value}); {cure}")
+def _bad_option(name: str, problem: str, value: object, cure: str) -> TraceFileError:
+    return TraceFileError(f"trace option {name}: {problem} ({value}); {cure}")
 
 
 @dataclass(frozen=True)
@@ -89,7 +89,7 @@ class Trace:
 
 
 def open_trace(path: str | Path, *, options: TraceOptions | None = None) -> Trace:
-    """The requests of a trace file, whose format is told from its content. Raises TraceError."""
+    """The requests of a trace file, whose format is told from its content. Raises TraceFileError."""
     options = options or TraceOptions()
     file = TraceFile(Path(path))
     name = _guess_format(file)

@@ -25,7 +25,7 @@ class FreeLoad(msgspec.Struct, frozen=True):
 
 
 def free_load(experiment: Experiment) -> FreeLoad:
-    """Raises TraceError or SpecError, both ValueErrors of one line."""
+    """Raises TraceFileError or SpecError, both ValueErrors of one line."""
     workload = experiment.workload
     if isinstance(workload, SyntheticWorkload):
         return _synthetic(workload, experiment)
