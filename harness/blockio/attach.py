@@ -18,6 +18,7 @@ from harness.blockio.devices import HOLDING, check, create, destroy, devices, le
 from harness.collectors.bpf import BpfTrace
 from harness.collectors.bpf import check as check_trace
 from harness.collectors.host import mount_of
+from harness.engines import ENGINES
 from harness.engines.base import Engine
 from harness.errors import DeviceError, TracingError
 from harness.experiment.read import Cell
@@ -54,7 +55,7 @@ async def run_device(cells: Sequence[Cell], engine: str, folder: RunFolder) -> A
     try:
         await holder.wait_until(holds, 60, "see `harness doctor`")
         # A device works on nobody's core: its server goes before everything else, and would go before the engine.
-        cores = cells[0].experiment.engines.cores(engine).client
+        cores = ENGINES[engine].cores(cells[0].experiment).client
         device = await asyncio.to_thread(create, name, spec, cores)
         for cell in cells:
             folder.update_cell(cell.key, device=msgspec.to_builtins(device, enc_hook=str))
@@ -82,10 +83,9 @@ async def run_trace(
     if not _traced(cells[0], engine.name):
         yield
         return
-    assert experiment.cache.disk is not None
-    path = Path(experiment.cache.disk.path) if experiment.cache.disk.path else folder.path
-    # The simulator's mode storage does its I/O in this process.
-    pids = resolved.io_pids or ((os.getpid(),) if engine.name == "sim" else ())
+    path, pids = ENGINES[engine.name].disk_path(experiment, folder.path), resolved.io_pids
+    if not pids:
+        raise TracingError(f"storage.trace: engine {engine.name} names no process whose I/O is the disk's; remove it")
     device = device_number(path)
     target = new_trace_folder(folder.path)
     trace = BpfTrace(target, device_number=device, pids=pids)
@@ -118,27 +118,32 @@ def device_number(path: Path) -> int:
 
 
 def check_run_storage(cell: Cell, engine: str) -> None:
-    """Before anything starts. Raises DeviceError and TracingError."""
+    """Refuses, before anything starts, storage settings without meaning for the engine, and what this machine lacks.
+
+    Raises DeviceError and TracingError.
+    """
+    storage, disk = cell.experiment.storage, ENGINES[engine].disk(cell.experiment)
+    if storage is None:
+        return
+    if storage.device is not None and disk.moves == "none":
+        raise DeviceError(f"storage.device: --engine {engine} would not use it: {disk.why}")
+    if storage.trace and disk.moves != "real":
+        raise TracingError(f"storage.trace: --engine {engine} moves no bytes that a trace would see: {disk.why}")
     if (spec := _wanted(cell, engine)) is not None:
         check(spec)
-    if _traced(cell, engine):
+    if storage.trace:
         check_trace()
 
 
 def _traced(cell: Cell, engine: str) -> bool:
     storage = cell.experiment.storage
-    return storage is not None and storage.trace and _moves_bytes(cell, engine)
+    return storage is not None and storage.trace and ENGINES[engine].disk(cell.experiment).moves == "real"
 
 
 def _wanted(cell: Cell, engine: str) -> DeviceSpec | None:
     """The device that a run of this cell would have made: engines that move real bytes have real devices."""
     storage = cell.experiment.storage
-    return storage.device if storage and _moves_bytes(cell, engine) else None
-
-
-def _moves_bytes(cell: Cell, engine: str) -> bool:
-    simulated = cell.experiment.engines.sim
-    return engine == "vllm" or (engine == "sim" and simulated.mode == "storage" and simulated.storage.device == "file")
+    return storage.device if storage and ENGINES[engine].disk(cell.experiment).moves == "real" else None
 
 
 def create_device(name: str, settings: dict[str, Any]) -> int:

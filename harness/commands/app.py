@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from cyclopts import App, CycloptsError, Group, Parameter
+
+from harness.engines import ENGINES
 
 app = App(
     name="harness",
@@ -40,7 +42,11 @@ app.command(device)
 io = App(name="io", help="What the cache does to the disk.", help_format="plaintext")
 app.command(io)
 
-EngineChoice = Literal["sim", "vllm", "openai", "fake"]
+# A type checker sees a string: the choices are known when the program runs.
+if TYPE_CHECKING:
+    EngineChoice = str
+else:
+    EngineChoice = Literal[tuple(ENGINES)]
 Experiment = Annotated[Path | None, Parameter(help="The experiment file. Not needed with --resume.")]
 Engine = Annotated[EngineChoice | None, Parameter(help="What serves the load.")]
 Overrides = Annotated[

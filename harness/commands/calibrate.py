@@ -6,8 +6,8 @@ from pathlib import Path
 
 from harness.calibration.calibrate import calibrated, planned_micro_cells, write_calibration
 from harness.commands.session import RUN_FAILED, command_line, told
+from harness.engines.kind import EngineName
 from harness.errors import ConfigError
-from harness.experiment.model import EngineName
 from harness.experiment.read import Plan, load_experiment
 from harness.measure.run import RunRequest, new_folder, run
 from simulator.calibration import Calibration

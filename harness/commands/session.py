@@ -10,8 +10,9 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, ParamSpec
 
+from harness.engines import ENGINES
+from harness.engines.kind import EngineName
 from harness.errors import ConfigError, EngineError, Interrupted, ResultsError
-from harness.experiment.model import EngineName
 from harness.experiment.model import Experiment as ExperimentConfig
 from harness.experiment.read import Cell, Plan, load_experiment
 from harness.measure.run import RunRequest, new_folder
@@ -88,7 +89,7 @@ def _fresh(plan: Plan | None, engine: EngineName | None, out: Path | None, sweep
     if plan is None:
         raise ConfigError("no experiment given; name a file, e.g. configs/experiments/quickstart.yaml")
     if engine is None:
-        raise ConfigError("no engine given; add --engine sim, vllm or openai")
+        raise ConfigError(f"no engine given; add --engine with one of {', '.join(ENGINES)}")
     if out is not None and out.exists():
         raise ConfigError(f"--out {out}: exists already; choose another folder, or go on with --resume {out}")
     if sweep and not plan.axes:

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from harness.commands.session import command_line, told
+from harness.engines.kind import EngineName
 from harness.errors import ConfigError
-from harness.experiment.model import EngineName
 from harness.experiment.read import Cell, Plan, load_experiment
 from harness.experiment.units import parse_seconds
 from harness.measure.run import new_folder

@@ -229,7 +229,7 @@ def _explain(problem: Any, place: tuple[str, ...]) -> str:
     if len(shown) > 80:
         shown = f"{shown[:77]}…"
     if kind == "extra_forbidden":
-        if place[:2] == ("engines", "sim") and place[-1] in MOVED_KEYS:
+        if ".".join(place[:-1]) == "engines.sim" and place[-1] in MOVED_KEYS:
             return f"stands in a section of its own now; write deployment.{place[-1]}"
         near = difflib.get_close_matches(place[-1], _known_keys(Experiment), n=1)
         return "unknown key; " + (f"did you mean {near[0]!r}?" if near else "remove it")

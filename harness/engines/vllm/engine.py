@@ -24,9 +24,10 @@ from harness.collectors.prometheus import Metrics, scrape
 from harness.engines.base import Emit
 from harness.engines.http.replay import OpenAIReplay
 from harness.engines.vllm.random_model import write_random_model
+from harness.engines.vllm.settings import VllmSettings
 from harness.errors import EngineError
 from harness.experiment.cache import Eviction
-from harness.experiment.model import Experiment, VllmSettings
+from harness.experiment.model import Experiment
 from harness.processes.child import Child, child_environment, control_client, free_port, outlive
 from harness.records import Capabilities, Counters, Resolved
 from simulator.models import ModelSpec
@@ -45,7 +46,7 @@ class VllmEngine:
 
     def __init__(self, experiment: Experiment, model: ModelSpec, folder: Path, clock: Callable[[], float]) -> None:
         self._experiment, self._model, self._folder, self._clock = experiment, model, folder, clock
-        self._settings: VllmSettings = experiment.engines.vllm
+        self._settings: VllmSettings = experiment.engines.of(VllmSettings)
         self.capabilities = _capabilities(experiment)
         self.cache_server = self._make_cache_server()
         self._child: Child | None = None
@@ -374,7 +375,7 @@ class VllmEngine:
 
 def _capabilities(experiment: Experiment) -> Capabilities:
     """What can be emptied and proven follows from what stands behind vLLM."""
-    cache, settings = experiment.cache, experiment.engines.vllm
+    cache, settings = experiment.cache, experiment.engines.of(VllmSettings)
     resets, proves = {"gpu"}, {"recompute", "gpu"}
     if settings.attach is not None:
         has_cpu = settings.attach.lmcache_url is not None

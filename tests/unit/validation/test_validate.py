@@ -135,7 +135,7 @@ def test_the_simulator_gets_what_the_engine_resolved(tmp_path: Path) -> None:
     limits = {"max_batched_tokens": 1024, "max_sequences": 8}
     entry["config"]["measure"] |= {"samples": None, "until": {}, "budget": 60.0}
     entry["resolved"] |= {"gpu_bytes": 500 * 32 * 32768, "cpu_bytes": 2**31, "details": {"scheduler": limits}}
-    experiment = sim_cell(entry, "cpu-2core").experiment
+    experiment = sim_cell(entry, "cpu-2core", "sim").experiment
     assert experiment.cache.gpu == 500 * 32 * 32768 and experiment.cache.cpu == 2**31
     assert experiment.engines.sim.max_batched_tokens == 1024 and experiment.engines.sim.max_sequences == 8
     assert experiment.engines.sim.hardware == "cpu-2core" and experiment.measure.samples == 5
