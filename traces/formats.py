@@ -172,10 +172,12 @@ class _OwnRow(msgspec.Struct, forbid_unknown_fields=True):
     session: str | None = None
     turn: Annotated[int, Meta(ge=0, le=MAX_TOKENS)] = 0
     delay_s: _Seconds = 0.0
+    wave: Annotated[int, Meta(ge=0, le=MAX_TOKENS)] = 0
+    instance: Annotated[int, Meta(ge=0, le=100_000)] | None = None
 
 
 _OWN_CURES = {
-    "": "each line needs id, prompt and output_tokens, and may have at_s, session, turn and delay_s",
+    "": "each line needs id, prompt and output_tokens, and may have at_s, session, turn, delay_s, wave and instance",
     "id": "give a name of 1 to 200 characters",
     "prompt": "give a list of [hash id, tokens] pairs, hash ids from 0 to 2^63-1 and tokens from 1",
     "output_tokens": f"give a whole number from 1 to {MAX_TOKENS}",
@@ -183,6 +185,8 @@ _OWN_CURES = {
     "session": "give a name, or null for a request of its own",
     "turn": "give the turn as a whole number from 0",
     "delay_s": "give seconds from 0",
+    "wave": "give the wave as a whole number from 0",
+    "instance": "give the instance as a whole number from 0, or null to let the router choose",
 }
 
 
