@@ -1,4 +1,4 @@
-"""What stands behind `harness device` and `harness io`, and what a run does to have its device."""
+"""A run's device and its I/O trace: made before its cells are measured, gone after them."""
 
 from __future__ import annotations
 
@@ -9,12 +9,10 @@ import re
 import sys
 from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
-from typing import Any
 
 import msgspec
-from pydantic import ValidationError
 
-from harness.blockio.devices import HOLDING, check, create, destroy, devices, left
+from harness.blockio.devices import HOLDING, check, create, left
 from harness.collectors.bpf import BpfTrace
 from harness.collectors.bpf import check as check_trace
 from harness.collectors.host import mount_of
@@ -23,7 +21,6 @@ from harness.engines.base import Engine
 from harness.errors import DeviceError, TracingError
 from harness.experiment.read import Cell
 from harness.experiment.storage import Device as DeviceSpec
-from harness.experiment.units import format_bytes
 from harness.processes.child import Child, child_environment
 from harness.records import IoTrace, Resolved
 from harness.results.folder import RunFolder, new_trace_folder, write_trace
@@ -144,42 +141,3 @@ def _wanted(cell: Cell, engine: str) -> DeviceSpec | None:
     """The device that a run of this cell would have made: engines that move real bytes have real devices."""
     storage = cell.experiment.storage
     return storage.device if storage and ENGINES[engine].disk(cell.experiment).moves == "real" else None
-
-
-def create_device(name: str, settings: dict[str, Any]) -> int:
-    """Makes a device that stays until it is destroyed; prints where it is; returns the exit code."""
-    try:
-        spec = DeviceSpec.model_validate({key: value for key, value in settings.items() if value is not None})
-    except ValidationError as error:
-        first = error.errors(include_url=False)[0]
-        option = "".join(f"--{str(part).replace('_', '-')}: " for part in first["loc"])
-        raise DeviceError(f"{option}{first.get('ctx', {}).get('error', first['msg'])}") from None
-    device = create(name, spec)
-    print(f"{device.mount}  {device.file_system} on {device.loop}, {format_bytes(device.size_bytes)}")
-    return 0
-
-
-def list_devices() -> int:
-    """Prints all devices, one a line; returns the exit code."""
-    for device in devices():
-        limits = ", ".join(f"{key} {value:g}" for key, value in device.limits.items() if value)
-        state = device.loop or "broken: destroy it"
-        print(f"{device.name:24} {device.file_system:6} {format_bytes(device.size_bytes):>8}  {state}  {limits}")
-        print(f"{'':24} {device.mount}")
-    return 0
-
-
-def destroy_devices(name: str | None, everything: bool) -> int:
-    """Removes one device, or all that are there; returns the exit code."""
-    if (name is None) == (not everything):
-        raise DeviceError("name one device, or say --all")
-    refused = []
-    for each in left() if name is None else [name]:
-        try:
-            destroy(each)
-            print(f"{each}: removed")
-        except DeviceError as error:
-            refused.append(error)
-    if refused:
-        raise refused[0]
-    return 0

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from harness.caches.adapters import ADAPTERS
+from harness.caches.files import ADAPTERS
 from harness.engines.base import Engine
 from harness.engines.sim.engine import SimEngine
 from harness.engines.sim.settings import SimSettings

@@ -245,6 +245,13 @@ def test_chance_gives_a_free_place_to_any_session_that_waits() -> None:
     assert all(abs(second[name] - 150) < 45 for name in "abcd"), second
 
 
+@pytest.mark.parametrize("seed", range(20))
+def test_chance_sends_nothing_before_its_time_and_nothing_later(seed: int) -> None:
+    times_s = [0.0] * 5 + [float(time_s) for time_s in random.Random(seed).sample(range(1, 40), 20)]
+    load = Load([request(f"r{n}", at_s) for n, at_s in enumerate(times_s)], shuffle_seed=seed)
+    assert all(row.sent_s == row.scheduled_s == row.request.at_s for row in drive(load, lambda _: 1.0))
+
+
 def test_the_same_seed_gives_the_same_order() -> None:
     orders = [names(drive(Load([request(n) for n in "abcdefgh"], 2, shuffle_seed=5), lambda _: 1.0)) for _ in range(2)]
     assert orders[0] == orders[1] != list("abcdefgh")
