@@ -97,7 +97,7 @@ def test_points_that_a_calibration_is_to_be_fitted_on_are_refused_before_anythin
     def refusal(**workload: Any) -> str:
         path = tmp_path / "experiment.yaml"
         path.write_text(yaml.safe_dump(CONFIG | {"workload": CONFIG["workload"] | workload, "sizes": {"micro": {}}}))
-        turns = {"calibrate": "micro", "calibrating": "5min", "passes": 2}
+        turns: dict[str, Any] = {"calibrate": "micro", "calibrating": "5min", "passes": 2}
         assert validate_command(path, engine="sim", out=tmp_path / "out", **turns) == 2
         return capsys.readouterr().err
 
@@ -214,7 +214,7 @@ def test_a_calibration_is_measured_in_turns_with_what_it_is_held_against(tmp_pat
     config["measure"] |= {"samples": 10, "until": None}
     path = tmp_path / "experiment.yaml"
     path.write_text(yaml.safe_dump(config))
-    turns = {"calibrate": "calibration", "calibrating": "10min", "passes": 3}
+    turns: dict[str, Any] = {"calibrate": "calibration", "calibrating": "10min", "passes": 3}
     sizes = ["lengths", "ext4_200"]
     assert validate_command(path, engine="sim", sizes=sizes, out=tmp_path / "out", **turns) == 0
     content = json.loads((tmp_path / "out" / "validation.json").read_text())
