@@ -248,7 +248,7 @@ def _explain(problem: Any, place: tuple[str, ...]) -> str:
     if kind == "value_error":
         return str(problem["ctx"]["error"])
     if kind in ("union_tag_invalid", "union_tag_not_found"):
-        return "needs kind: one of prefix, synthetic, sessions, trace"
+        return f"needs kind: one of {', '.join(WORKLOAD_KINDS)}"
     return f"{shown} is refused: {_lower(problem['msg'])}; correct the value"
 
 

@@ -192,13 +192,13 @@ async def measure_load(
     for number in range(1, cell.experiment.measure.warm_up + 1) if rest else ():
         await warm()
         progress.state(f"{cell.key} warming up, pass {number}")
-        await engine.replay(Load(load.requests, load.concurrency), writer("warm"))
+        await engine.replay(load.schedule(load.requests), writer("warm"))
     if rest:
         await warm()
     progress.state(cell.key)
     before, started_s = await engine.metrics(), engine.now_s()
     host = _watch(engine, cell, folder.path)
-    await engine.replay(Load(_from_now(rest), load.concurrency), writer("measure"))
+    await engine.replay(load.schedule(_from_now(rest)), writer("measure"))
     observed = (await engine.metrics()).since(before)
     folder.append_sample(
         Sample(

@@ -15,6 +15,8 @@ import psutil
 import pytest
 import yaml
 
+from harness.caches.files import FilesBackend
+from harness.caches.lmcache import LMCacheServer
 from harness.engines.vllm.engine import VllmEngine
 from harness.experiment.read import load_experiment
 from harness.measure.run import RunRequest, run
@@ -193,9 +195,9 @@ def test_servers_that_run_already_are_measured_and_left_running(tmp_path: Path) 
             await engine.start()
             server = (await engine.ready()).details["url"]
             cache = engine.cache_server
-            assert cache is not None and cache.disk_path is not None and cache.pid is not None
-            attach = {"url": server, "lmcache_url": cache.url, "lmcache_pid": cache.pid}
-            attach["disk_path"] = str(cache.disk_path)
+            assert isinstance(cache, LMCacheServer) and isinstance(cache.backend, FilesBackend)
+            attach = {"url": server, "lmcache_url": cache.url, "lmcache_pid": cache.pids[0]}
+            attach["disk_path"] = str(cache.backend.folder)
             path = _written(tmp_path, {"vllm": {"attach": attach}})
             done = await asyncio.to_thread(
                 lambda: harness("run", str(path), "--engine", "vllm", "--out", str(tmp_path / "out")).wait(timeout=200)
