@@ -27,6 +27,8 @@ def check_experiment(
         can = " or ".join(name for name, other in ENGINES.items() if other.without_gpu)
         raise PreflightError(f"cache.gpu is 0: all KV on storage is for --engine {can}, not {engine}; give it a size")
     _check_deployment(experiment.deployment, capabilities, engine)
+    if experiment.measure.budget is not None and experiment.cache.gpu and _free(experiment):
+        raise PreflightError("measure.budget: a free load is sent to its end, however long it takes; remove it")
     _check_capabilities(experiment, capabilities, engine)
     if experiment.cache.eviction is not None and experiment.cache.cpu is None:
         raise PreflightError("cache.eviction needs cache.cpu, the tier that evicts; give it a size, e.g. 1GiB")
@@ -42,6 +44,10 @@ def check_experiment(
         check_working_set(experiment, configured)
         check_states(experiment, capabilities, configured)
     kind.check(experiment, results)
+
+
+def _free(experiment: Experiment) -> bool:
+    return not isinstance(experiment.workload, PrefixWorkload)
 
 
 def check_cache(experiment: Experiment, model: ModelSpec) -> None:
