@@ -1,8 +1,8 @@
-"""A run's file calls, done again in order on another device, or given to fio as a job with an iolog.
+"""Repeats a run's file calls in order on another device, or writes them as a fio job with an iolog.
 
-What is replayed is what files.jsonl holds below the disk tier's folder: opens, reads, writes (of zeros) and syncs, at
-their offsets. Files that were there before are made first, as long as the run read them. Calls that overlapped in the
-run follow each other here.
+The replay covers the calls in files.jsonl below the disk tier's folder: opens, reads, writes (of zeros) and syncs, at
+their offsets. It first creates files that existed before the run, as long as the run's calls reach. Calls that
+overlapped in the run follow one another in the replay.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from harness.results.folder import read_traces
 
 
 class Operation(msgspec.Struct, frozen=True):
-    """One call: kind open, read, write or sync; file: a number; offset and bytes as in the run."""
+    """One call. kind: open, read, write or sync; file: its number; offset and bytes as in the run."""
 
     at_s: float
     kind: str
@@ -34,7 +34,7 @@ class Operation(msgspec.Struct, frozen=True):
 
 
 def operations(calls: Sequence[FileCall], below: str) -> list[Operation]:
-    """The calls on files below a folder, in order, with offsets followed where the file's own position was used."""
+    """The calls on files below a folder, in order; calls at the file's own position get explicit offsets."""
     files: dict[str, int] = {}
     numbers = itertools.count()
     position: dict[str, int] = {}
@@ -62,7 +62,7 @@ def operations(calls: Sequence[FileCall], below: str) -> list[Operation]:
 
 
 def run_operations(run: Path) -> list[Operation]:
-    """All of a traced run's. Raises ReplayError."""
+    """All operations of a traced run. Raises ReplayError."""
     found = [
         operation
         for place, about in read_traces(run)
@@ -74,7 +74,7 @@ def run_operations(run: Path) -> list[Operation]:
 
 
 def lengths(steps: Sequence[Operation]) -> dict[int, int]:
-    """How long each file gets."""
+    """Length in bytes that each file reaches."""
     ends: dict[int, int] = {}
     for step in steps:
         ends[step.file] = max(ends.get(step.file, 0), step.offset + step.bytes)
@@ -82,7 +82,7 @@ def lengths(steps: Sequence[Operation]) -> dict[int, int]:
 
 
 def replay(steps: Sequence[Operation], folder: Path, *, timed: bool = False) -> tuple[float, int, int]:
-    """Seconds in calls, bytes read, bytes written. Reads come from the device: pages are dropped before each open."""
+    """Returns seconds in calls, bytes read and bytes written. Drops a file's pages at each open, so the device reads."""
     with tempfile.TemporaryDirectory(prefix="kv-harness-replay-", dir=folder) as own, _files(Path(own), steps) as files:
         begin_s, first_s, in_calls_s = time.perf_counter(), steps[0].at_s, 0.0
         moved = {"read": 0, "write": 0}
@@ -106,7 +106,7 @@ def replay(steps: Sequence[Operation], folder: Path, *, timed: bool = False) -> 
 
 @contextlib.contextmanager
 def _files(folder: Path, steps: Sequence[Operation]) -> Iterator[dict[int, int]]:
-    """Open files as long as the run's, so that its reads find bytes."""
+    """Opens files as long as the run's files, so that reads find bytes."""
     opened: dict[int, int] = {}
     try:
         for number, length in lengths(steps).items():
@@ -121,7 +121,7 @@ def _files(folder: Path, steps: Sequence[Operation]) -> Iterator[dict[int, int]]
 
 
 def iolog(steps: Sequence[Operation], folder: Path) -> str:
-    """fio's iolog, version 2: the same operations in order. fio 3.33 crashes on names that are not absolute."""
+    """The same operations as fio's iolog, version 2. Names are absolute: fio 3.33 crashes on relative ones."""
     lines = ["fio version 2 iolog"]
     names = {number: f"{folder.absolute()}/chunk-{number}" for number in lengths(steps)}
     lines += [f"{name} add" for name in names.values()] + [f"{name} open" for name in names.values()]
@@ -134,7 +134,7 @@ def iolog(steps: Sequence[Operation], folder: Path) -> str:
 
 
 def replay_run(run: Path, folder: Path, fio: Path | None, timed: bool) -> int:
-    """Replays, or writes fio's files; prints what it did; returns the exit code."""
+    """Replays a run or writes fio's files, prints the outcome, and returns the exit code."""
     steps = run_operations(run)
     if not folder.is_dir():
         raise ReplayError(f"{folder}: no such folder; name one on the device to replay on")
