@@ -82,7 +82,7 @@ def lengths(steps: Sequence[Operation]) -> dict[int, int]:
 
 
 def replay(steps: Sequence[Operation], folder: Path, *, timed: bool = False) -> tuple[float, int, int]:
-    """Returns seconds in calls, bytes read and bytes written. Drops a file's pages at each open, so the device reads."""
+    """Returns seconds in calls, bytes read and bytes written. Drops a file's pages at each open: the device reads."""
     with tempfile.TemporaryDirectory(prefix="kv-harness-replay-", dir=folder) as own, _files(Path(own), steps) as files:
         begin_s, first_s, in_calls_s = time.perf_counter(), steps[0].at_s, 0.0
         moved = {"read": 0, "write": 0}
