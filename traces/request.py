@@ -24,6 +24,8 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
 
     at_s: intended send time in seconds from the load's start; None: as soon as a slot is free.
     session, turn: turn k+1 of a session is sent `delay_s` after turn k completed, and not before `at_s`.
+    wave: the request waits until all requests of lower waves have completed.
+    instance: the one that has to serve it, from 0; None: the router chooses.
     """
 
     id: str
@@ -33,6 +35,8 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     session: str | None = None
     turn: int = 0
     delay_s: float = 0.0
+    wave: int = 0
+    instance: int | None = None
 
     @property
     def prompt_tokens(self) -> int:
