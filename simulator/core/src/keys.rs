@@ -47,7 +47,7 @@ fn mix(value: u64) -> u64 {
 ///
 /// Every segment starts its stream at 0, and a piece never spans two segments, so a run of tokens can be written in
 /// one way only (a segment of no tokens is left out): equal tokens give equal pieces.
-struct Chain {
+struct HashChain {
     size: u64,
     key: Key,
     /// Tokens that the block under way lacks.
@@ -56,7 +56,7 @@ struct Chain {
     whole: u64,
 }
 
-impl Chain {
+impl HashChain {
     fn new(size: u64) -> Self {
         Self { size, key: mix(size), room: size, whole: mix(size) }
     }
@@ -86,7 +86,7 @@ impl Chain {
     }
 
     /// Adds the runs of the blocks that end in a segment.
-    fn runs(&mut self, stream: u64, tokens: u64, runs: &mut Vec<Run>) {
+    fn runs(&mut self, stream: u64, tokens: u64, runs: &mut Vec<BlockRun>) {
         let mut offset = 0;
         while offset < tokens {
             let left = tokens - offset;
@@ -94,7 +94,7 @@ impl Chain {
             offset += piece;
             if ends {
                 let blocks = if piece == self.size { left / self.size } else { 1 };
-                runs.push(Run { key: self.key, blocks: blocks as u32 });
+                runs.push(BlockRun { key: self.key, blocks: blocks as u32 });
                 self.key = mix(self.key ^ blocks.rotate_left(29));
                 offset += (blocks - 1) * self.size;
             }
@@ -109,14 +109,14 @@ fn stream(segment: &Segment) -> u64 {
 /// Keys of the whole blocks of `size` tokens in a recipe. Equal keys: the recipes agree on every token up to there.
 pub fn block_keys(recipe: &[Segment], size: u64) -> Vec<Key> {
     let tokens: u64 = recipe.iter().map(|segment| segment.tokens).sum();
-    let (mut chain, mut keys) = (Chain::new(size), Vec::with_capacity((tokens / size) as usize));
+    let (mut chain, mut keys) = (HashChain::new(size), Vec::with_capacity((tokens / size) as usize));
     recipe.iter().for_each(|segment| chain.keys(stream(segment), segment.tokens, &mut keys));
     keys
 }
 
 /// Whole blocks in a row that lie in one segment, or one block that spans several. The i-th of them is (key, i).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Run {
+pub struct BlockRun {
     pub key: Key,
     pub blocks: u32,
 }
@@ -125,28 +125,28 @@ pub struct Run {
 ///
 /// Equal (key, i): the recipes agree on every token up to there. Where runs begin depends on the tokens alone, and
 /// their end is part of the next one's key, so equal tokens give equal pairs.
-pub fn block_runs(recipe: &[Segment], size: u64) -> Vec<Run> {
-    let (mut chain, mut runs) = (Chain::new(size), Vec::with_capacity(recipe.len() + 2));
+pub fn block_runs(recipe: &[Segment], size: u64) -> Vec<BlockRun> {
+    let (mut chain, mut runs) = (HashChain::new(size), Vec::with_capacity(recipe.len() + 2));
     recipe.iter().for_each(|segment| chain.runs(stream(segment), segment.tokens, &mut runs));
     runs
 }
 
 /// The first so many blocks of a list of runs.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Cursor {
+pub struct BlockCursor {
     pub blocks: u64,
     pub run: usize,
     pub offset: u32,
 }
 
-impl Cursor {
+impl BlockCursor {
     /// The block that comes next: its run's key and its number in the run.
-    pub fn next(&self, runs: &[Run]) -> Option<(Key, u32)> {
+    pub fn next(&self, runs: &[BlockRun]) -> Option<(Key, u32)> {
         runs.get(self.run).map(|run| (run.key, self.offset))
     }
 
     /// How many blocks lie between here and that block; None: it does not come.
-    pub fn distance(&self, runs: &[Run], (key, number): (Key, u32)) -> Option<u64> {
+    pub fn distance(&self, runs: &[BlockRun], (key, number): (Key, u32)) -> Option<u64> {
         let (mut passed, mut offset) = (0, self.offset);
         for run in runs.get(self.run..)? {
             if run.key == key && (offset..run.blocks).contains(&number) {
@@ -158,7 +158,7 @@ impl Cursor {
         None
     }
 
-    pub fn advance(&mut self, runs: &[Run], blocks: u32) {
+    pub fn advance(&mut self, runs: &[BlockRun], blocks: u32) {
         self.blocks += u64::from(blocks);
         self.offset += blocks;
         if self.offset == runs[self.run].blocks {
@@ -172,9 +172,9 @@ impl Cursor {
 pub fn keys_and_runs(
     (prompt, reply): (&[Segment], Segment),
     (chunk, keys): (Option<u64>, &mut Vec<Key>),
-    (block, runs): (u64, &mut Vec<Run>),
+    (block, runs): (u64, &mut Vec<BlockRun>),
 ) {
-    let (mut chunks, mut blocks) = (chunk.map(Chain::new), Chain::new(block));
+    let (mut chunks, mut blocks) = (chunk.map(HashChain::new), HashChain::new(block));
     for segment in prompt {
         let stream = stream(segment);
         if let Some(chunks) = &mut chunks {
@@ -187,13 +187,13 @@ pub fn keys_and_runs(
 
 /// Blocks in a row of a prompt, which knows those before them too.
 #[derive(Clone, Debug, Default)]
-pub struct Part {
+pub struct ChunkRange {
     prompt: Option<Arc<[Key]>>,
     first: usize,
     end: usize,
 }
 
-impl Part {
+impl ChunkRange {
     /// All blocks of a prompt.
     pub fn of(keys: impl Into<Arc<[Key]>>) -> Self {
         let prompt: Arc<[Key]> = keys.into();
@@ -201,7 +201,7 @@ impl Part {
     }
 
     /// Those of these numbers, counted from its own first block.
-    pub fn part(&self, range: Range<usize>) -> Self {
+    pub fn slice(&self, range: Range<usize>) -> Self {
         Self { prompt: self.prompt.clone(), first: self.first + range.start, end: self.first + range.end }
     }
 
@@ -212,7 +212,7 @@ impl Part {
 
     /// Takes the blocks from `at` on out of it.
     pub fn split_off(&mut self, at: usize) -> Self {
-        let beyond = self.part(at..self.len());
+        let beyond = self.slice(at..self.len());
         self.end = beyond.first;
         beyond
     }

@@ -7,10 +7,9 @@ mod buffer;
 mod file;
 mod files;
 mod open;
-#[cfg(feature = "python")]
-pub mod python;
 mod queue;
 #[cfg(test)]
+#[path = "../tests/storage.rs"]
 mod tests;
 
 use std::collections::VecDeque;

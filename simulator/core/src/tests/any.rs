@@ -3,10 +3,10 @@
 use proptest::prelude::*;
 
 use super::tiers;
-use crate::cost::CostConfig;
-use crate::engine::EngineConfig;
-use crate::eviction::EvictionKind;
-use crate::tier_config::{Placement, TickShare, TierConfig, TierPolicy};
+use crate::engine::config::EngineConfig;
+use crate::engine::cost::CostConfig;
+use crate::eviction::kind::EvictionKind;
+use crate::tiers::config::{Placement, TickShare, TierConfig, TierPolicy};
 
 pub fn any_eviction() -> impl Strategy<Value = EvictionKind> {
     prop::sample::select(EvictionKind::ALL.map(|(_, kind)| kind).to_vec())

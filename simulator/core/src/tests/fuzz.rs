@@ -8,14 +8,14 @@ use proptest::test_runner::RngSeed;
 use super::any::{any_config, any_eviction};
 use super::ask;
 use crate::cache::Cache;
-use crate::chunks::{At, NEW, NONE, Walk};
-use crate::engine::{Counters, Engine, EngineConfig};
-use crate::external::Issued;
-use crate::keys::{Key, Part};
-use crate::pieces::{Piece, count, marked};
-use crate::request::{Completion, Lookup, Submission};
-use crate::server::Server;
-use crate::tier_config::TierConfig;
+use crate::chunks::spans::{Span, count, marked};
+use crate::chunks::{ExtentId, NEW, NONE, PromptCursor};
+use crate::engine::config::EngineConfig;
+use crate::engine::request::{Completion, Submission};
+use crate::engine::{Counters, Engine};
+use crate::keys::{ChunkRange, Key};
+use crate::tiers::config::TierConfig;
+use crate::tiers::outbox::Issued;
 use crate::time::{FOREVER, from_s};
 
 /// Prompts, tokens asked for, and pauses before sending, in seconds.
@@ -43,17 +43,6 @@ fn any_load() -> impl Strategy<Value = Load> {
     prop::collection::vec((prompt, 0u64..30, pause_s), 1..25)
 }
 
-fn check(engine: &Engine) {
-    engine.pool.check(engine.requests.iter().map(|request| &request.blocks));
-    if let Some(tiers) = engine.server.as_ref().map(|server| &server.tiers) {
-        let hits = engine.requests.iter().filter_map(|request| match &request.lookup {
-            Lookup::Answered(hit) => Some(hit),
-            _ => None,
-        });
-        tiers.check(&hits.collect::<Vec<_>>());
-    }
-}
-
 /// Sends a load, stops every `stop_s` to check, and then until nothing is left to do.
 fn replay(engine: &mut Engine, name: &str, load: &Load, stop_s: f64) -> Vec<Completion> {
     let mut at = engine.now();
@@ -69,11 +58,11 @@ fn replay(engine: &mut Engine, name: &str, load: &Load, stop_s: f64) -> Vec<Comp
     let mut completions = Vec::new();
     for _ in 0..30 {
         completions.extend(engine.advance(engine.now() + from_s(stop_s)).expect("no dead end"));
-        check(engine);
+        engine.check();
     }
     loop {
         let some = engine.advance(FOREVER).expect("no dead end");
-        check(engine);
+        engine.check();
         if some.is_empty() {
             return completions;
         }
@@ -93,11 +82,9 @@ fn outcome(config: EngineConfig, loads: &[Load; 2], reset: [bool; 4]) -> Outcome
             assert_eq!(from.computed + from.gpu + from.cpu + from.disk, done.prompt_tokens);
             assert_eq!(done.tokens.len() as u64, done.output_tokens);
         }
-        assert!(engine.idle());
-        assert_eq!(engine.pool.free(), engine.pool.len());
-        engine.server.iter().for_each(|server| server.tiers.check_idle());
+        engine.check_idle();
         engine.reset(reset[0], reset[1], reset[2], reset[3]).expect("idle");
-        engine.server.iter().for_each(|server| server.tiers.check_idle());
+        engine.check_idle();
         said.push((completions, engine.counters()));
     }
     said
@@ -134,14 +121,14 @@ fn any_act() -> impl Strategy<Value = Act> {
 struct Use {
     cache: Cache,
     evicts: bool,
-    writes: Vec<(Vec<Piece>, bool)>,
-    pins: Vec<(Key, At)>,
+    writes: Vec<(Vec<Span>, bool)>,
+    pins: Vec<(Key, ExtentId)>,
     now: u128,
 }
 
 impl Use {
-    fn find(&self, key: Key) -> At {
-        self.cache.find(&mut Walk::new(), &[key], 0).at
+    fn find(&self, key: Key) -> ExtentId {
+        self.cache.find(&mut PromptCursor::new(), &[key], 0).at
     }
 
     fn act(&mut self, act: &Act) {
@@ -155,8 +142,8 @@ impl Use {
                     (true, _) => self.cache.admit_stored(&mut marks),
                     (false, false) => self.cache.give_up(&marks),
                     (false, true) => {
-                        let key = |piece: Piece| self.cache.keys(piece).next().map(|key| (key, piece.at));
-                        let pins: Vec<(Key, At)> = marked(&marks).filter_map(key).collect();
+                        let key = |span: Span| self.cache.keys(span).next().map(|key| (key, span.at));
+                        let pins: Vec<(Key, ExtentId)> = marked(&marks).filter_map(key).collect();
                         self.cache.admit_loaded(&marks, pins[0].0.is_multiple_of(2));
                         self.pins.extend(pins);
                     }
@@ -164,15 +151,15 @@ impl Use {
             }
             Act::Lock(key) if self.cache.contains(*key) => {
                 let at = self.find(*key);
-                self.cache.lock(marked(&[Piece::new(at, 1)]));
+                self.cache.lock(marked(&[Span::new(at, 1)]));
                 self.pins.push((*key, at));
             }
             Act::UnlockOldest if !self.pins.is_empty() => {
                 let (key, at) = self.pins.remove(0);
                 assert_eq!(self.find(key), at, "a pinned chunk moved");
-                self.cache.unlock(marked(&[Piece::new(at, 1)]));
+                self.cache.unlock(marked(&[Span::new(at, 1)]));
             }
-            Act::Touch(keys) => self.cache.touch(&Part::of(keys.clone())),
+            Act::Touch(keys) => self.cache.touch(&ChunkRange::of(keys.clone())),
             Act::Drop(count) => {
                 self.cache.drop_some(*count);
                 assert!(self.cache.gone.len() as u64 <= *count);
@@ -190,11 +177,11 @@ impl Use {
         let mark = |&key: &Key| {
             let at = self.find(key);
             let there = if storing { self.cache.has(at) } else { self.cache.holds(at) };
-            Piece::new(if there { NONE } else { at.min(NEW) }, 1)
+            Span::new(if there { NONE } else { at.min(NEW) }, 1)
         };
-        let mut marks: Vec<Piece> = keys.iter().map(mark).collect();
+        let mut marks: Vec<Span> = keys.iter().map(mark).collect();
         let (count, room, used) = (count(&marks), self.cache.room(self.evicts), self.cache.used());
-        match self.cache.reserve(&Part::of(keys.to_vec()), &mut marks, storing, self.evicts) {
+        match self.cache.reserve(&ChunkRange::of(keys.to_vec()), &mut marks, storing, self.evicts) {
             true => {
                 assert_eq!(self.cache.used(), used + count - self.cache.gone.len() as u64);
                 self.writes.extend((count > 0).then_some((marks, storing)));
@@ -239,8 +226,7 @@ proptest! {
     fn extents_give_what_single_chunks_give(config in any_config(), load in any_load()) {
         let config = EngineConfig { journal: true, ..config };
         let mut extents = Engine::new(config.clone()).expect("a good configuration");
-        let mut loose = Engine::new(config).expect("a good configuration");
-        loose.server = loose.server.take().map(|server| Box::new(Server::new(server.tiers.loose())));
+        let mut loose = Engine::new(config).expect("a good configuration").loose();
         prop_assert_eq!(replay(&mut extents, "a", &load, 0.011), replay(&mut loose, "a", &load, 0.011));
         prop_assert_eq!(extents.take_journal(), loose.take_journal());
     }
@@ -300,11 +286,11 @@ proptest! {
             let some = engine.advance(engine.now() + from_s(0.02)).expect("no dead end");
             rows += some.len();
             disk.take(&mut engine);
-            check(&engine);
+            engine.check();
             let (which, fails) = answers.next().expect("a cycle");
             if !disk.asked.is_empty() && *which > 3 {
                 disk.answer(&mut engine, *which, *fails);
-                check(&engine);
+                engine.check();
             } else if some.is_empty() && engine.next_event().is_none() {
                 idle = disk.asked.is_empty();
                 if !idle {
@@ -316,7 +302,7 @@ proptest! {
         prop_assert!(engine.idle());
         engine.reset(false, false, reset, false).expect("idle");
         disk.take(&mut engine);
-        let tiers = &engine.server.as_ref().expect("tiers").tiers;
+        let tiers = engine.tiers_if_any().expect("tiers");
         tiers.check_idle();
         prop_assert_eq!(disk.held.iter().copied().collect::<Vec<_>>(), tiers.keys_on_disk());
     }
@@ -372,7 +358,7 @@ proptest! {
                 let mut rows = 0;
                 // An error: requests wait for what can never come, said in one line.
                 while let Some(some) = engine.advance(FOREVER).ok().filter(|some| !some.is_empty()) {
-                    check(&engine);
+                    engine.check();
                     rows += some.len();
                 }
                 prop_assert!(rows == load.len() || engine.advance(FOREVER).is_err());

@@ -1,9 +1,9 @@
 //! The rules of placements and packs on sequences that were worked out by hand: tiers without an engine.
 
 use super::{lmcache, lru};
-use crate::eviction::EvictionKind;
-use crate::keys::{Key, Part};
-use crate::tier_config::{Placement, TickShare, TierConfig, TierPolicy};
+use crate::eviction::kind::EvictionKind;
+use crate::keys::{ChunkRange, Key};
+use crate::tiers::config::{Placement, TickShare, TierConfig, TierPolicy};
 use crate::tiers::{Begun, Ended, Hit, Tiers};
 use crate::time::{Ticks, from_s, to_s};
 
@@ -15,14 +15,14 @@ struct Bench {
     begun: Vec<Begun>,
 }
 
-fn part(keys: &[Key]) -> Part {
-    Part::of(keys.to_vec())
+fn part(keys: &[Key]) -> ChunkRange {
+    ChunkRange::of(keys.to_vec())
 }
 
 impl Bench {
     fn new(policy: TierPolicy, cpu_chunks: u64, disk_chunks: u64) -> Self {
         let config = super::tiers(policy, cpu_chunks, Some(disk_chunks));
-        let free = |device: &mut crate::device::DeviceConfig| {
+        let free = |device: &mut crate::tiers::device::DeviceConfig| {
             (device.latency_s, device.chunk_s) = (0.0, 0.0);
             (device.byte_s, device.shared_byte_s) = (0.0, 0.0);
         };
@@ -76,17 +76,13 @@ impl Bench {
 
     /// Where each of the keys is, without using it.
     fn where_are(&self, keys: &[Key]) -> String {
-        let held = |key: &Key| match (self.tiers.cpu.contains(*key), self.on_disk(*key)) {
+        let held = |key: &Key| match self.tiers.holds(*key) {
             (true, true) => 'b',
             (true, false) => 'c',
             (false, true) => 'd',
             (false, false) => '-',
         };
         keys.iter().map(held).collect()
-    }
-
-    fn on_disk(&self, key: Key) -> bool {
-        self.tiers.disk.as_ref().is_some_and(|disk| disk.contains(key))
     }
 }
 

@@ -1,0 +1,78 @@
+//! Marks: the spans of a prompt that a read or a write concerns, divided as extents are cut.
+
+use super::Cache;
+use crate::chunks::spans::{Span, span_at};
+use crate::chunks::{ExtentId, NEW, NONE};
+
+impl Cache {
+    /// Divides spans before the chunk of that number, counted from their first one: that of the span which begins there.
+    pub fn divide(&mut self, spans: &mut Vec<Span>, number: usize) -> usize {
+        let (index, skip) = span_at(spans, number);
+        if skip == 0 {
+            return index;
+        }
+        let rest = self.split_span(&mut spans[index], skip);
+        spans.insert(index + 1, rest);
+        index + 1
+    }
+
+    /// Leaves the first `len` of its chunks to a span that has more, and returns the span of the others.
+    pub fn split_span(&mut self, span: &mut Span, len: usize) -> Span {
+        let (mut at, mut left) = (span.at, len as u64);
+        if at != NONE && at != NEW {
+            while left >= self.chunks[at].chunks() {
+                left -= self.chunks[at].chunks();
+                at = self.chunks[at].rest();
+            }
+            if left > 0 {
+                at = self.cut_one(at, left as usize);
+            }
+        }
+        let rest = Span::new(at, span.len as usize - len);
+        span.len = len as u32;
+        rest
+    }
+
+    /// Leaves no more than the first `most` of the marked chunks, and says how many those are.
+    pub fn keep_first(&mut self, marks: &mut Vec<Span>, most: u64) -> u64 {
+        let (mut kept, mut number, mut index) = (0, 0, 0);
+        while index < marks.len() {
+            let Span { at, len } = marks[index];
+            if at != NONE {
+                let more = u64::from(len).min(most - kept);
+                if more == 0 {
+                    marks[index].at = NONE;
+                } else {
+                    self.divide(marks, number + more as usize);
+                    kept += more;
+                }
+            }
+            number += marks[index].len as usize;
+            index += 1;
+        }
+        kept
+    }
+
+    /// The extents of spans, in memory that is lent: it goes back to `gathered`.
+    #[inline(always)]
+    pub(super) fn gather(&mut self, spans: impl Iterator<Item = Span>) -> Vec<ExtentId> {
+        let mut extents = std::mem::take(&mut self.gathered);
+        extents.clear();
+        spans.for_each(|span| extents.extend(self.chunks.lie_in(span)));
+        extents
+    }
+
+    /// Makes each mark one of a single extent, though extents were cut since.
+    pub(super) fn divide_as_cut(&self, marks: &mut Vec<Span>) {
+        let mut index = 0;
+        while index < marks.len() {
+            let Span { at, len } = marks[index];
+            if at != NONE && self.chunks[at].chunks() < u64::from(len) {
+                let extent = &self.chunks[at];
+                marks[index].len = extent.chunks() as u32;
+                marks.insert(index + 1, Span { at: extent.rest(), len: len - marks[index].len });
+            }
+            index += 1;
+        }
+    }
+}

@@ -1,0 +1,366 @@
+//! Several engines of one kind on one clock, a router before them, and cache tiers of their own or shared.
+//!
+//! Of what happens at one moment, transfers end and requests arrive first, then requests that are sent are routed, then
+//! steps end, then steps begin. Within each: in the order in which they were begun or submitted, or of the instances.
+
+mod next_events;
+mod routing;
+
+use hashbrown::HashSet;
+
+use crate::engine::arrivals::Arrivals;
+use crate::engine::config::EngineConfig;
+use crate::engine::{Counters, Engine};
+use crate::keys::{block_keys, block_runs};
+
+use crate::engine::request::{Completion, Submission};
+use crate::tiers::server::Server;
+use crate::tiers::{Ended, Slot, TierCounters, Tiers};
+use crate::time::{FOREVER, Ticks};
+use next_events::NextEvents;
+pub use routing::Routing;
+
+/// A shared server knows a request by its slot and, from this bit on, its instance.
+const INSTANCE_BIT: u32 = 32;
+
+/// The tiers that the instances have in common. A shared tier is one tier on one device.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Sharing {
+    Nothing,
+    Disk,
+    CpuAndDisk,
+}
+
+pub struct Cluster {
+    engines: Vec<Engine>,
+    routing: Routing,
+    sharing: Sharing,
+    now: Ticks,
+    sends: Arrivals,
+    submitted: u64,
+    routed: u64,
+    /// Unfinished requests of each instance.
+    loads: Vec<u64>,
+    next_events: NextEvents,
+    /// Instances that have acted at this moment, and may begin a step.
+    acted: Vec<usize>,
+    /// What all instances share; lent to the one that acts.
+    server: Option<Box<Server>>,
+    /// Which instance has the shared disk now.
+    disk_at: usize,
+    ids: HashSet<String>,
+    completed: Vec<(usize, Completion)>,
+}
+
+impl Cluster {
+    /// Errors: a configuration that could serve nothing, in one line.
+    pub fn new(
+        config: EngineConfig,
+        instances: usize,
+        routing: Routing,
+        sharing: Sharing,
+    ) -> Result<Self, String> {
+        if instances == 0 {
+            return Err("instances must be at least 1, not 0".to_string());
+        }
+        let has_disk = config.tiers.as_ref().is_some_and(|tiers| tiers.disk_chunks.is_some());
+        if sharing != Sharing::Nothing && !has_disk && (sharing == Sharing::Disk || config.tiers.is_none()) {
+            return Err("a tier cannot be shared that is not there".to_string());
+        }
+        let (mut own, mut server) = (config, None);
+        if sharing == Sharing::CpuAndDisk {
+            let journal = own.journal;
+            server = own.tiers.take().map(|tiers| Box::new(Server::new(Tiers::new(tiers, journal))));
+        }
+        let mut engines = Vec::with_capacity(instances);
+        for instance in 0..instances {
+            let mut engine = Engine::new(own.clone())?;
+            if server.is_some() {
+                engine.set_slot_base(instance << INSTANCE_BIT);
+            }
+            if sharing == Sharing::Disk {
+                engine.set_shares_disk();
+            }
+            engines.push(engine);
+        }
+        Ok(Self {
+            engines,
+            routing,
+            sharing,
+            now: 0,
+            sends: Arrivals::default(),
+            submitted: 0,
+            routed: 0,
+            loads: vec![0; instances],
+            next_events: NextEvents::new(instances),
+            acted: Vec::new(),
+            server,
+            disk_at: 0,
+            ids: HashSet::new(),
+            completed: Vec::new(),
+        })
+    }
+
+    pub fn now(&self) -> Ticks {
+        self.now
+    }
+
+    /// Nothing is asked, computed or transferred.
+    pub fn idle(&self) -> bool {
+        self.ids.is_empty()
+            && self.engines.iter().all(Engine::idle)
+            && self.server.as_ref().is_none_or(|server| server.tiers.idle())
+    }
+
+    /// Requests that run, and that wait to (for a transfer, too), by instance.
+    pub fn queues(&self) -> Vec<(usize, usize)> {
+        self.engines.iter().map(Engine::queues).collect()
+    }
+
+    /// Totals over all instances.
+    pub fn counters(&mut self) -> Counters {
+        (0..self.engines.len()).for_each(|instance| self.with_shared_tiers(instance, Engine::catch_up));
+        let shared = self.server.as_ref().map(|server| server.tiers.counters());
+        let shared = Counters { tiers: shared.unwrap_or_default(), ..Counters::default() };
+        self.engines.iter().map(Engine::counters).fold(shared, sum)
+    }
+
+    /// Takes a request that is sent at `at`. A request that can never be served completes with an error.
+    pub fn submit(&mut self, submission: Submission, at: Ticks) -> Result<(), String> {
+        if at < self.now {
+            return Err(format!("request {:?} is submitted for a moment that has passed", submission.id));
+        }
+        if !self.ids.insert(submission.id.clone()) {
+            return Err(format!("request id {:?} is in flight already: ids must be unique", submission.id));
+        }
+        self.submitted += 1;
+        self.sends.push(at, self.submitted, submission);
+        Ok(())
+    }
+
+    /// Runs until `until` or the first moment at which requests complete, and returns those, each with its instance.
+    /// FOREVER: until requests complete or nothing is left to do. Error: requests wait for what can never come.
+    pub fn advance(&mut self, until: Ticks) -> Result<Vec<(usize, Completion)>, String> {
+        loop {
+            self.end_transfers();
+            self.route_sends(self.now);
+            self.run_due();
+            if !self.completed.is_empty() {
+                return Ok(std::mem::take(&mut self.completed));
+            }
+            self.begin_steps();
+            let next = self.next_event_at();
+            if next > until || next == FOREVER {
+                self.now = if until == FOREVER { self.now } else { self.now.max(until) };
+                let stuck = next == FOREVER && !self.ids.is_empty();
+                return if stuck { Err(self.stuck()) } else { Ok(Vec::new()) };
+            }
+            self.now = self.now.max(next);
+        }
+    }
+
+    /// Runs until `until`, completions or not, and gives `take` what `advance` would return one after another.
+    pub fn advance_all(
+        &mut self,
+        until: Ticks,
+        mut take: impl FnMut(usize, Completion),
+    ) -> Result<(), String> {
+        if self.routing == Routing::RoundRobin && self.sharing == Sharing::Nothing {
+            return self.advance_each(until, take);
+        }
+        loop {
+            let some = self.advance(until)?;
+            if some.is_empty() {
+                return Ok(());
+            }
+            some.into_iter().for_each(|(instance, done)| take(instance, done));
+        }
+    }
+
+    /// Instances that nothing connects run one after another: what each works on stays in the processor's caches, which
+    /// halves the time. The result is that of one moment after another.
+    fn advance_each(&mut self, until: Ticks, mut take: impl FnMut(usize, Completion)) -> Result<(), String> {
+        for instance in std::mem::take(&mut self.acted) {
+            self.next_events.set(instance, self.now);
+        }
+        self.route_sends(until);
+        let (mut order, mut completions, mut last) = (Vec::new(), Vec::new(), self.now);
+        for (instance, engine) in self.engines.iter_mut().enumerate() {
+            let mut next = self.next_events.at(instance);
+            // How often it has acted at one moment: all instances do so once before any does so again.
+            let mut turn = 0;
+            while next <= until && next != FOREVER {
+                turn = if next <= engine.now() { turn + 1 } else { 0 };
+                engine.set_now(next.max(self.now));
+                engine.run_due();
+                let now = engine.now();
+                for completion in engine.take_completed() {
+                    self.loads[instance] -= 1;
+                    order.push((now, turn, instance, completions.len()));
+                    completions.push(Some(completion));
+                }
+                engine.begin_step();
+                next = engine.next_event_at();
+                last = last.max(engine.now());
+            }
+            self.next_events.set(instance, next);
+        }
+        // One after another without anything between them: the processor waits for many of them at once.
+        completions.iter().flatten().for_each(|done| _ = self.ids.remove(&done.id));
+        self.now = if until == FOREVER { last } else { last.max(until) };
+        if until == FOREVER && !self.ids.is_empty() {
+            return Err(self.stuck());
+        }
+        // Each instance's are in order, and this sort takes such rows as they are.
+        order.sort();
+        for (_, _, instance, index) in order {
+            completions[index].take().into_iter().for_each(|done| take(instance, done));
+        }
+        Ok(())
+    }
+
+    /// Empties tiers of all instances. Error: requests or transfers are in flight.
+    pub fn reset(&mut self, gpu: bool, cpu: bool, disk: bool, page_cache: bool) -> Result<(), String> {
+        if !self.idle() {
+            return Err("a reset needs idle engines: drain them first".to_string());
+        }
+        (0..self.engines.len()).try_for_each(|instance| {
+            self.with_shared_tiers(instance, |engine| engine.reset(gpu, cpu, disk, page_cache))
+        })
+    }
+
+    fn next_event_at(&self) -> Ticks {
+        let transfer = self.server.as_ref().map_or(FOREVER, |server| server.next_at(true));
+        self.next_events.first().0.min(self.sends.next_at()).min(transfer)
+    }
+
+    /// Does something with an instance that has the shared tiers meanwhile.
+    fn with_shared_tiers<T>(&mut self, instance: usize, act: impl FnOnce(&mut Engine) -> T) -> T {
+        if self.sharing == Sharing::Disk && self.disk_at != instance {
+            let mut holder = self.engines[self.disk_at].server_mut().take();
+            if let (Some(from), Some(to)) = (&mut holder, self.engines[instance].server_mut()) {
+                from.tiers.swap_disk(&mut to.tiers);
+            }
+            *self.engines[self.disk_at].server_mut() = holder;
+            self.disk_at = instance;
+        }
+        let engine = &mut self.engines[instance];
+        engine.set_now(self.now);
+        if self.sharing != Sharing::CpuAndDisk {
+            return act(engine);
+        }
+        std::mem::swap(engine.server_mut(), &mut self.server);
+        let result = act(engine);
+        std::mem::swap(engine.server_mut(), &mut self.server);
+        result
+    }
+
+    /// Ends the shared tiers' transfers that are due, and tells those who wait for them.
+    fn end_transfers(&mut self) {
+        while let Some((at, ended)) = self.server.as_mut().and_then(|server| server.end_next(self.now)) {
+            let Some((instance, ended)) = addressed(ended) else { continue };
+            let engine = &mut self.engines[instance];
+            if engine.transfer_ended(at, ended) {
+                // Without a step in flight it may begin one now.
+                let next = if engine.has_step() { engine.next_event_at() } else { self.now };
+                self.next_events.bring_forward(instance, next);
+            }
+        }
+    }
+
+    /// Routes what is sent up to `until`; the instances know then when it arrives.
+    fn route_sends(&mut self, until: Ticks) {
+        while self.sends.next_at() <= until
+            && let Some((at, submission)) = self.sends.pop()
+        {
+            let instance = self.choose(&submission);
+            self.routed += 1;
+            self.loads[instance] += 1;
+            let engine = &mut self.engines[instance];
+            engine.accept(submission, at, self.routed);
+            self.next_events.bring_forward(instance, engine.next_event_at());
+        }
+    }
+
+    fn choose(&mut self, submission: &Submission) -> usize {
+        let least_loaded = || (0..self.loads.len()).min_by_key(|&instance| self.loads[instance]).unwrap_or(0);
+        match self.routing {
+            Routing::RoundRobin => (self.routed % self.engines.len() as u64) as usize,
+            Routing::LeastLoaded => least_loaded(),
+            // What no instance can serve need not be looked for.
+            Routing::PrefixAware if self.engines[0].refusal(submission).is_some() => least_loaded(),
+            Routing::PrefixAware => {
+                let config = self.engines[0].config();
+                let runs = block_runs(&submission.prompt, config.block_tokens);
+                let keys = block_keys(&submission.prompt, config.chunk_tokens);
+                let held: Vec<u64> = (0..self.engines.len())
+                    .map(|instance| {
+                        self.with_shared_tiers(instance, |engine| engine.held_tokens(&runs, &keys))
+                    })
+                    .collect();
+                let lacking = |instance: usize| u64::MAX - held[instance];
+                (0..held.len()).min_by_key(|&i| (lacking(i), self.loads[i])).unwrap_or(0)
+            }
+        }
+    }
+
+    /// Lets the instances act that are due; what completes is taken from them.
+    fn run_due(&mut self) {
+        while let (at, instance) = self.next_events.first()
+            && at <= self.now
+        {
+            self.with_shared_tiers(instance, Engine::run_due);
+            self.next_events.set(instance, FOREVER);
+            self.acted.push(instance);
+            for completion in self.engines[instance].take_completed() {
+                self.loads[instance] -= 1;
+                self.ids.remove(&completion.id);
+                self.completed.push((instance, completion));
+            }
+        }
+    }
+
+    fn begin_steps(&mut self) {
+        // Those that acted before completions were taken, and again after, are in there twice.
+        self.acted.sort_unstable();
+        self.acted.dedup();
+        let mut acted = std::mem::take(&mut self.acted);
+        for instance in acted.drain(..) {
+            self.with_shared_tiers(instance, Engine::begin_step);
+            self.next_events.set(instance, self.engines[instance].next_event_at());
+        }
+        self.acted = acted;
+    }
+
+    fn stuck(&self) -> String {
+        let waits = |engine: &&Engine| engine.has_unfinished();
+        self.engines.iter().find(waits).map(Engine::stuck).unwrap_or_default()
+    }
+}
+
+/// The instance that a shared server's answer is for, and the answer as that instance knows it.
+fn addressed(ended: Ended) -> Option<(usize, Ended)> {
+    let split = |slot: Slot| (slot >> INSTANCE_BIT, slot & ((1 << INSTANCE_BIT) - 1));
+    match ended {
+        Ended::Lookup(slot, hit) => Some((split(slot).0, Ended::Lookup(split(slot).1, hit))),
+        Ended::Load(slot) => Some((split(slot).0, Ended::Load(split(slot).1))),
+        Ended::Store(slot) => Some((split(slot).0, Ended::Store(split(slot).1))),
+        Ended::Nothing => None,
+    }
+}
+
+fn sum(a: Counters, b: Counters) -> Counters {
+    Counters {
+        computed_tokens: a.computed_tokens + b.computed_tokens,
+        gpu_hit_tokens: a.gpu_hit_tokens + b.gpu_hit_tokens,
+        external_tokens: a.external_tokens + b.external_tokens,
+        tiers: TierCounters {
+            cpu_hit_chunks: a.tiers.cpu_hit_chunks + b.tiers.cpu_hit_chunks,
+            disk_hit_chunks: a.tiers.disk_hit_chunks + b.tiers.disk_hit_chunks,
+            disk_loaded_chunks: a.tiers.disk_loaded_chunks + b.tiers.disk_loaded_chunks,
+            stores_begun: a.tiers.stores_begun + b.tiers.stores_begun,
+            stores_ended: a.tiers.stores_ended + b.tiers.stores_ended,
+            storage_read_bytes: a.tiers.storage_read_bytes + b.tiers.storage_read_bytes,
+        },
+    }
+}
