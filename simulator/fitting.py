@@ -31,7 +31,7 @@ _SHARES = (1.0, 0.5, 0.25, 0.1, 0.0)
 _STEPS = {"bytes_per_s": 1e-13, "attention_s": 1e-12, "attention_context_s": 1e-12, "context_s": 1e-10, "token_s": 1e-9}
 _STEP_S = 1e-6
 # How often a lone request takes them, and of which shares of them a fit sets out; the rest is put to its one step.
-ALWAYS = {"request_s": 1.0, "request_wait_s": 1.0, "response_s": 1.0, "poll_s": float(LMCACHE.lookup_polls)}
+ALWAYS = {"request_s": 1.0, "request_wait_s": 1.0, "response_s": 1.0, "poll_s": float(LMCACHE.connector.lookup_polls)}
 _PARTS = (
     (0.2, 0.8, 0.0, 0.0), (0.5, 0.5, 0.0, 0.0), (0.2, 0.2, 0.3, 0.3), (0.2, 0.4, 0.2, 0.2), (0.35, 0.15, 0.35, 0.15),
     (0.15, 0.15, 0.15, 0.55), (0.0, 0.0, 0.0, 0.0),

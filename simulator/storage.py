@@ -79,6 +79,18 @@ class Ended(NamedTuple):
     error: str | None
 
 
+def ended_of(ended: _core.Ended) -> Ended:
+    return Ended(
+        id=ended.id,
+        write=ended.write,
+        queued_s=ended.queued_s,
+        began_s=ended.began_s,
+        ended_s=ended.ended_s,
+        bytes=ended.bytes,
+        error=ended.error,
+    )
+
+
 class Store(Protocol):
     """Operations in, ends out, in the order in which they came about. slot_bytes: what each of them moves."""
 
@@ -118,7 +130,9 @@ class CoreStore:
             self._core = _core.Store(settings)
         except (OSError, OverflowError, TypeError) as error:
             raise StoreError(" ".join(str(error).split())) from None
-        self.slot_bytes, self.io, self.buffered_because, self.path = self._core.about
+        about = self._core.about
+        self.slot_bytes, self.io, self.path = about.slot_bytes, about.io, about.path
+        self.buffered_because = about.buffered_because
 
     @property
     def pending(self) -> int:
@@ -128,11 +142,11 @@ class CoreStore:
         self._core.submit(operations)
 
     def poll(self, least: int, timeout_s: float) -> list[Ended]:
-        return [Ended(*one) for one in self._core.poll(least, timeout_s)]
+        return [ended_of(one) for one in self._core.poll(least, timeout_s)]
 
     def run(self, operations: Sequence[Operation]) -> list[Ended]:
         """All of them, as fast as they go."""
-        return [Ended(*one) for one in self._core.run(operations)]
+        return [ended_of(one) for one in self._core.run(operations)]
 
     def forget(self, keys: Sequence[int]) -> None:
         self._core.forget(keys)

@@ -24,8 +24,8 @@ pub struct Cache {
     chunks: Chunks,
     eviction: Policy,
     /// Keys that went, until somebody takes them out; if they are noted.
-    pub gone: Vec<Key>,
-    pub notes_gone: bool,
+    gone: Vec<Key>,
+    notes_gone: bool,
     /// Kept for their memory only.
     gathered: Vec<ExtentId>,
     passed: Vec<ExtentId>,
@@ -33,11 +33,11 @@ pub struct Cache {
 
 impl Cache {
     /// loose: its chunks can be found without the prompt that they belong to.
-    pub fn new(capacity: u64, eviction: EvictionKind, lease: Ticks, loose: bool) -> Self {
+    pub fn new(capacity: u64, eviction: EvictionKind, lease: Ticks, loose: bool, notes_gone: bool) -> Self {
         let eviction = eviction.make(capacity, lease);
         let chunks = Chunks::new(loose || eviction.one_by_one());
         let (gone, gathered, passed) = (Vec::new(), Vec::new(), Vec::new());
-        let (used, tracked, evictable, notes_gone) = (0, 0, 0, true);
+        let (used, tracked, evictable) = (0, 0, 0);
         Self { capacity, used, tracked, evictable, chunks, eviction, gone, notes_gone, gathered, passed }
     }
 
@@ -79,6 +79,19 @@ impl Cache {
 
     pub fn holds(&self, at: ExtentId) -> bool {
         at != NONE && self.chunks[at].is(RESIDENT)
+    }
+
+    /// Keys of chunks that went since the caller last took or cleared them, if the cache notes them.
+    pub fn gone(&self) -> &[Key] {
+        &self.gone
+    }
+
+    pub fn take_gone(&mut self) -> impl Iterator<Item = Key> {
+        self.gone.drain(..)
+    }
+
+    pub fn clear_gone(&mut self) {
+        self.gone.clear();
     }
 
     /// Held or reserved, as a share of what there is room for.
@@ -410,7 +423,7 @@ impl Cache {
 
 /// Which of these uses hit a cache of so many chunks that starts empty and takes each chunk that it lacks.
 pub fn replay(eviction: EvictionKind, capacity: u64, keys: &[Key]) -> Vec<bool> {
-    let mut cache = Cache::new(capacity, eviction, 0, true);
+    let mut cache = Cache::new(capacity, eviction, 0, true, false);
     let mut marks = Vec::new();
     let mut use_one = |key| {
         let range = ChunkRange::of(vec![key]);
@@ -424,7 +437,6 @@ pub fn replay(eviction: EvictionKind, capacity: u64, keys: &[Key]) -> Vec<bool> 
         if cache.reserve(&range, &mut marks, true, true) {
             cache.admit_stored(&mut marks);
         }
-        cache.gone.clear();
         false
     };
     keys.iter().map(|&key| use_one(key)).collect()

@@ -35,6 +35,7 @@ pub struct Found {
 }
 
 /// Up to where a prompt has been walked along: an extent that has the next chunk begins with it.
+#[derive(Clone, Copy, Debug)]
 pub struct PromptCursor(usize);
 
 impl PromptCursor {

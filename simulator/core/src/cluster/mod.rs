@@ -14,8 +14,9 @@ use crate::engine::{Counters, Engine};
 use crate::keys::{block_keys, block_runs};
 
 use crate::engine::request::{Completion, Submission};
+use crate::tiers::config::TierConfig;
 use crate::tiers::server::Server;
-use crate::tiers::{Ended, Slot, TierCounters, Tiers};
+use crate::tiers::{Ended, Slot, Tiers};
 use crate::time::{FOREVER, Ticks};
 use next_events::NextEvents;
 pub use routing::Routing;
@@ -27,8 +28,15 @@ const INSTANCE_BIT: u32 = 32;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Sharing {
     Nothing,
-    Disk,
-    CpuAndDisk,
+    /// All levels but the first one.
+    Lower,
+    /// One cache server with all levels.
+    All,
+}
+
+impl Sharing {
+    pub const ALL: [(&str, Self); 3] =
+        [("nothing", Self::Nothing), ("lower", Self::Lower), ("all", Self::All)];
 }
 
 pub struct Cluster {
@@ -46,8 +54,8 @@ pub struct Cluster {
     acted: Vec<usize>,
     /// What all instances share; lent to the one that acts.
     server: Option<Box<Server>>,
-    /// Which instance has the shared disk now.
-    disk_at: usize,
+    /// Which instance has the shared lower levels now.
+    lower_at: usize,
     ids: HashSet<String>,
     completed: Vec<(usize, Completion)>,
 }
@@ -63,12 +71,13 @@ impl Cluster {
         if instances == 0 {
             return Err("instances must be at least 1, not 0".to_string());
         }
-        let has_disk = config.tiers.as_ref().is_some_and(|tiers| tiers.disk_chunks.is_some());
-        if sharing != Sharing::Nothing && !has_disk && (sharing == Sharing::Disk || config.tiers.is_none()) {
+        let has_lower = config.tiers.as_ref().is_some_and(TierConfig::has_lower);
+        if sharing != Sharing::Nothing && !has_lower && (sharing == Sharing::Lower || config.tiers.is_none())
+        {
             return Err("a tier cannot be shared that is not there".to_string());
         }
         let (mut own, mut server) = (config, None);
-        if sharing == Sharing::CpuAndDisk {
+        if sharing == Sharing::All {
             let journal = own.journal;
             server = own.tiers.take().map(|tiers| Box::new(Server::new(Tiers::new(tiers, journal))));
         }
@@ -78,8 +87,8 @@ impl Cluster {
             if server.is_some() {
                 engine.set_slot_base(instance << INSTANCE_BIT);
             }
-            if sharing == Sharing::Disk {
-                engine.set_shares_disk();
+            if sharing == Sharing::Lower {
+                engine.set_shares_lower();
             }
             engines.push(engine);
         }
@@ -95,7 +104,7 @@ impl Cluster {
             next_events: NextEvents::new(instances),
             acted: Vec::new(),
             server,
-            disk_at: 0,
+            lower_at: 0,
             ids: HashSet::new(),
             completed: Vec::new(),
         })
@@ -122,7 +131,7 @@ impl Cluster {
         (0..self.engines.len()).for_each(|instance| self.with_shared_tiers(instance, Engine::catch_up));
         let shared = self.server.as_ref().map(|server| server.tiers.counters());
         let shared = Counters { tiers: shared.unwrap_or_default(), ..Counters::default() };
-        self.engines.iter().map(Engine::counters).fold(shared, sum)
+        self.engines.iter().map(Engine::counters).fold(shared, Counters::plus)
     }
 
     /// Takes a request that is sent at `at`. A request that can never be served completes with an error.
@@ -220,13 +229,12 @@ impl Cluster {
     }
 
     /// Empties tiers of all instances. Error: requests or transfers are in flight.
-    pub fn reset(&mut self, gpu: bool, cpu: bool, disk: bool, page_cache: bool) -> Result<(), String> {
+    pub fn reset(&mut self, names: &[&str]) -> Result<(), String> {
         if !self.idle() {
             return Err("a reset needs idle engines: drain them first".to_string());
         }
-        (0..self.engines.len()).try_for_each(|instance| {
-            self.with_shared_tiers(instance, |engine| engine.reset(gpu, cpu, disk, page_cache))
-        })
+        (0..self.engines.len())
+            .try_for_each(|instance| self.with_shared_tiers(instance, |engine| engine.reset(names)))
     }
 
     fn next_event_at(&self) -> Ticks {
@@ -236,17 +244,17 @@ impl Cluster {
 
     /// Does something with an instance that has the shared tiers meanwhile.
     fn with_shared_tiers<T>(&mut self, instance: usize, act: impl FnOnce(&mut Engine) -> T) -> T {
-        if self.sharing == Sharing::Disk && self.disk_at != instance {
-            let mut holder = self.engines[self.disk_at].server_mut().take();
+        if self.sharing == Sharing::Lower && self.lower_at != instance {
+            let mut holder = self.engines[self.lower_at].server_mut().take();
             if let (Some(from), Some(to)) = (&mut holder, self.engines[instance].server_mut()) {
-                from.tiers.swap_disk(&mut to.tiers);
+                from.tiers.swap_lower(&mut to.tiers);
             }
-            *self.engines[self.disk_at].server_mut() = holder;
-            self.disk_at = instance;
+            *self.engines[self.lower_at].server_mut() = holder;
+            self.lower_at = instance;
         }
         let engine = &mut self.engines[instance];
         engine.set_now(self.now);
-        if self.sharing != Sharing::CpuAndDisk {
+        if self.sharing != Sharing::All {
             return act(engine);
         }
         std::mem::swap(engine.server_mut(), &mut self.server);
@@ -346,21 +354,5 @@ fn addressed(ended: Ended) -> Option<(usize, Ended)> {
         Ended::Load(slot) => Some((split(slot).0, Ended::Load(split(slot).1))),
         Ended::Store(slot) => Some((split(slot).0, Ended::Store(split(slot).1))),
         Ended::Nothing => None,
-    }
-}
-
-fn sum(a: Counters, b: Counters) -> Counters {
-    Counters {
-        computed_tokens: a.computed_tokens + b.computed_tokens,
-        gpu_hit_tokens: a.gpu_hit_tokens + b.gpu_hit_tokens,
-        external_tokens: a.external_tokens + b.external_tokens,
-        tiers: TierCounters {
-            cpu_hit_chunks: a.tiers.cpu_hit_chunks + b.tiers.cpu_hit_chunks,
-            disk_hit_chunks: a.tiers.disk_hit_chunks + b.tiers.disk_hit_chunks,
-            disk_loaded_chunks: a.tiers.disk_loaded_chunks + b.tiers.disk_loaded_chunks,
-            stores_begun: a.tiers.stores_begun + b.tiers.stores_begun,
-            stores_ended: a.tiers.stores_ended + b.tiers.stores_ended,
-            storage_read_bytes: a.tiers.storage_read_bytes + b.tiers.storage_read_bytes,
-        },
     }
 }

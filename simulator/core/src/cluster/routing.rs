@@ -11,3 +11,11 @@ pub enum Routing {
     /// that it can load from, whichever reaches further; of those, the least loaded.
     PrefixAware,
 }
+
+impl Routing {
+    pub const ALL: [(&str, Self); 3] = [
+        ("round-robin", Self::RoundRobin),
+        ("least-loaded", Self::LeastLoaded),
+        ("prefix-aware", Self::PrefixAware),
+    ];
+}

@@ -16,6 +16,8 @@ pub struct EngineConfig {
     pub max_model_len: u64,
     pub record_token_times: bool,
     pub macro_steps: bool,
+    /// How many more schedules, at least, pass until the engine's connector has the answer to a look-up.
+    pub lookup_polls: u64,
     /// Keep notes of evictions, preemptions and what the tiers did.
     pub journal: bool,
     pub cost: CostConfig,

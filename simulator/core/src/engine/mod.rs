@@ -44,6 +44,17 @@ pub struct Counters {
     pub tiers: TierCounters,
 }
 
+impl Counters {
+    pub fn plus(self, other: Self) -> Self {
+        Self {
+            computed_tokens: self.computed_tokens + other.computed_tokens,
+            gpu_hit_tokens: self.gpu_hit_tokens + other.gpu_hit_tokens,
+            external_tokens: self.external_tokens + other.external_tokens,
+            tiers: self.tiers.plus(other.tiers),
+        }
+    }
+}
+
 pub struct Engine {
     config: EngineConfig,
     cost: Cost,
@@ -53,8 +64,8 @@ pub struct Engine {
     /// Several engines share the server: it adds this to the slots of this engine's requests, and the cluster tells this
     /// engine when transfers end.
     slot_base: Option<Slot>,
-    /// Other engines look at the disk that this engine's server writes to.
-    shares_disk: bool,
+    /// Other engines look at the lower levels that this engine's server writes to.
+    shares_lower: bool,
     requests: Vec<Request>,
     spare: Vec<Slot>,
     running: Vec<Slot>,
@@ -101,7 +112,7 @@ impl Engine {
             pool,
             server: tiers.map(|tiers| Box::new(Server::new(tiers))),
             slot_base: None,
-            shares_disk: false,
+            shares_lower: false,
             requests: Vec::new(),
             spare: Vec::new(),
             running: Vec::new(),
@@ -180,16 +191,20 @@ impl Engine {
         }
     }
 
-    /// Empties tiers. Error: requests or transfers are in flight.
-    pub fn reset(&mut self, gpu: bool, cpu: bool, disk: bool, page_cache: bool) -> Result<(), String> {
+    /// Empties "gpu", levels by their names, and what the "page_cache" holds. A tier that the engine lacks changes
+    /// nothing. Error: requests or transfers are in flight.
+    pub fn reset(&mut self, names: &[&str]) -> Result<(), String> {
         if !self.idle() {
             return Err("a reset needs an idle engine: drain it first".to_string());
         }
-        if gpu {
+        if names.contains(&"gpu") {
             self.pool.reset();
         }
         if let Some(server) = &mut self.server {
-            server.reset(cpu, disk, page_cache);
+            server.tiers.reset(names);
+            if names.contains(&"page_cache") {
+                server.tiers.reset_page_cache();
+            }
         }
         Ok(())
     }
@@ -203,8 +218,8 @@ impl Engine {
         self.slot_base = Some(base);
     }
 
-    pub(crate) fn set_shares_disk(&mut self) {
-        self.shares_disk = true;
+    pub(crate) fn set_shares_lower(&mut self) {
+        self.shares_lower = true;
     }
 
     pub(crate) fn set_now(&mut self, now: Ticks) {
@@ -231,7 +246,7 @@ impl Engine {
     /// The next moment at which this engine acts if nothing is submitted before.
     pub(crate) fn next_event_at(&self) -> Ticks {
         match &self.step {
-            Some(step) if self.shares_disk => step.end().min(self.next_arrival()).min(self.next_end(true)),
+            Some(step) if self.shares_lower => step.end().min(self.next_arrival()).min(self.next_end(true)),
             Some(step) => step.end().min(self.next_stop()),
             None => self.next_arrival().min(self.next_end(true)),
         }

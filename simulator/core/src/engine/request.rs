@@ -6,6 +6,7 @@ use std::sync::Arc;
 use super::blocks::Held;
 use crate::keys::{BlockRun, ChunkRange, Segment};
 use crate::tiers::Hit;
+use crate::tiers::config::MOST_LEVELS;
 use crate::time::Ticks;
 
 /// A prompt's segments; those of prompts that are handed in together lie in one row.
@@ -56,8 +57,15 @@ impl Submission {
 pub struct Sources {
     pub computed: u64,
     pub gpu: u64,
-    pub cpu: u64,
-    pub disk: u64,
+    /// By level below the GPU.
+    pub levels: [u64; MOST_LEVELS],
+}
+
+#[cfg(test)]
+impl Sources {
+    pub fn sum(&self) -> u64 {
+        self.computed + self.gpu + self.levels.iter().sum::<u64>()
+    }
 }
 
 #[derive(Clone, Debug, PartialEq)]
@@ -86,13 +94,6 @@ impl Completion {
             preemptions: 0,
             error: Some(error),
         }
-    }
-
-    /// Prompt, output, computed, gpu, cpu and disk tokens, preemptions.
-    pub fn counts(&self) -> [u64; 7] {
-        let from = self.sources;
-        let (prompt, output) = (self.prompt_tokens, self.output_tokens);
-        [prompt, output, from.computed, from.gpu, from.cpu, from.disk, self.preemptions]
     }
 }
 

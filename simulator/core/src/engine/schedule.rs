@@ -11,6 +11,7 @@ use super::request::{Lookup, Sources, Status};
 use super::step::Batch;
 use crate::keys::{BlockRun, Key};
 use crate::tiers::Slot;
+use crate::tiers::config::MOST_LEVELS;
 
 /// What came of looking at a waiting request.
 enum Verdict {
@@ -154,7 +155,7 @@ impl Engine {
                 Some(hit) => Lookup::Answered(hit),
                 None => Lookup::Pending,
             };
-            request.polls_left = server.tiers.lookup_polls();
+            request.polls_left = self.config.lookup_polls;
         } else {
             request.polls_left = request.polls_left.saturating_sub(1);
         }
@@ -267,7 +268,7 @@ impl Engine {
         let chunk = self.config.chunk_tokens;
         let request = &mut self.requests[slot];
         self.pool.take(&prefix.local, &mut request.blocks);
-        let mut disk = 0;
+        let mut levels = [0; MOST_LEVELS];
         if let Lookup::Answered(hit) = &request.lookup {
             request.stored_chunks = hit.chunks();
             let end = prefix.local_tokens + prefix.external_tokens;
@@ -275,15 +276,17 @@ impl Engine {
                 let (start, beyond) = (chunks.start as u64 * chunk, chunks.end as u64 * chunk);
                 end.min(beyond).saturating_sub(prefix.local_tokens.max(start))
             };
-            disk = hit.ranges().filter(|(_, in_cpu)| !in_cpu).map(|(chunks, _)| overlap(chunks)).sum();
+            for (chunks, level) in hit.ranges().filter(|(_, level)| *level > 0) {
+                levels[level as usize] += overlap(chunks);
+            }
         }
         if request.preemptions == 0 {
             let external = prefix.external_tokens;
+            levels[0] = external - levels.iter().sum::<u64>();
             request.sources = Sources {
                 computed: request.prompt - prefix.local_tokens - external,
                 gpu: prefix.local_tokens,
-                cpu: external - disk,
-                disk,
+                levels,
             };
             self.counters.computed_tokens += request.sources.computed;
             self.counters.gpu_hit_tokens += request.sources.gpu;

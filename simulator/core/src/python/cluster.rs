@@ -1,45 +1,32 @@
-//! What Python sees of a cluster: `_core.Cluster`, as `_core.Engine` but with several instances.
+//! `_core.Cluster`: as `_core.Engine`, with several instances.
 
-use pyo3::buffer::PyBuffer;
 use pyo3::exceptions::{PyRuntimeError, PyValueError};
 use pyo3::prelude::*;
 
+use super::convert::{
+    CompletionColumns, CompletionRow, Completions, Queues, RequestColumns, Totals, moment, sent_at,
+    tier_names,
+};
 use crate::cluster::{self, Routing, Sharing};
 use crate::engine::config::EngineConfig;
 use crate::engine::request::Submission;
 use crate::keys::Segment;
-use crate::python::{self, Columns, Completions, Row, Segments, Totals, each_submission, moment, sent_at};
 use crate::time;
 
 #[pyclass]
 pub struct Cluster {
     cluster: cluster::Cluster,
+    tiers: Vec<String>,
 }
 
 #[pymethods]
 impl Cluster {
     #[new]
-    fn new(
-        config: EngineConfig,
-        instances: usize,
-        routing: &str,
-        share_cpu: bool,
-        share_disk: bool,
-    ) -> PyResult<Self> {
-        let routing = match routing {
-            "round-robin" => Routing::RoundRobin,
-            "least-loaded" => Routing::LeastLoaded,
-            "prefix-aware" => Routing::PrefixAware,
-            other => return Err(PyValueError::new_err(format!("no routing {other:?}"))),
-        };
-        let sharing = match (share_cpu, share_disk) {
-            (true, _) => Sharing::CpuAndDisk,
-            (false, true) => Sharing::Disk,
-            (false, false) => Sharing::Nothing,
-        };
+    fn new(config: EngineConfig, instances: usize, routing: Routing, sharing: Sharing) -> PyResult<Self> {
+        let tiers = tier_names(&config);
         let cluster =
             cluster::Cluster::new(config, instances, routing, sharing).map_err(PyValueError::new_err)?;
-        Ok(Self { cluster })
+        Ok(Self { cluster, tiers })
     }
 
     #[getter]
@@ -53,8 +40,8 @@ impl Cluster {
     }
 
     #[getter]
-    fn queues(&self) -> Vec<(usize, usize)> {
-        self.cluster.queues()
+    fn queues(&self) -> Vec<Queues> {
+        self.cluster.queues().into_iter().map(Queues::from).collect()
     }
 
     fn submit(
@@ -70,40 +57,34 @@ impl Cluster {
         self.cluster.submit(submission, at).map_err(PyValueError::new_err)
     }
 
-    fn submit_many(
-        &mut self,
-        py: Python<'_>,
-        ids: Vec<String>,
-        segments: Segments,
-        output_tokens: PyBuffer<i64>,
-        reply_ids: PyBuffer<i64>,
-        at_s: PyBuffer<f64>,
-    ) -> PyResult<()> {
-        each_submission(py, ids, &segments, (&output_tokens, &reply_ids, &at_s), |submission, at_s| {
+    fn submit_many(&mut self, py: Python<'_>, requests: RequestColumns) -> PyResult<()> {
+        requests.for_each(py, |submission, at_s| {
             let at = sent_at(self.cluster.now(), at_s)?;
             self.cluster.submit(submission, at).map_err(PyValueError::new_err)
         })
     }
 
-    fn advance_many<'py>(&mut self, py: Python<'py>, until_s: f64) -> PyResult<Columns<'py>> {
+    fn advance_many(&mut self, py: Python<'_>, until_s: f64) -> PyResult<CompletionColumns> {
         let until = moment("until_s", until_s)?;
-        let mut completions = Completions::default();
+        let mut completions = Completions::new(self.tiers.len());
         let add = |instance, done| completions.add(instance, done);
         self.cluster.advance_all(until, add).map_err(PyRuntimeError::new_err)?;
-        Ok(completions.columns(py))
+        completions.columns(py, &self.tiers)
     }
 
-    fn advance<'py>(&mut self, py: Python<'py>, until_s: f64) -> PyResult<Vec<Row<'py>>> {
+    fn advance(&mut self, py: Python<'_>, until_s: f64) -> PyResult<Vec<CompletionRow>> {
         let until = moment("until_s", until_s)?;
         let completions = self.cluster.advance(until).map_err(PyRuntimeError::new_err)?;
-        completions.into_iter().map(|(instance, done)| python::row(py, instance, done)).collect()
+        let row = |(instance, done)| CompletionRow::new(py, &self.tiers, instance, done);
+        completions.into_iter().map(row).collect()
     }
 
-    fn reset(&mut self, gpu: bool, cpu: bool, disk: bool, page_cache: bool) -> PyResult<()> {
-        self.cluster.reset(gpu, cpu, disk, page_cache).map_err(PyValueError::new_err)
+    fn reset(&mut self, tiers: Vec<String>) -> PyResult<()> {
+        let names: Vec<&str> = tiers.iter().map(String::as_str).collect();
+        self.cluster.reset(&names).map_err(PyValueError::new_err)
     }
 
-    fn counters(&mut self) -> Totals {
-        python::totals(self.cluster.counters())
+    fn totals(&mut self, py: Python<'_>) -> PyResult<Totals> {
+        Totals::new(py, &self.tiers, self.cluster.counters())
     }
 }

@@ -1,15 +1,16 @@
-//! What Python sees of the eviction policies: their names, and a cache on its own.
+//! Choices that Python makes by name, and an eviction policy on its own.
 
 use pyo3::buffer::PyBuffer;
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 
 use crate::cache;
+use crate::cluster::{Routing, Sharing};
 use crate::eviction::kind::EvictionKind;
 use crate::keys::Key;
 use crate::tiers::config::{Placement, TickShare};
 
-/// A word of Python's for one of `known`. ValueError names them.
+/// The value of a name in `known`. ValueError lists the known names.
 fn named<T: Copy>(what: &str, known: &[(&str, T)], word: Borrowed<'_, '_, PyAny>) -> PyResult<T> {
     let word: String = word.extract()?;
     let found = known.iter().find(|(name, _)| *name == word);
@@ -19,28 +20,25 @@ fn named<T: Copy>(what: &str, known: &[(&str, T)], word: Borrowed<'_, '_, PyAny>
     })
 }
 
-impl<'a, 'py> FromPyObject<'a, 'py> for EvictionKind {
-    type Error = PyErr;
-    fn extract(word: Borrowed<'a, 'py, PyAny>) -> PyResult<Self> {
-        named("eviction policy", &Self::ALL, word)
-    }
+/// Python gives the value by its name in `ALL`.
+macro_rules! by_name {
+    ($type:ty, $what:literal) => {
+        impl<'a, 'py> FromPyObject<'a, 'py> for $type {
+            type Error = PyErr;
+            fn extract(word: Borrowed<'a, 'py, PyAny>) -> PyResult<Self> {
+                named($what, &Self::ALL, word)
+            }
+        }
+    };
 }
 
-impl<'a, 'py> FromPyObject<'a, 'py> for Placement {
-    type Error = PyErr;
-    fn extract(word: Borrowed<'a, 'py, PyAny>) -> PyResult<Self> {
-        named("placement", &Self::ALL, word)
-    }
-}
+by_name!(EvictionKind, "eviction policy");
+by_name!(Placement, "placement");
+by_name!(TickShare, "tick share");
+by_name!(Routing, "routing");
+by_name!(Sharing, "sharing");
 
-impl<'a, 'py> FromPyObject<'a, 'py> for TickShare {
-    type Error = PyErr;
-    fn extract(word: Borrowed<'a, 'py, PyAny>) -> PyResult<Self> {
-        named("tick share", &Self::ALL, word)
-    }
-}
-
-/// One byte for each of the keys, in order: 1 where a cache of `capacity` chunks held it, else 0.
+/// One byte for each key, in order: 1 where a cache of `capacity` chunks held it, else 0.
 #[pyfunction]
 pub fn cache_hits(
     py: Python<'_>,

@@ -1,4 +1,4 @@
-//! What Python sees of real devices: `_core.Store`. The interpreter's lock is not held while anything is waited for.
+//! What Python sees of real devices: `_core.Store`. It releases the interpreter's lock while it waits.
 
 use std::path::PathBuf;
 use std::sync::{Mutex, MutexGuard};
@@ -10,10 +10,34 @@ use pyo3::prelude::*;
 
 use crate::storage::{self, Done, Op, StoreConfig};
 
-/// (id, write, queued_s, began_s, ended_s, bytes, error)
-type Ended = (u64, bool, f64, f64, f64, u64, Option<String>);
-/// (slot_bytes, io, buffered_because, path)
-type About = (u64, String, Option<String>, Option<PathBuf>);
+/// What came of an operation; `simulator.storage.Ended` documents it.
+#[pyclass(frozen, get_all)]
+struct Ended {
+    id: u64,
+    write: bool,
+    queued_s: f64,
+    began_s: f64,
+    ended_s: f64,
+    bytes: u64,
+    error: Option<String>,
+}
+
+impl From<Done> for Ended {
+    fn from(done: Done) -> Self {
+        let Done { id, write, queued_s, began_s, ended_s, bytes, error } = done;
+        Self { id, write, queued_s, began_s, ended_s, bytes, error }
+    }
+}
+
+/// How the store works. buffered_because: why reads do not bypass the page cache, although they should.
+#[pyclass(frozen, get_all)]
+struct About {
+    slot_bytes: u64,
+    io: String,
+    buffered_because: Option<String>,
+    path: Option<PathBuf>,
+}
+
 const SLICE: Duration = Duration::from_millis(200);
 
 #[pyclass]
@@ -37,8 +61,7 @@ fn closed() -> PyErr {
 }
 
 fn ended(done: Vec<Done>) -> Vec<Ended> {
-    let row = |d: Done| (d.id, d.write, d.queued_s, d.began_s, d.ended_s, d.bytes, d.error);
-    done.into_iter().map(row).collect()
+    done.into_iter().map(Ended::from).collect()
 }
 
 #[pymethods]
@@ -53,8 +76,12 @@ impl Store {
     fn about(&self) -> PyResult<About> {
         let held = self.held()?;
         let store = held.as_ref().ok_or_else(closed)?;
-        let because = store.buffered_because().map(str::to_string);
-        Ok((store.slot_bytes(), store.io().to_string(), because, store.path().map(PathBuf::from)))
+        Ok(About {
+            slot_bytes: store.slot_bytes(),
+            io: store.io().to_string(),
+            buffered_because: store.buffered_because().map(str::to_string),
+            path: store.path().map(PathBuf::from),
+        })
     }
 
     #[getter]
@@ -62,9 +89,7 @@ impl Store {
         Ok(self.held()?.as_ref().ok_or_else(closed)?.pending())
     }
 
-    /// Each: (id, write, slot, key).
-    fn submit(&self, ops: Vec<(u64, bool, u64, u64)>) -> PyResult<()> {
-        let ops = ops.into_iter().map(|(id, write, slot, key)| Op { id, write, slot, key }).collect();
+    fn submit(&self, ops: Vec<Op>) -> PyResult<()> {
         self.held()?.as_mut().ok_or_else(closed)?.submit(ops).map_err(PyValueError::new_err)
     }
 
@@ -76,8 +101,8 @@ impl Store {
         py.detach(|| store.poll(least, timeout)).map(ended).map_err(PyOSError::new_err)
     }
 
-    /// All of the operations, as fast as they go. Signals are heard.
-    fn run(&self, py: Python<'_>, ops: Vec<(u64, bool, u64, u64)>) -> PyResult<Vec<Ended>> {
+    /// Runs all operations, as fast as they go. It handles signals meanwhile.
+    fn run(&self, py: Python<'_>, ops: Vec<Op>) -> PyResult<Vec<Ended>> {
         self.submit(ops)?;
         let mut held = self.held()?;
         let store = held.as_mut().ok_or_else(closed)?;

@@ -48,6 +48,7 @@ pub struct StoreConfig {
 }
 
 #[derive(Clone, Debug)]
+#[cfg_attr(feature = "python", derive(pyo3::FromPyObject))]
 pub struct Op {
     pub id: u64,
     pub write: bool,

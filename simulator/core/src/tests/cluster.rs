@@ -9,7 +9,7 @@ use crate::tiers::config::TierPolicy;
 use crate::time::{FOREVER, from_s, to_s};
 
 const ROUTINGS: [Routing; 3] = [Routing::RoundRobin, Routing::LeastLoaded, Routing::PrefixAware];
-const SHARINGS: [Sharing; 3] = [Sharing::Nothing, Sharing::Disk, Sharing::CpuAndDisk];
+const SHARINGS: [Sharing; 3] = [Sharing::Nothing, Sharing::Lower, Sharing::All];
 
 /// Id, prompt, output tokens, seconds.
 type Asked<'a> = (&'a str, &'a [(i64, u64)], u64, f64);
@@ -146,7 +146,7 @@ fn requests_tokens_and_chunks_are_conserved() {
             for (instance, done) in &served {
                 let from = done.sources;
                 assert!(*instance < 4 && done.error.is_none());
-                assert_eq!(from.computed + from.gpu + from.cpu + from.disk, done.prompt_tokens);
+                assert_eq!(from.sum(), done.prompt_tokens);
                 computed += from.computed;
             }
             assert!(cluster.idle());
@@ -236,22 +236,20 @@ fn prefix_aware_sees_what_was_generated_up_to_that_moment() {
 
 #[test]
 fn what_one_computed_another_hits_in_a_shared_tier_only() {
-    for (sharing, cpu, disk) in
-        [(Sharing::Nothing, 0, 0), (Sharing::Disk, 0, 64), (Sharing::CpuAndDisk, 64, 0)]
-    {
+    for (sharing, cpu, disk) in [(Sharing::Nothing, 0, 0), (Sharing::Lower, 0, 64), (Sharing::All, 64, 0)] {
         let config = config(100, Some(tiers(lmcache(), 100, Some(100))));
         let mut both = cluster(config, 2, Routing::RoundRobin, sharing);
         assert_eq!(one(&mut both, ask("a", &[(1, 65)], 1)).0, 0);
         let (instance, done) = one(&mut both, ask("b", &[(1, 65)], 1));
-        assert_eq!((instance, done.sources.cpu, done.sources.disk), (1, cpu, disk), "{sharing:?}");
+        assert_eq!((instance, done.sources.levels[0], done.sources.levels[1]), (1, cpu, disk), "{sharing:?}");
         // Both instances computed the eight chunks only where they share nothing.
         let stored = if sharing == Sharing::Nothing { 16 } else { 8 };
         assert_eq!(both.counters().tiers.stores_ended, stored, "{sharing:?}");
         // `a` again on instance 0: its own GPU has it.
         assert_eq!(one(&mut both, ask("c", &[(1, 65)], 1)).1.sources.gpu, 64);
-        both.reset(true, true, false, false).expect("idle");
-        assert_eq!(one(&mut both, ask("d", &[(1, 65)], 1)).1.sources.disk, 64);
-        both.reset(true, true, true, true).expect("idle");
+        both.reset(&["gpu", "cpu"]).expect("idle");
+        assert_eq!(one(&mut both, ask("d", &[(1, 65)], 1)).1.sources.levels[1], 64);
+        both.reset(&["gpu", "cpu", "disk", "page_cache"]).expect("idle");
         assert_eq!(one(&mut both, ask("e", &[(1, 65)], 1)).1.sources.computed, 65);
     }
 }
@@ -264,12 +262,12 @@ fn instances_share_a_shared_device() {
         let mut both = cluster(config, 2, Routing::RoundRobin, sharing);
         one(&mut both, ask("a", &[(1, 65)], 1));
         one(&mut both, ask("b", &[(2, 65)], 1));
-        both.reset(true, true, false, true).expect("idle");
+        both.reset(&["gpu", "cpu", "page_cache"]).expect("idle");
         let sent = both.now();
         both.submit(ask("a", &[(1, 65)], 1), sent).expect("taken");
         both.submit(ask("b", &[(2, 65)], 1), sent).expect("taken");
         let served = finish(&mut both);
-        assert!(served.iter().all(|(_, done)| done.sources.disk == 64));
+        assert!(served.iter().all(|(_, done)| done.sources.levels[1] == 64));
         served.iter().map(|(_, done)| to_s(done.first_token.expect("a token") - sent)).collect::<Vec<_>>()
     });
     let [own, disk, all] = firsts;
@@ -289,10 +287,10 @@ fn instances_share_a_shared_device() {
 fn prefetches_of_all_instances_count_together_where_one_server_makes_them() {
     let policy = TierPolicy { max_prefetches: 1, ..lmcache() };
     let config = config(100, Some(tiers(policy, 100, Some(100))));
-    let mut both = cluster(config, 2, Routing::RoundRobin, Sharing::CpuAndDisk);
+    let mut both = cluster(config, 2, Routing::RoundRobin, Sharing::All);
     one(&mut both, ask("a", &[(1, 65)], 1));
     one(&mut both, ask("b", &[(2, 65)], 1));
-    both.reset(true, true, false, true).expect("idle");
+    both.reset(&["gpu", "cpu", "page_cache"]).expect("idle");
     let sent = both.now();
     both.submit(ask("a", &[(1, 65)], 300), sent).expect("taken");
     both.submit(ask("b", &[(2, 65)], 1), sent + from_s(0.01)).expect("taken");
@@ -310,16 +308,13 @@ fn a_cluster_that_cannot_be_is_refused() {
     };
     let with_cpu = || config(100, Some(tiers(lmcache(), 10, None)));
     assert_eq!(refused(config(100, None), 0, Sharing::Nothing), "instances must be at least 1, not 0");
-    assert_eq!(refused(with_cpu(), 2, Sharing::Disk), "a tier cannot be shared that is not there");
-    assert_eq!(
-        refused(config(100, None), 2, Sharing::CpuAndDisk),
-        "a tier cannot be shared that is not there"
-    );
-    assert!(Cluster::new(with_cpu(), 2, Routing::RoundRobin, Sharing::CpuAndDisk).is_ok());
+    assert_eq!(refused(with_cpu(), 2, Sharing::Lower), "a tier cannot be shared that is not there");
+    assert_eq!(refused(config(100, None), 2, Sharing::All), "a tier cannot be shared that is not there");
+    assert!(Cluster::new(with_cpu(), 2, Routing::RoundRobin, Sharing::All).is_ok());
     let mut two = cluster(config(100, None), 2, Routing::RoundRobin, Sharing::Nothing);
     two.submit(ask("a", &[(1, 4)], 1), from_s(1.0)).expect("taken");
     assert!(two.submit(ask("a", &[(2, 4)], 1), from_s(2.0)).is_err());
-    assert!(two.reset(true, false, false, false).is_err());
+    assert!(two.reset(&["gpu"]).is_err());
     finish(&mut two);
     assert!(two.submit(ask("b", &[(1, 4)], 1), 0).is_err());
     for routing in ROUTINGS {

@@ -72,6 +72,8 @@ fn replay(engine: &mut Engine, name: &str, load: &Load, stop_s: f64) -> Vec<Comp
 
 /// All that a run says.
 fn outcome(config: EngineConfig, loads: &[Load; 2], reset: [bool; 4]) -> Outcome {
+    let names = ["gpu", "cpu", "disk", "page_cache"];
+    let names: Vec<&str> = names.into_iter().zip(reset).filter(|(_, on)| *on).map(|(name, _)| name).collect();
     let mut engine = Engine::new(config).expect("a good configuration");
     let mut said = Vec::new();
     for (name, load) in ["a", "b"].into_iter().zip(loads) {
@@ -79,11 +81,11 @@ fn outcome(config: EngineConfig, loads: &[Load; 2], reset: [bool; 4]) -> Outcome
         assert_eq!(completions.len(), load.len(), "each request completes once, or is an error row");
         for done in completions.iter().filter(|done| done.error.is_none()) {
             let from = done.sources;
-            assert_eq!(from.computed + from.gpu + from.cpu + from.disk, done.prompt_tokens);
+            assert_eq!(from.sum(), done.prompt_tokens);
             assert_eq!(done.tokens.len() as u64, done.output_tokens);
         }
         engine.check_idle();
-        engine.reset(reset[0], reset[1], reset[2], reset[3]).expect("idle");
+        engine.reset(&names).expect("idle");
         engine.check_idle();
         said.push((completions, engine.counters()));
     }
@@ -132,7 +134,7 @@ impl Use {
     }
 
     fn act(&mut self, act: &Act) {
-        self.cache.gone.clear();
+        self.cache.clear_gone();
         match act {
             Act::Store(keys) => self.reserve(keys, true),
             Act::Load(keys) => self.reserve(keys, false),
@@ -162,7 +164,7 @@ impl Use {
             Act::Touch(keys) => self.cache.touch(&ChunkRange::of(keys.clone())),
             Act::Drop(count) => {
                 self.cache.drop_some(*count);
-                assert!(self.cache.gone.len() as u64 <= *count);
+                assert!(self.cache.gone().len() as u64 <= *count);
             }
             Act::Clock(ticks) => {
                 self.now += u128::from(*ticks);
@@ -183,7 +185,7 @@ impl Use {
         let (count, room, used) = (count(&marks), self.cache.room(self.evicts), self.cache.used());
         match self.cache.reserve(&ChunkRange::of(keys.to_vec()), &mut marks, storing, self.evicts) {
             true => {
-                assert_eq!(self.cache.used(), used + count - self.cache.gone.len() as u64);
+                assert_eq!(self.cache.used(), used + count - self.cache.gone().len() as u64);
                 self.writes.extend((count > 0).then_some((marks, storing)));
             }
             false => assert!(count > room && self.cache.used() == used, "all or none"),
@@ -198,7 +200,7 @@ proptest! {
         eviction in any_eviction(), capacity in 0u64..16, evicts in any::<bool>(),
         acts in prop::collection::vec(any_act(), 1..120),
     ) {
-        let cache = Cache::new(capacity, eviction, 20, true);
+        let cache = Cache::new(capacity, eviction, 20, true, true);
         let mut one = Use { cache, evicts, writes: Vec::new(), pins: Vec::new(), now: 0 };
         for act in &acts {
             one.act(act);
@@ -272,11 +274,11 @@ proptest! {
     #![proptest_config(cases(150))]
     #[test]
     fn a_disk_elsewhere_is_asked_for_what_it_has_though_writes_fail(
-        config in any_config().prop_filter("a disk", |c| c.tiers.as_ref().is_some_and(|t| t.disk_chunks.is_some())),
+        config in any_config().prop_filter("a disk", |c| c.tiers.as_ref().is_some_and(|t| t.levels.len() == 2)),
         load in any_load(), answers in prop::collection::vec((0usize..9, 0u64..4), 1..40), reset in any::<bool>(),
     ) {
         let mut config = config;
-        config.tiers.iter_mut().for_each(|tiers| tiers.external_disk = true);
+        config.tiers.iter_mut().for_each(|tiers| tiers.levels[1].external = true);
         let (mut engine, mut disk) = (Engine::new(config).expect("a good configuration"), Elsewhere::default());
         for (index, (prompt, output, _)) in load.iter().enumerate() {
             engine.submit(ask(&format!("a{index}"), prompt, *output), 0).expect("a request that is taken");
@@ -300,7 +302,7 @@ proptest! {
         }
         prop_assert_eq!(rows, load.len());
         prop_assert!(engine.idle());
-        engine.reset(false, false, reset, false).expect("idle");
+        engine.reset(if reset { &["disk"] } else { &[] }).expect("idle");
         disk.take(&mut engine);
         let tiers = engine.tiers_if_any().expect("tiers");
         tiers.check_idle();
@@ -318,8 +320,8 @@ fn any_real() -> impl Strategy<Value = f64> {
 }
 
 fn wild_config() -> impl Strategy<Value = EngineConfig> {
-    let sizes = prop::collection::vec(any_number(), 10);
-    (any_config(), sizes, prop::collection::vec(any_real(), 6), prop::collection::vec(any::<bool>(), 16))
+    let sizes = prop::collection::vec(any_number(), 12);
+    (any_config(), sizes, prop::collection::vec(any_real(), 8), prop::collection::vec(any::<bool>(), 22))
         .prop_map(|(mut config, sizes, reals, wild)| {
             let tiers = config.tiers.as_mut();
             let mut numbers = vec![
@@ -329,13 +331,17 @@ fn wild_config() -> impl Strategy<Value = EngineConfig> {
                 &mut config.max_num_seqs,
             ];
             let mut shares = Vec::new();
-            if let Some(TierConfig { policy, chunk_bytes, chunk_tokens, cpu_chunks, .. }) = tiers {
-                numbers.extend([chunk_bytes, chunk_tokens, cpu_chunks]);
+            if let Some(TierConfig { policy, chunk_bytes, chunk_tokens, levels }) = tiers {
+                numbers.extend([chunk_bytes, chunk_tokens]);
+                for level in levels {
+                    numbers.push(&mut level.chunks);
+                    shares.push(&mut level.target);
+                }
                 numbers.extend([&mut policy.max_prefetches, &mut policy.min_prefetch_tokens]);
-                shares = vec![&mut policy.watermark, &mut policy.evict_ratio, &mut policy.prefetch_token_s];
-                shares.extend([&mut policy.disk_target, &mut policy.lease_s]);
+                shares.extend([&mut policy.watermark, &mut policy.evict_ratio]);
+                shares.extend([&mut policy.prefetch_token_s, &mut policy.lease_s]);
             }
-            let (some, others) = wild.split_at(10);
+            let (some, others) = wild.split_at(12);
             for ((number, size), _) in numbers.into_iter().zip(sizes).zip(some).filter(|(_, wild)| **wild) {
                 *number = size;
             }

@@ -6,7 +6,7 @@ use crate::engine::cost::CostConfig;
 use crate::engine::request::{Completion, Submission};
 use crate::eviction::kind::EvictionKind;
 use crate::keys::Segment;
-use crate::tiers::config::{Placement, TickShare, TierConfig, TierPolicy};
+use crate::tiers::config::{LevelConfig, Placement, TickShare, TierConfig, TierPolicy};
 use crate::tiers::device::DeviceConfig;
 use crate::time::{FOREVER, from_s, to_s};
 
@@ -15,14 +15,13 @@ mod blocks_oracle;
 mod cluster;
 mod front_end;
 mod fuzz;
+mod levels;
 mod placement;
 
 const CHUNK_BYTES: u64 = 1000;
 
 pub(crate) fn lmcache() -> TierPolicy {
     TierPolicy {
-        eviction: EvictionKind::Lru,
-        disk_eviction: EvictionKind::Lru,
         end_uses: true,
         lease_s: 0.0,
         placement: Placement::Copy,
@@ -37,48 +36,40 @@ pub(crate) fn lmcache() -> TierPolicy {
         prefetch_share: None,
         prefetch_timeout_s: None,
         prefetch_token_s: 0.0,
-        disk_watermark: 1.0,
-        disk_target: 1.0,
         keep_prefetched: false,
-        lookup_polls: 0,
         max_prefetches: 8,
-        disk_evicts: false,
     }
 }
 
 pub(crate) fn lru() -> TierPolicy {
-    TierPolicy {
-        evict_on_demand: true,
-        end_uses: false,
-        keep_prefetched: true,
-        disk_evicts: true,
-        ..lmcache()
+    TierPolicy { evict_on_demand: true, end_uses: false, keep_prefetched: true, ..lmcache() }
+}
+
+pub(crate) fn device(latency_s: f64, byte_s: f64) -> DeviceConfig {
+    DeviceConfig { latency_s, chunk_s: 1e-4, byte_s, shared_byte_s: byte_s, shared_chunk_s: 0.0, depth: 1 }
+}
+
+/// A level that a page cache stands in front of, unless it is the first. It evicts if the policy evicts on demand.
+pub(crate) fn level(name: &str, policy: &TierPolicy, chunks: u64) -> LevelConfig {
+    let (first, copy) = (name == "cpu", device(1e-3, 1e-6));
+    LevelConfig {
+        name: name.to_string(),
+        chunks,
+        eviction: EvictionKind::Lru,
+        evicts: policy.evict_on_demand,
+        watermark: 1.0,
+        target: 1.0,
+        read: if first { copy } else { device(5e-3, 2e-5) },
+        write: if first { copy } else { device(5e-3, 2e-5) },
+        page_cache_read: (!first).then(|| device(2e-3, 4e-6)),
+        external: false,
     }
 }
 
 pub(crate) fn tiers(policy: TierPolicy, cpu_chunks: u64, disk_chunks: Option<u64>) -> TierConfig {
-    let device = |latency_s, byte_s| DeviceConfig {
-        latency_s,
-        chunk_s: 1e-4,
-        byte_s,
-        shared_byte_s: byte_s,
-        shared_chunk_s: 0.0,
-        depth: 1,
-    };
-    TierConfig {
-        policy,
-        chunk_bytes: CHUNK_BYTES,
-        chunk_tokens: 8,
-        cpu_chunks,
-        disk_chunks,
-        odirect: false,
-        external_disk: false,
-        cpu_read: device(1e-3, 1e-6),
-        cpu_write: device(1e-3, 1e-6),
-        disk_read: device(5e-3, 2e-5),
-        disk_write: device(5e-3, 2e-5),
-        page_cache_read: device(2e-3, 4e-6),
-    }
+    let disk = disk_chunks.map(|chunks| level("disk", &policy, chunks));
+    let levels = std::iter::once(level("cpu", &policy, cpu_chunks)).chain(disk).collect();
+    TierConfig { policy, chunk_bytes: CHUNK_BYTES, chunk_tokens: 8, levels }
 }
 
 pub(crate) fn config(gpu_blocks: u32, tiers: Option<TierConfig>) -> EngineConfig {
@@ -92,6 +83,7 @@ pub(crate) fn config(gpu_blocks: u32, tiers: Option<TierConfig>) -> EngineConfig
         max_model_len: 100_000,
         record_token_times: true,
         macro_steps: true,
+        lookup_polls: 0,
         journal: false,
         cost: CostConfig {
             step_s: 2e-3,
@@ -234,7 +226,7 @@ fn tokens_and_blocks_are_conserved() {
             for done in &completions {
                 let from = done.sources;
                 assert_eq!(done.error, None);
-                assert_eq!(from.computed + from.gpu + from.cpu + from.disk, done.prompt_tokens);
+                assert_eq!(from.sum(), done.prompt_tokens);
                 assert!(from.computed >= 1);
                 assert_eq!(done.tokens.len() as u64, done.output_tokens);
                 assert!(done.tokens.windows(2).all(|pair| pair[0] < pair[1]));
@@ -251,24 +243,25 @@ fn tokens_and_blocks_are_conserved() {
 #[test]
 fn each_tier_serves_what_it_was_left() {
     let mut engine = Engine::new(config(100, Some(tiers(lmcache(), 100, Some(100))))).expect("good");
-    let served =
-        |done: &Completion| (done.sources.computed, done.sources.gpu, done.sources.cpu, done.sources.disk);
+    let served = |done: &Completion| {
+        (done.sources.computed, done.sources.gpu, done.sources.levels[0], done.sources.levels[1])
+    };
     let prompt = [(1, 65)];
     let cold = one(&mut engine, ask("recompute", &prompt, 1));
     assert_eq!(served(&cold), (65, 0, 0, 0));
     settle(&mut engine);
     assert_eq!(served(&one(&mut engine, ask("gpu", &prompt, 1))), (1, 64, 0, 0));
-    engine.reset(true, false, false, false).expect("idle");
+    engine.reset(&["gpu"]).expect("idle");
     assert_eq!(served(&one(&mut engine, ask("cpu", &prompt, 1))), (1, 0, 64, 0));
-    engine.reset(true, true, false, false).expect("idle");
+    engine.reset(&["gpu", "cpu"]).expect("idle");
     assert_eq!(served(&one(&mut engine, ask("disk", &prompt, 1))), (1, 0, 0, 64));
-    assert_eq!(engine.counters().tiers.storage_read_bytes, 0);
+    assert_eq!(engine.counters().tiers.levels[1].read_bytes, 0);
     settle(&mut engine);
-    engine.reset(true, true, false, true).expect("idle");
+    engine.reset(&["gpu", "cpu", "page_cache"]).expect("idle");
     assert_eq!(served(&one(&mut engine, ask("cold", &prompt, 1))), (1, 0, 0, 64));
-    assert_eq!(engine.counters().tiers.storage_read_bytes, 8 * CHUNK_BYTES);
+    assert_eq!(engine.counters().tiers.levels[1].read_bytes, 8 * CHUNK_BYTES);
     settle(&mut engine);
-    engine.reset(true, true, true, true).expect("idle");
+    engine.reset(&["gpu", "cpu", "disk", "page_cache"]).expect("idle");
     assert_eq!(served(&one(&mut engine, ask("again", &prompt, 1))), (65, 0, 0, 0));
 }
 
@@ -278,7 +271,7 @@ fn a_full_hit_computes_one_token_and_mixes_tiers_at_the_last_block() {
     one(&mut engine, ask("first", &[(1, 64)], 1));
     settle(&mut engine);
     let again = one(&mut engine, ask("again", &[(1, 64)], 1)).sources;
-    assert_eq!((again.computed, again.gpu, again.cpu), (1, 60, 3));
+    assert_eq!((again.computed, again.gpu, again.levels[0]), (1, 60, 3));
 }
 
 #[test]
@@ -286,7 +279,7 @@ fn a_load_from_disk_is_serial() {
     let mut engine = Engine::new(config(100, Some(tiers(lmcache(), 100, Some(100))))).expect("good");
     one(&mut engine, ask("first", &[(1, 65)], 1));
     settle(&mut engine);
-    engine.reset(true, true, false, true).expect("idle");
+    engine.reset(&["gpu", "cpu", "page_cache"]).expect("idle");
     let sent = engine.now();
     let done = one(&mut engine, ask("cold", &[(1, 65)], 1));
     let ttft_s = to_s(done.first_token.expect("a token") - sent);
@@ -326,7 +319,7 @@ fn bad_use_is_refused() {
     let mut engine = Engine::new(config(11, None)).expect("good");
     engine.submit(ask("a", &[(1, 4)], 1), from_s(1.0)).expect("taken");
     assert!(engine.submit(ask("a", &[(1, 4)], 1), from_s(1.0)).is_err());
-    assert!(engine.reset(true, false, false, false).is_err());
+    assert!(engine.reset(&["gpu"]).is_err());
     engine.advance(FOREVER).expect("no dead end");
     assert!(engine.submit(ask("b", &[(1, 4)], 1), 0).is_err());
     assert!(Engine::new(config(1, None)).is_err());
@@ -346,9 +339,9 @@ fn lmcache_evicts_at_ticks_and_a_write_without_room_is_given_up() {
     one(&mut engine, ask("three more", &[(3, 24)], 1));
     settle(&mut engine);
     assert_eq!(engine.counters().tiers.stores_begun, 11);
-    engine.reset(true, false, false, false).expect("idle");
+    engine.reset(&["gpu"]).expect("idle");
     // The tail of the oldest prefix went first.
-    assert_eq!(one(&mut engine, ask("eight again", &[(1, 64)], 1)).sources.cpu, 56);
+    assert_eq!(one(&mut engine, ask("eight again", &[(1, 64)], 1)).sources.levels[0], 56);
 }
 
 /// An engine whose tiers are left with what `prompts` (chunks of 8 tokens, one stream each) put into them.
@@ -363,10 +356,10 @@ fn filled(policy: TierPolicy, cpu_chunks: u64, disk_chunks: u64, prompts: &[(i64
 }
 
 fn disk_tokens(engine: &mut Engine, stream: i64, chunks: u64) -> u64 {
-    engine.reset(true, true, false, false).expect("idle");
+    engine.reset(&["gpu", "cpu"]).expect("idle");
     let done = one(engine, ask(&format!("probe{stream}"), &[(stream, chunks * 8 + 1)], 1));
     settle(engine);
-    done.sources.disk
+    done.sources.levels[1]
 }
 
 #[test]
@@ -386,9 +379,9 @@ fn chunks_read_from_disk_stay_in_memory_only_if_the_policy_says_so() {
     for (policy, from_cpu, from_disk) in [(lmcache(), 0, 32), (lru(), 32, 0)] {
         let mut engine = filled(policy, 100, 100, &[(1, 4)]);
         assert_eq!(disk_tokens(&mut engine, 1, 4), 32);
-        engine.reset(true, false, false, false).expect("idle");
+        engine.reset(&["gpu"]).expect("idle");
         let again = one(&mut engine, ask("again", &[(1, 33)], 1)).sources;
-        assert_eq!((again.cpu, again.disk), (from_cpu, from_disk));
+        assert_eq!((again.levels[0], again.levels[1]), (from_cpu, from_disk));
     }
 }
 
@@ -396,10 +389,10 @@ fn chunks_read_from_disk_stay_in_memory_only_if_the_policy_says_so() {
 fn a_disk_hit_without_room_in_memory_is_computed_again() {
     // Memory takes the second prompt's five chunks and has no room left to read the first one's four into.
     let mut engine = filled(lmcache(), 8, 100, &[(1, 4)]);
-    engine.reset(true, true, false, false).expect("idle");
+    engine.reset(&["gpu", "cpu"]).expect("idle");
     one(&mut engine, ask("other", &[(2, 41)], 1));
     let again = one(&mut engine, ask("again", &[(1, 33)], 1)).sources;
-    assert_eq!((again.computed, again.cpu, again.disk), (33, 0, 0));
+    assert_eq!((again.computed, again.levels[0], again.levels[1]), (33, 0, 0));
 }
 
 #[test]
@@ -407,7 +400,7 @@ fn prefetches_beyond_the_limit_wait_for_one_to_end() {
     let firsts = [1, 8].map(|limit| {
         let policy = TierPolicy { max_prefetches: limit, ..lmcache() };
         let mut engine = filled(policy, 100, 100, &[(1, 4), (2, 4)]);
-        engine.reset(true, true, false, true).expect("idle");
+        engine.reset(&["gpu", "cpu", "page_cache"]).expect("idle");
         let start = engine.now();
         engine.submit(ask("a", &[(1, 33)], 1), start).expect("taken");
         engine.submit(ask("b", &[(2, 33)], 1), start).expect("taken");
@@ -427,8 +420,8 @@ fn prefetches_beyond_the_limit_wait_for_one_to_end() {
 #[test]
 fn an_engine_that_computes_sees_an_answer_two_steps_later_and_an_idle_one_at_once() {
     let first_s = |lookup_polls, busy| {
-        let policy = TierPolicy { lookup_polls, ..lmcache() };
-        let mut engine = Engine::new(config(400, Some(tiers(policy, 100, None)))).expect("good");
+        let config = EngineConfig { lookup_polls, ..config(400, Some(tiers(lmcache(), 100, None))) };
+        let mut engine = Engine::new(config).expect("good");
         if busy {
             engine.submit(ask("other", &[(1, 9)], 40), 0).expect("taken");
         }

@@ -1,60 +1,90 @@
-//! What the disk tier holds, and what of it the page cache holds too.
+//! One level below the first: what it holds, what of that the page cache holds too, and its devices.
 
+use super::config::{LevelConfig, Placement, TierConfig};
+use super::device::{Device, SharedDevice};
 use crate::cache::Cache;
 use crate::chunks::spans::{Span, count, marked, push_span};
 use crate::chunks::{ExtentId, Found, NEW, NONE, PromptCursor};
 use crate::eviction::kind::EvictionKind;
 use crate::keys::{ChunkRange, Key, KeyMap};
-use crate::time::Ticks;
+use crate::time::{self, Ticks};
 
 #[derive(Clone, Copy, Debug)]
-pub struct DiskRules {
-    pub chunks: u64,
-    /// A full disk drops chunks; otherwise it takes no more.
-    pub evicts: bool,
-    /// A write beyond the first count of chunks empties the disk down to the second one, if it evicts.
-    pub watermark: u64,
-    pub target: u64,
-    /// Reads bypass the page cache.
-    pub odirect: bool,
-    pub eviction: EvictionKind,
-    pub lease: Ticks,
-    /// Chunks can be found without the prompt that they belong to.
-    pub loose: bool,
+struct Rules {
+    chunks: u64,
+    eviction: EvictionKind,
+    lease: Ticks,
+    evicts: bool,
+    /// A write beyond the first count of chunks empties the level down to the second one, if it evicts.
+    watermark: u64,
+    target: u64,
+    /// Callers name chunks without the prompt that they belong to.
+    loose: bool,
+    has_page_cache: bool,
+}
+
+impl Rules {
+    fn held(&self) -> Cache {
+        let notes_gone = self.has_page_cache || self.loose;
+        Cache::new(self.chunks, self.eviction, self.lease, self.loose, notes_gone)
+    }
 }
 
 #[derive(Debug)]
-pub struct Disk {
-    rules: DiskRules,
+pub struct Level {
+    rules: Rules,
     held: Cache,
     in_page_cache: KeyMap<()>,
-    /// Kept for its memory only.
+    read: SharedDevice,
+    write: Device,
+    /// None: reads bypass the page cache.
+    page_cache_read: Option<SharedDevice>,
+    /// Scratch memory.
     lacking: Vec<Span>,
 }
 
-impl Disk {
-    pub fn new(rules: DiskRules) -> Self {
-        let mut held = Cache::new(rules.chunks, rules.eviction, rules.lease, rules.loose);
-        held.notes_gone = !rules.odirect || rules.loose;
-        Self { rules, held, in_page_cache: KeyMap::default(), lacking: Vec::new() }
+impl Level {
+    pub fn new(config: &LevelConfig, tiers: &TierConfig, loose: bool) -> Self {
+        let share = |share: f64| (share * config.chunks as f64) as u64;
+        // Chunks that fall down a waterfall, and slots of a real device, are single chunks.
+        let single = config.external || tiers.policy.placement == Placement::Waterfall;
+        let rules = Rules {
+            chunks: config.chunks,
+            eviction: config.eviction,
+            lease: time::from_s(tiers.policy.lease_s),
+            evicts: config.evicts,
+            watermark: share(config.watermark),
+            target: share(config.target),
+            loose: loose || single,
+            has_page_cache: config.page_cache_read.is_some(),
+        };
+        Self {
+            held: rules.held(),
+            rules,
+            in_page_cache: KeyMap::default(),
+            read: SharedDevice::new(&config.read),
+            write: Device::new(&config.write),
+            page_cache_read: config.page_cache_read.as_ref().map(SharedDevice::new),
+            lacking: Vec::new(),
+        }
     }
 
     pub fn clock(&mut self, now: Ticks) {
         self.held.clock(now);
     }
 
-    /// Where the chunk of that number of a prompt is held or reserved.
+    /// Where the level holds the chunk of that number of a prompt, or has reserved room for it.
     #[inline(always)]
     pub fn find(&self, cursor: &mut PromptCursor, prompt: &[Key], number: usize) -> Found {
         self.held.find(cursor, prompt, number)
     }
 
-    /// Makes an extent of the first chunks of what was found, no more than so many.
-    pub fn cut(&mut self, place: Found, most: usize) -> ExtentId {
-        self.held.cut(place, most)
+    /// Makes an extent of the first chunks of what `find` found, `most` at most.
+    pub fn cut(&mut self, found: Found, most: usize) -> ExtentId {
+        self.held.cut(found, most)
     }
 
-    /// Leaves the first `len` of its chunks to a span that has more, and returns the span of the others.
+    /// Leaves the first `len` chunks to a span that has more, and returns the span of the others.
     pub fn split_span(&mut self, span: &mut Span, len: usize) -> Span {
         self.held.split_span(span, len)
     }
@@ -63,30 +93,25 @@ impl Disk {
         self.held.holds(at)
     }
 
-    /// Held or being written.
+    /// The level holds the chunk, or a store is writing it.
     pub fn has(&self, at: ExtentId) -> bool {
         self.held.has(at)
     }
 
-    /// Chunks held and being written.
-    #[cfg(test)]
-    pub fn used(&self) -> u64 {
-        self.held.used()
-    }
-
     pub fn reset(&mut self) {
-        *self = Self::new(self.rules);
+        self.held = self.rules.held();
+        self.in_page_cache = KeyMap::default();
     }
 
     pub fn reset_page_cache(&mut self) {
         self.in_page_cache.clear();
     }
 
-    /// Marks those of the marked chunks of a range that the disk lacks and has room for, as being written. Returns their
+    /// Marks those of the marked chunks of a range that the level lacks and has room for, as being written. Returns their
     /// number.
     pub fn begin_write(&mut self, range: &ChunkRange, marks: &mut Vec<Span>) -> u64 {
         let evicts = self.rules.evicts;
-        self.held.gone.clear();
+        self.held.clear_gone();
         if !evicts && self.held.room(false) == 0 {
             marks.clear();
             return 0;
@@ -101,13 +126,15 @@ impl Disk {
             count = self.held.keep_first(marks, room);
         }
         self.held.reserve(range, marks, true, evicts);
-        for key in self.held.gone.iter().filter(|_| !self.rules.odirect) {
-            self.in_page_cache.remove(key);
+        if self.rules.has_page_cache {
+            for key in self.held.gone() {
+                self.in_page_cache.remove(key);
+            }
         }
         count
     }
 
-    /// Leaves those of the marked chunks marked that the disk lacks, where they lie or are to come.
+    /// Leaves those of the marked chunks marked that the level lacks.
     fn mark_lacking(&mut self, range: &ChunkRange, marks: &mut Vec<Span>) {
         let (mut cursor, mut lacking) = (PromptCursor::new(), std::mem::take(&mut self.lacking));
         let mut number = range.first();
@@ -118,12 +145,12 @@ impl Disk {
                 number = end;
             }
             while number < end {
-                let place = self.held.find(&mut cursor, range.prompt(), number);
-                let len = place.len.min(end - number);
-                let at = match place.at {
+                let found = self.held.find(&mut cursor, range.prompt(), number);
+                let len = found.len.min(end - number);
+                let at = match found.at {
                     NONE => NEW,
                     at if self.held.has(at) => NONE,
-                    _ => self.held.cut(place, len),
+                    _ => self.held.cut(found, len),
                 };
                 push_span(&mut lacking, Span::new(at, len));
                 number += len;
@@ -136,7 +163,7 @@ impl Disk {
 
     /// The keys that went for the last write.
     pub fn gone(&self) -> &[Key] {
-        &self.held.gone
+        self.held.gone()
     }
 
     /// The keys of a span's chunks.
@@ -150,7 +177,7 @@ impl Disk {
     }
 
     pub fn end_write(&mut self, marks: &mut Vec<Span>) {
-        if !self.rules.odirect {
+        if self.rules.has_page_cache {
             let keys = marked(marks).flat_map(|span| self.held.keys(span));
             self.in_page_cache.extend(keys.map(|key| (key, ())));
         }
@@ -160,7 +187,7 @@ impl Disk {
     /// Uses chunks that are locked. Returns how many of them the page cache held; it holds all of them now.
     pub fn begin_read(&mut self, spans: &[Span]) -> u64 {
         self.held.touch_at(spans.iter().copied());
-        if self.rules.odirect {
+        if !self.rules.has_page_cache {
             return 0;
         }
         let keys = spans.iter().flat_map(|&span| self.held.keys(span));
@@ -174,16 +201,34 @@ impl Disk {
     pub fn unlock(&mut self, spans: impl Iterator<Item = Span>) {
         self.held.unlock(spans);
     }
+
+    /// The device that answers reads: the level's own, or the page cache.
+    pub fn reader(&mut self, page_cache: bool) -> &mut SharedDevice {
+        match &mut self.page_cache_read {
+            Some(device) if page_cache => device,
+            _ => &mut self.read,
+        }
+    }
+
+    pub fn writer(&mut self) -> &mut Device {
+        &mut self.write
+    }
 }
 
 #[cfg(test)]
-impl Disk {
+impl Level {
+    /// Chunks held and being written.
+    pub fn used(&self) -> u64 {
+        self.held.used()
+    }
+
     pub fn contains(&self, key: Key) -> bool {
         self.held.contains(key)
     }
 
     pub fn check(&self) {
         self.held.check();
+        assert!(self.held.used() <= self.rules.chunks);
         assert!(self.in_page_cache.keys().all(|&key| self.held.contains(key)));
     }
 

@@ -1,7 +1,8 @@
-//! Chunk tiers below the GPU: CPU memory and disk, with the rules of cache servers as data.
+//! Chunk tiers below the GPU: a list of levels, with the rules of cache servers as data.
 //!
-//! Sans I/O: the tiers say which transfer ends when, and act when told that it ended (`io_done`). Chunk counts stand
-//! for bytes throughout.
+//! The GPU loads from the first level and stores to it. Chunks that only a lower level holds come up through the first
+//! one; stores go down to the lower levels as the placement says. Sans I/O: the tiers say which transfer ends when, and
+//! act when told that it ended (`io_done`). Chunk counts stand for bytes throughout.
 
 pub mod config;
 pub mod device;
@@ -12,6 +13,9 @@ mod placement;
 pub mod server;
 mod transfers;
 
+#[cfg(test)]
+mod check;
+
 use std::collections::VecDeque;
 use std::ops::Range;
 
@@ -21,40 +25,58 @@ use crate::chunks::{NONE, PromptCursor};
 use crate::journal::{Journal, Note};
 use crate::keys::{ChunkRange, Key, KeyMap};
 use crate::time::{self, FOREVER, Ticks};
-use config::TierConfig;
-use device::{Device, SharedDevice};
-use level::Disk;
+use config::{MOST_LEVELS, Placement, TierConfig};
+use device::Device;
+use level::Level;
 use outbox::{Issued, Outbox};
-use transfers::Transfers;
 pub use transfers::{Begun, Ended, Hit, IoId, Slot};
-use transfers::{Op, Prefetch, Read};
+use transfers::{Op, Transfers};
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct LevelCounters {
+    /// Chunks that look-ups found here first.
+    pub hit_chunks: u64,
+    /// Of those, chunks that the tiers read into the first level; 0 there.
+    pub loaded_chunks: u64,
+    /// Read from the level's device; a read that the page cache answers adds none.
+    pub read_bytes: u64,
+}
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct TierCounters {
-    pub cpu_hit_chunks: u64,
-    pub disk_hit_chunks: u64,
-    pub disk_loaded_chunks: u64,
+    pub levels: [LevelCounters; MOST_LEVELS],
+    /// Chunks. A store ends when the chunk is in every level that takes it.
     pub stores_begun: u64,
     pub stores_ended: u64,
-    pub storage_read_bytes: u64,
+}
+
+impl TierCounters {
+    pub fn plus(mut self, other: Self) -> Self {
+        for (own, others) in self.levels.iter_mut().zip(other.levels) {
+            own.hit_chunks += others.hit_chunks;
+            own.loaded_chunks += others.loaded_chunks;
+            own.read_bytes += others.read_bytes;
+        }
+        self.stores_begun += other.stores_begun;
+        self.stores_ended += other.stores_ended;
+        self
+    }
 }
 
 #[derive(Debug)]
 pub struct Tiers {
     config: TierConfig,
-    cpu: Cache,
-    disk: Option<Disk>,
-    cpu_read: Device,
-    cpu_write: Device,
-    disk_read: SharedDevice,
-    disk_write: Device,
-    page_cache_read: SharedDevice,
+    first: Cache,
+    first_read: Device,
+    first_write: Device,
+    /// The levels below the first one.
+    lower: Vec<Level>,
     transfers: Transfers,
-    /// Look-ups that read from disk, and how many chunks.
+    /// Look-ups that read from lower levels, and how many chunks.
     prefetching: u64,
     prefetching_chunks: u64,
     waiting_lookups: VecDeque<(Slot, ChunkRange)>,
-    /// Chunks of hits that were read from disk past the CPU tier, and how often `release` will name them.
+    /// Chunks of hits that the tiers read past the first level, and how often `release` will name them.
     in_place: KeyMap<u32>,
     tick_every: Ticks,
     /// The number of the next tick, and when it is due.
@@ -65,11 +87,12 @@ pub struct Tiers {
     counters: TierCounters,
     /// Transfers begun since the engine last looked.
     begun: Vec<Begun>,
-    /// Marks of transfers that have ended, kept for their memory only.
+    /// Scratch memory: marks of transfers that have ended.
     spare: Vec<Vec<Span>>,
+    /// The transfers of an external level.
     outbox: Option<Outbox>,
     /// Numbers are a slot or a transfer's id, then keys. "tick": how many ticks, then the keys dropped. "answer": slot,
-    /// then a flag for each chunk found: in the CPU tier or not.
+    /// then a flag for each chunk found: in the first level or not.
     journal: Journal,
 }
 
@@ -77,15 +100,13 @@ impl Tiers {
     pub fn new(config: TierConfig, journal: bool) -> Self {
         let ticks = config.policy.tick_s > 0.0 && !config.policy.evicts();
         let tick_every = if ticks { time::from_s(config.policy.tick_s) } else { 0 };
+        let external = config.levels.iter().any(|level| level.external);
         Self {
-            outbox: config.disk_chunks.filter(|_| config.external_disk).map(|_| Outbox::default()),
-            cpu: config.cpu_tier(false, journal),
-            disk: config.disk_tier(false),
-            cpu_read: Device::new(&config.cpu_read),
-            cpu_write: Device::new(&config.cpu_write),
-            disk_read: SharedDevice::new(&config.disk_read),
-            disk_write: Device::new(&config.disk_write),
-            page_cache_read: SharedDevice::new(&config.page_cache_read),
+            outbox: external.then(Outbox::default),
+            first: first_cache(&config, false, journal),
+            first_read: Device::new(&config.levels[0].read),
+            first_write: Device::new(&config.levels[0].write),
+            lower: lower_levels(&config, false),
             transfers: Transfers::default(),
             prefetching: 0,
             prefetching_chunks: 0,
@@ -111,29 +132,6 @@ impl Tiers {
         self.journal.take()
     }
 
-    /// The caller has yet to answer an external transfer.
-    pub fn awaits_external_io(&self) -> bool {
-        self.outbox.as_ref().is_some_and(Outbox::awaits_answers)
-    }
-
-    pub fn name_owners(&mut self, owner: impl Fn(Slot) -> i64) {
-        if let Some(outbox) = &mut self.outbox {
-            outbox.name_owners(owner);
-        }
-    }
-
-    pub fn take_issued(&mut self) -> Vec<Issued> {
-        self.outbox.as_mut().map_or_else(Vec::new, Outbox::take_issued)
-    }
-
-    pub fn take_dropped(&mut self) -> Vec<Key> {
-        self.outbox.as_mut().map_or_else(Vec::new, Outbox::take_dropped)
-    }
-
-    fn answer(&mut self, id: IoId, failed: Vec<Key>) -> bool {
-        self.outbox.as_mut().is_some_and(|outbox| outbox.answer(id, failed))
-    }
-
     pub fn idle(&self) -> bool {
         self.transfers.is_empty()
     }
@@ -147,7 +145,7 @@ impl Tiers {
     pub fn tick(&mut self, now: Ticks) {
         if self.tick_due <= now {
             let first = self.next_tick;
-            // Mostly one is due, and such divisions are dear.
+            // Mostly one tick is due, and such divisions are slow.
             let last = if now - self.tick_due < self.tick_every { first } else { now / self.tick_every };
             let dropped = self.run_ticks(first, last, self.tick_every);
             self.next_tick = last + 1;
@@ -165,86 +163,74 @@ impl Tiers {
             if share == 0 {
                 break;
             }
-            let went = self.cpu.drop_some(share);
+            let went = self.first.drop_some(share);
             self.short_of_room &= went == 0;
             tick += 1;
             if went == 0 {
-                // What nothing can be dropped from now stays so until the next event, or until a lease runs out.
-                let Some(change) = self.cpu.next_change() else { break };
+                // A level that can drop nothing stays so until the next event, or until a lease runs out.
+                let Some(change) = self.first.next_change() else { break };
                 tick = tick.max(change.div_ceil(every));
             }
-            dropped.append(&mut self.cpu.gone);
+            dropped.extend(self.first.take_gone());
         }
         dropped
     }
 
     fn clock(&mut self, now: Ticks) {
-        self.cpu.clock(now);
-        if let Some(disk) = &mut self.disk {
-            disk.clock(now);
-        }
+        self.first.clock(now);
+        self.lower.iter_mut().for_each(|level| level.clock(now));
     }
 
-    pub fn lookup_polls(&self) -> u64 {
-        self.config.policy.lookup_polls
-    }
-
-    /// GroupCounts to look for a prefix of a prompt's chunks. Some: the answer at once; None: `Ended::Lookup` brings it.
+    /// Begins to look for a prefix of a prompt's chunks. Some: the answer at once; None: `Ended::Lookup` brings it.
     pub fn lookup(&mut self, now: Ticks, slot: Slot, range: &ChunkRange) -> Option<Hit> {
         if range.is_empty() {
             return Some(Hit::default());
         }
-        // Decode steps that were taken at once have passed ticks.
+        // Decode steps that the engine took at once have passed ticks.
         self.tick(now);
         self.journal.note("lookup", || id_and(slot as u64, range.keys()));
-        if self.disk.is_some() && self.prefetching >= self.config.policy.prefetches() {
+        if !self.lower.is_empty() && self.prefetching >= self.config.policy.prefetches() {
             self.waiting_lookups.push_back((slot, range.clone()));
             return None;
         }
         self.start(now, slot, range)
     }
 
-    /// Of how many leading keys of a prompt a chunk is held.
+    /// How many leading chunks of a prompt the levels hold together.
     pub fn held(&self, prompt: &[Key]) -> u64 {
-        let (mut in_cpu, mut on_disk, mut number) = (PromptCursor::new(), PromptCursor::new(), 0);
+        let mut first_cursor = PromptCursor::new();
+        let (mut cursors, mut number) = ([PromptCursor::new(); MOST_LEVELS], 0);
         while number < prompt.len() {
-            let place = self.cpu.find(&mut in_cpu, prompt, number);
-            if self.cpu.holds(place.at) {
-                number += place.len;
+            let found = self.first.find(&mut first_cursor, prompt, number);
+            if self.first.holds(found.at) {
+                number += found.len;
                 continue;
             }
-            let Some(disk) = &self.disk else { break };
-            let place = disk.find(&mut on_disk, prompt, number);
-            if !disk.holds(place.at) {
-                break;
-            }
-            number += place.len;
+            let Some((_, found)) = self.find_lower(&mut cursors, prompt, number) else { break };
+            number += found.len;
         }
         number as u64
     }
 
-    /// Exchanges the disk and what is in front of it with another server.
-    pub fn swap_disk(&mut self, other: &mut Self) {
-        std::mem::swap(&mut self.disk, &mut other.disk);
-        std::mem::swap(&mut self.disk_read, &mut other.disk_read);
-        std::mem::swap(&mut self.disk_write, &mut other.disk_write);
-        std::mem::swap(&mut self.page_cache_read, &mut other.page_cache_read);
+    /// Exchanges the lower levels with those of another server.
+    pub fn swap_lower(&mut self, other: &mut Self) {
+        std::mem::swap(&mut self.lower, &mut other.lower);
     }
 
-    /// GroupCounts to copy a hit's chunks from `first` on to the GPU; those before are not needed. `Ended::Load` follows at
-    /// the moment returned.
+    /// Begins to copy a hit's chunks from number `first` on to the GPU, and unlocks those before. `Ended::Load` follows
+    /// at the moment returned.
     pub fn load(&mut self, now: Ticks, slot: Slot, mut hit: Hit, first: usize) -> Ticks {
         let first = first.min(hit.range.len());
         let first = self.divide(&mut hit, first, true);
         self.release_first(&hit, first);
         hit.skip(first);
         let count = hit.chunks();
-        let end = self.cpu_read.submit(now, count, count * self.config.chunk_bytes);
+        let end = self.first_read.submit(now, count, count * self.config.chunk_bytes);
         self.begin(end, Op::Load { slot, hit });
         end
     }
 
-    /// Unlocks chunks of a hit that are not needed any more.
+    /// Unlocks the chunks of a hit that the engine does not need any more.
     pub fn release(&mut self, hit: &Hit) {
         self.release_first(hit, hit.spans.len());
     }
@@ -254,18 +240,18 @@ impl Tiers {
         let Some((last, _)) = spans.checked_sub(1).and_then(|last| hit.ranges().nth(last)) else { return };
         self.journal.note("release", || hit.range.keys()[..last.end].to_vec());
         if self.in_place.is_empty() && hit.spans[..spans].iter().all(|span| span.at != NONE) {
-            return self.cpu.unlock(hit.spans[..spans].iter().copied());
+            return self.first.unlock(hit.spans[..spans].iter().copied());
         }
         for ((chunks, _), &span) in hit.ranges().zip(&hit.spans[..spans]) {
             self.unlock_one_by_one(hit, chunks, span);
         }
     }
 
-    /// A request has ended: its prompt's chunks were used, wherever they came from.
+    /// A request has ended: it used its prompt's chunks, wherever they came from.
     pub fn end(&mut self, range: &ChunkRange) {
         if !range.is_empty() && self.config.policy.end_uses {
             self.journal.note("touch", || range.keys().to_vec());
-            self.cpu.touch(range);
+            self.first.touch(range);
         }
     }
 
@@ -288,39 +274,37 @@ impl Tiers {
                 self.stored(now, id, slot, &range, marks);
                 self.spill(now, slot, &range, spilled).unwrap_or(Ended::Store(slot))
             }
-            Some(Op::Spill { slot, mut marks }) => {
-                self.written(id, &mut marks, true);
+            Some(Op::Spill { slot, lower, mut marks }) => {
+                self.written(id, lower, &mut marks, true);
                 Ended::Store(slot)
             }
-            Some(Op::DiskWrite { cpu, mut disk, stores }) => {
-                self.journal.note("written", || vec![id]);
-                self.cpu.unlock(marked(&cpu));
-                self.written(id, &mut disk, stores);
-                self.put_back(cpu);
-                self.put_back(disk);
+            Some(Op::WriteDown(write)) => {
+                self.written_down(now, id, write);
                 Ended::Nothing
             }
             None => Ended::Nothing,
         }
     }
 
-    pub fn reset_cpu(&mut self) {
-        self.cpu.clear();
+    /// Empties the levels of these names. A name that no level has changes nothing.
+    pub fn reset(&mut self, names: &[&str]) {
+        let named = |level: usize| names.contains(&self.config.levels[level].name.as_str());
+        if named(0) {
+            self.first.clear();
+        }
+        for index in 0..self.lower.len() {
+            if named(index + 1) {
+                self.lower[index].reset();
+                if let Some(outbox) = &mut self.outbox {
+                    outbox.drop_all();
+                }
+            }
+        }
     }
 
-    pub fn reset_disk(&mut self) {
-        if let Some(disk) = &mut self.disk {
-            disk.reset();
-        }
-        if let Some(outbox) = &mut self.outbox {
-            outbox.drop_all();
-        }
-    }
-
+    /// Forgets what the page cache holds of all levels.
     pub fn reset_page_cache(&mut self) {
-        if let Some(disk) = &mut self.disk {
-            disk.reset_page_cache();
-        }
+        self.lower.iter_mut().for_each(Level::reset_page_cache);
     }
 
     /// No request waits for this transfer.
@@ -328,7 +312,31 @@ impl Tiers {
         self.transfers.get(id).is_some_and(Op::is_quiet)
     }
 
-    /// Marks to be filled.
+    /// The caller has yet to answer an external transfer.
+    pub fn awaits_external_io(&self) -> bool {
+        self.outbox.as_ref().is_some_and(Outbox::awaits_answers)
+    }
+
+    pub fn name_owners(&mut self, owner: impl Fn(Slot) -> i64) {
+        if let Some(outbox) = &mut self.outbox {
+            outbox.name_owners(owner);
+        }
+    }
+
+    pub fn take_issued(&mut self) -> Vec<Issued> {
+        self.outbox.as_mut().map_or_else(Vec::new, Outbox::take_issued)
+    }
+
+    pub fn take_dropped(&mut self) -> Vec<Key> {
+        self.outbox.as_mut().map_or_else(Vec::new, Outbox::take_dropped)
+    }
+
+    /// False: no such transfer is pending.
+    fn answer(&mut self, id: IoId, failed: Vec<Key>) -> bool {
+        self.outbox.as_mut().is_some_and(|outbox| outbox.answer(id, failed))
+    }
+
+    /// Empty memory for marks.
     fn fresh_marks(&mut self) -> Vec<Span> {
         self.spare.pop().unwrap_or_default()
     }
@@ -345,13 +353,13 @@ impl Tiers {
         self.transfers.begin(op);
     }
 
-    /// Unlocks a span of a hit, chunks of which may have been read past the CPU tier.
+    /// Unlocks a span of a hit, chunks of which the tiers may have read past the first level.
     fn unlock_one_by_one(&mut self, hit: &Hit, chunks: Range<usize>, mut span: Span) {
         for index in chunks {
             let one = match span.len {
                 1 => span,
                 _ => {
-                    let rest = self.cpu.split_span(&mut span, 1);
+                    let rest = self.first.split_span(&mut span, 1);
                     std::mem::replace(&mut span, rest)
                 }
             };
@@ -361,16 +369,16 @@ impl Tiers {
             let number = hit.range.first() + index;
             let at = match one.at {
                 NONE => {
-                    let place = self.cpu.find(&mut PromptCursor::new(), hit.range.prompt(), number);
-                    if place.at == NONE { NONE } else { self.cpu.cut(place, 1) }
+                    let found = self.first.find(&mut PromptCursor::new(), hit.range.prompt(), number);
+                    if found.at == NONE { NONE } else { self.first.cut(found, 1) }
                 }
                 at => at,
             };
-            self.cpu.unlock(marked(&[Span { at, len: 1 }]));
+            self.first.unlock(marked(&[Span { at, len: 1 }]));
         }
     }
 
-    /// Lets go of a chunk that was read past the CPU tier. False: it was not.
+    /// Releases a chunk that the tiers read past the first level. False: they did not.
     fn release_in_place(&mut self, key: Key) -> bool {
         match self.in_place.get_mut(&key) {
             Some(1) => self.in_place.remove(&key).is_some(),
@@ -383,74 +391,18 @@ impl Tiers {
     }
 }
 
+/// `loose`: callers name chunks without the prompt that they belong to.
+fn first_cache(config: &TierConfig, loose: bool, journal: bool) -> Cache {
+    let (level, policy) = (&config.levels[0], &config.policy);
+    let notes_gone = journal || policy.placement == Placement::Waterfall;
+    Cache::new(level.chunks, level.eviction, time::from_s(policy.lease_s), loose, notes_gone)
+}
+
+fn lower_levels(config: &TierConfig, loose: bool) -> Vec<Level> {
+    config.levels.iter().skip(1).map(|level| Level::new(level, config, loose)).collect()
+}
+
 /// The numbers of a note: an id, and what belongs to it.
 fn id_and(id: u64, rest: &[u64]) -> Vec<u64> {
     [&[id], rest].concat()
-}
-
-#[cfg(test)]
-impl Tiers {
-    /// As they are when callers name chunks without their prompts.
-    pub fn loose(mut self) -> Self {
-        (self.cpu, self.disk) = (self.config.cpu_tier(true, true), self.config.disk_tier(true));
-        self
-    }
-
-    /// Chunks held and being written: in the CPU tier, on disk.
-    pub fn used(&self) -> (u64, u64) {
-        (self.cpu.used(), self.disk.as_ref().map_or(0, Disk::used))
-    }
-
-    /// No tier holds more than it has room for.
-    pub fn check_capacities(&self) {
-        let (cpu, disk) = self.used();
-        assert!(cpu <= self.config.cpu_chunks && disk <= self.config.disk_chunks.unwrap_or(0));
-    }
-
-    /// The CPU tier holds this chunk; the disk does.
-    pub fn holds(&self, key: Key) -> (bool, bool) {
-        (self.cpu.contains(key), self.disk.as_ref().is_some_and(|disk| disk.contains(key)))
-    }
-
-    /// What must hold at any moment, for `hits` that were answered and neither loaded nor released.
-    pub fn check(&self, hits: &[&Hit]) {
-        self.cpu.check();
-        self.disk.iter().for_each(Disk::check);
-        if let (Some(outbox), Some(disk)) = (&self.outbox, &self.disk) {
-            outbox.check(&disk.all_keys(), self.config.disk_chunks.unwrap_or(0));
-        }
-        let mut pins: KeyMap<u32> = KeyMap::default();
-        let mut pin = |keys: &[Key]| keys.iter().for_each(|&key| *pins.entry(key).or_default() += 1);
-        let keys = |spans: &mut dyn Iterator<Item = Span>| {
-            spans.flat_map(|span| self.cpu.keys(span)).collect::<Vec<_>>()
-        };
-        hits.iter().for_each(|hit| pin(hit.range.keys()));
-        for op in self.transfers.iter() {
-            match op {
-                Op::Load { hit, .. } | Op::Answer { hit, .. } => pin(hit.range.keys()),
-                Op::DiskWrite { cpu, .. } => pin(&keys(&mut marked(cpu))),
-                Op::Prefetch(prefetch, _) => pin(&keys(&mut prefetch.hit.spans_where(true))),
-                Op::Store { .. } | Op::Spill { .. } | Op::Rest(_) => {}
-            }
-        }
-        let held = |key: &Key| self.cpu.readers(*key) + self.in_place.get(key).copied().unwrap_or(0);
-        pins.iter().for_each(|(key, &times)| assert_eq!(held(key), times, "pins of {key:x}"));
-    }
-
-    /// Held or being written, in order.
-    pub fn keys_on_disk(&self) -> Vec<Key> {
-        let mut keys = self.disk.as_ref().map_or_else(Vec::new, Disk::all_keys);
-        keys.sort_unstable();
-        keys
-    }
-
-    pub fn check_idle(&self) {
-        self.check(&[]);
-        self.cpu.check_idle();
-        self.disk.iter().for_each(Disk::check_idle);
-        self.outbox.iter().for_each(Outbox::check_idle);
-        assert_eq!((self.prefetching, self.prefetching_chunks, self.in_place.len()), (0, 0, 0));
-        assert!(self.waiting_lookups.is_empty());
-        assert_eq!(self.counters.stores_begun, self.counters.stores_ended);
-    }
 }

@@ -62,18 +62,6 @@ impl Server {
         Self { tiers, loud: Ends::new(), quiet: Ends::new() }
     }
 
-    pub fn reset(&mut self, cpu: bool, disk: bool, page_cache: bool) {
-        if cpu {
-            self.tiers.reset_cpu();
-        }
-        if disk {
-            self.tiers.reset_disk();
-        }
-        if page_cache {
-            self.tiers.reset_page_cache();
-        }
-    }
-
     /// When the next transfer ends: any of them, or only of those that requests wait for.
     pub fn next_at(&self, any: bool) -> Ticks {
         if any { self.loud.next.0.min(self.quiet.next.0) } else { self.loud.next.0 }

@@ -9,16 +9,19 @@ use crate::keys::{ChunkRange, Key};
 use crate::time::Ticks;
 
 pub type IoId = u64;
-/// The engine's name for a request, handed back in `Ended`.
+/// The engine's name for a request; `Ended` hands it back.
 pub type Slot = usize;
+/// A level below the GPU; 0 is the one next to it.
+pub type LevelId = u8;
 
 /// A prefix of a request's chunks that the tiers hold, locked until `release`.
 #[derive(Clone, Debug, Default)]
 pub struct Hit {
     pub range: ChunkRange,
-    /// Span by span: found in the CPU tier (else read from disk).
-    pub(super) in_cpu: Vec<bool>,
-    /// Where they lie in the CPU tier; until they have been read, those on disk there. NONE: read past the CPU tier.
+    /// The level that held each span's chunks at the look-up.
+    levels: Vec<LevelId>,
+    /// The spans in the first level. Until the tiers have read a lower level's spans, those lie in that level. NONE: read
+    /// past the first level.
     pub(super) spans: Vec<Span>,
 }
 
@@ -27,84 +30,122 @@ impl Hit {
         self.range.len() as u64
     }
 
-    pub(super) fn push(&mut self, span: Span, in_cpu: bool) {
+    pub(super) fn push(&mut self, span: Span, level: LevelId) {
         self.spans.push(span);
-        self.in_cpu.push(in_cpu);
+        self.levels.push(level);
     }
 
-    /// Takes its first spans off it.
+    /// The level of the span of that index.
+    pub(super) fn level(&self, index: usize) -> LevelId {
+        self.levels[index]
+    }
+
+    pub(super) fn last_level(&self) -> Option<LevelId> {
+        self.levels.last().copied()
+    }
+
+    /// Inserts what was split off the span before `index`.
+    pub(super) fn insert_rest(&mut self, index: usize, rest: Span) {
+        self.spans.insert(index, rest);
+        self.levels.insert(index, self.levels[index - 1]);
+    }
+
+    /// The index of the first span that only a lower level held; 0: there is none.
+    pub(super) fn first_lower_span(&self) -> usize {
+        self.levels.iter().position(|&level| level > 0).unwrap_or(0)
+    }
+
+    /// Takes out the first spans.
     pub(super) fn skip(&mut self, spans: usize) {
         self.range.skip(chunks(&self.spans[..spans]));
-        self.in_cpu.drain(..spans);
+        self.levels.drain(..spans);
         self.spans.drain(..spans);
     }
 
-    /// Takes the spans from that one on out of it.
+    /// Takes out the spans from index `at` on.
     pub(super) fn split_off(&mut self, at: usize) -> Self {
         let range = self.range.split_off(chunks(&self.spans[..at]));
-        Self { range, in_cpu: self.in_cpu.split_off(at), spans: self.spans.split_off(at) }
+        Self { range, levels: self.levels.split_off(at), spans: self.spans.split_off(at) }
     }
 
-    /// Where in the prompt the disk's chunk of that number lies; behind all chunks, if there are not so many.
-    pub(super) fn position_of_disk_chunk(&self, number: u64) -> usize {
+    /// The position in the hit of the lower levels' chunk of that number; the hit's length, if there are fewer.
+    pub(super) fn position_of_lower_chunk(&self, number: u64) -> usize {
         let mut left = number as usize;
-        for (chunks, in_cpu) in self.ranges() {
-            if !in_cpu && left < chunks.len() {
+        for (chunks, level) in self.ranges() {
+            if level > 0 && left < chunks.len() {
                 return chunks.start + left;
             }
-            left -= if in_cpu { 0 } else { chunks.len() };
+            left -= if level > 0 { chunks.len() } else { 0 };
         }
         self.range.len()
     }
 
-    pub(super) fn disk_chunks(&self) -> u64 {
-        self.spans_where(false).map(|span| u64::from(span.len)).sum()
+    /// How many chunks only lower levels held.
+    pub(super) fn lower_chunks(&self) -> u64 {
+        let lower = self.spans.iter().zip(&self.levels).filter(|(_, level)| **level > 0);
+        lower.map(|(span, _)| u64::from(span.len)).sum()
     }
 
-    pub(super) fn spans_where(&self, in_cpu: bool) -> impl Iterator<Item = Span> {
-        let of = self.spans.iter().zip(&self.in_cpu).filter(move |(_, held)| **held == in_cpu);
+    pub(super) fn spans_in(&self, level: LevelId) -> impl Iterator<Item = Span> {
+        let of = self.spans.iter().zip(&self.levels).filter(move |(_, held)| **held == level);
         of.map(|(span, _)| *span)
     }
 
-    /// What was on disk is in the CPU tier now: there, of spans of all of its chunks.
+    /// The tiers have read the lower levels' chunks into the first one: `room` has their spans there, and NONE for the
+    /// others.
     pub(super) fn moved_to(&mut self, room: &[Span]) {
         let mut moved = Self { range: std::mem::take(&mut self.range), ..Self::default() };
-        let mut in_cpu = self.spans_where(true);
+        let mut first = self.spans_in(0);
+        let mut lower = self.spans.iter().zip(&self.levels).filter(|(_, level)| **level > 0);
+        // Chunks of the lower span under way that no span of `room` has yet, and its level.
+        let (mut ahead, mut level) = (0, 0);
         for span in room {
-            if span.at != NONE {
-                moved.push(*span, false);
-                continue;
-            }
             let mut left = span.len;
-            while left > 0
-                && let Some(own) = in_cpu.next()
+            while span.at == NONE
+                && left > 0
+                && let Some(own) = first.next()
             {
-                moved.push(own, true);
+                moved.push(own, 0);
                 left -= own.len;
             }
+            if span.at != NONE {
+                while ahead < span.len
+                    && let Some((next, of)) = lower.next()
+                {
+                    (ahead, level) = (ahead + next.len, *of);
+                }
+                ahead -= span.len;
+                moved.push(*span, level);
+            }
         }
-        drop(in_cpu);
+        drop(first);
         *self = moved;
     }
 
-    /// Which of its chunks each span has, and whether it was found in the CPU tier.
-    pub fn ranges(&self) -> impl Iterator<Item = (Range<usize>, bool)> {
+    /// The tiers have read the lower levels' chunks past the first level.
+    pub(super) fn read_in_place(&mut self) {
+        let lower = self.spans.iter_mut().zip(&self.levels).filter(|(_, level)| **level > 0);
+        lower.for_each(|(span, _)| span.at = NONE);
+    }
+
+    /// Each span's chunks, counted from the hit's first one, and the level that held them.
+    pub fn ranges(&self) -> impl Iterator<Item = (Range<usize>, LevelId)> {
         let mut end = 0;
-        self.spans.iter().zip(&self.in_cpu).map(move |(span, in_cpu)| {
+        self.spans.iter().zip(&self.levels).map(move |(span, level)| {
             let start = end;
             end += span.len as usize;
-            (start..end, *in_cpu)
+            (start..end, *level)
         })
     }
 
-    /// Chunk by chunk: found in the CPU tier.
-    pub fn flags(&self) -> impl Iterator<Item = bool> {
-        self.ranges().flat_map(|(chunks, in_cpu)| chunks.map(move |_| in_cpu))
+    /// The level of each chunk.
+    pub fn chunk_levels(&self) -> impl Iterator<Item = LevelId> {
+        self.ranges().flat_map(|(chunks, level)| chunks.map(move |_| level))
     }
 
-    pub(super) fn disk_keys(&self) -> impl Iterator<Item = Key> {
-        let on_disk = self.ranges().filter(|(_, in_cpu)| !in_cpu);
-        on_disk.flat_map(move |(chunks, _)| self.range.keys()[chunks].iter().copied())
+    pub(super) fn lower_keys(&self) -> impl Iterator<Item = Key> {
+        let lower = self.ranges().filter(|(_, level)| *level > 0);
+        lower.flat_map(move |(chunks, _)| self.range.keys()[chunks].iter().copied())
     }
 }
 
@@ -130,69 +171,100 @@ pub struct Begun {
     pub quiet: bool,
 }
 
-/// A transfer of one of the devices that read for the disk tier.
+/// A transfer of a device that reads for a lower level.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Read {
-    Disk(u64),
-    PageCache(u64),
-    /// Somebody else's.
+    Level {
+        /// The index of the level among the lower ones.
+        lower: usize,
+        page_cache: bool,
+        id: u64,
+    },
+    /// The caller makes it on a real device.
     External,
 }
 
-/// A hit that is being read from disk: `chunks` by the transfer under way since `began`, `warm` after it from the page
-/// cache. ExtentId the deadline it is answered with what is there.
+/// Chunks of one level that one device reads.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Portion {
+    pub lower: usize,
+    pub page_cache: bool,
+    pub chunks: u64,
+}
+
+/// A hit whose lower chunks the tiers read, one portion after another. At the deadline the tiers answer with what has
+/// arrived.
 #[derive(Debug)]
 pub(super) struct Prefetch {
     pub slot: Slot,
     pub hit: Hit,
-    /// The places in the CPU tier for the disk's chunks, unless they are read past it.
+    /// The room in the first level for the chunks, unless the tiers read them past it.
     pub room: Vec<Span>,
+    /// When the portion under way began, and its chunks.
     pub began: Ticks,
     pub chunks: u64,
-    pub warm: u64,
+    /// The portions after it, the next one last.
+    pub portions: Vec<Portion>,
     pub deadline: Ticks,
 }
 
 #[derive(Debug)]
 pub(super) enum Op {
-    /// Disk to CPU.
+    /// Lower levels to the first one.
     Prefetch(Box<Prefetch>, Read),
-    /// What is left of a read that was not waited for.
+    /// The rest of a read that went on beyond its deadline.
     Rest(Read),
+    /// First level to GPU.
     Load {
         slot: Slot,
         hit: Hit,
     },
-    /// An answer that needs no transfer, to a request that had to wait for others to be answered.
+    /// An answer without a transfer, for a request that waited until other prefetches had ended.
     Answer {
         slot: Slot,
         hit: Hit,
     },
-    /// GPU to CPU: the marked chunks of a range; the `spilled` ones go to disk after that.
+    /// GPU to the first level: the marked chunks of a range; the `spilled` ones go to a lower level after that.
     Store {
         slot: Slot,
         range: ChunkRange,
         marks: Vec<Span>,
         spilled: Vec<Span>,
     },
-    /// GPU to disk.
+    /// GPU to a lower level.
     Spill {
         slot: Slot,
+        lower: usize,
         marks: Vec<Span>,
     },
-    /// CPU to disk: chunks marked in `cpu` are read, those in `disk` are new there. With them a store ends, or else
-    /// chunks that the CPU tier has dropped move down.
-    DiskWrite {
-        cpu: Vec<Span>,
-        disk: Vec<Span>,
-        stores: bool,
-    },
+    WriteDown(WriteDown),
+}
+
+/// First level to a lower one: chunks marked in `first` are read, those in `marks` are new in the lower level. Without
+/// `first`, these are chunks that the level above has dropped.
+#[derive(Debug)]
+pub(super) struct WriteDown {
+    pub lower: usize,
+    pub first: Vec<Span>,
+    pub marks: Vec<Span>,
+    /// With this write a store of its chunks ends.
+    pub ends_store: bool,
+    /// A store that goes on to the next level after this one.
+    pub next: Option<Box<StoreDown>>,
+}
+
+/// A store on its way down: `unended` of its chunks count as ended once the last level has them.
+#[derive(Debug)]
+pub(super) struct StoreDown {
+    pub slot: Slot,
+    pub range: ChunkRange,
+    pub unended: u64,
 }
 
 impl Op {
     /// No request waits for it.
     pub fn is_quiet(&self) -> bool {
-        matches!(self, Op::Store { .. } | Op::Spill { .. } | Op::DiskWrite { .. } | Op::Rest(_))
+        matches!(self, Op::Store { .. } | Op::Spill { .. } | Op::WriteDown(_) | Op::Rest(_))
     }
 }
 
@@ -204,7 +276,7 @@ pub(super) struct Transfers {
 }
 
 impl Transfers {
-    /// The id of the one that begins next.
+    /// The id of the transfer that begins next.
     pub fn next_id(&self) -> IoId {
         self.from + self.ops.len() as IoId
     }
