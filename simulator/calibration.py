@@ -13,7 +13,7 @@ from typing import Literal
 
 import msgspec
 
-from simulator import SettingError
+from simulator.errors import CalibrationError
 from simulator.models import load_config
 
 STEP = ("step_s", "token_s", "attention_s", "attention_context_s", "context_s")
@@ -24,10 +24,6 @@ CONSTANTS = (*COST, *(f"{device}.{of}" for device in DEVICES for of in TRANSFER)
 
 State = Literal["recompute", "gpu", "cpu", "disk", "disk_cold"]
 Metric = Literal["ttft_s", "tpot_s"]
-
-
-class CalibrationError(SettingError):
-    """A calibration lacks a constant that is needed, or is not whole."""
 
 
 class Point(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):

@@ -8,7 +8,8 @@ from collections import deque
 from collections.abc import Sequence
 from typing import Any
 
-from simulator.storage import Ended, Operation, StoreError, StoreSettings
+from simulator.errors import StoreError
+from simulator.storage import Ended, Operation, StoreSettings
 
 
 class GpuStore:

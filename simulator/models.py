@@ -8,7 +8,7 @@ from typing import TypeVar
 import msgspec
 import yaml
 
-from simulator import SettingError
+from simulator.errors import ModelError
 
 Config = TypeVar("Config")
 CONFIGS = Path(__file__).resolve().parent.parent / "configs"
@@ -57,7 +57,7 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 
 
 def load_model(name: str | Path) -> ModelSpec:
-    """A model from a YAML file, or by name from configs/models. SettingError: one line with file, field and cure."""
+    """A model from a YAML file, or by name from configs/models. ModelError: one line with file, field and cure."""
     return load_config("models", name, ModelSpec)
 
 
@@ -65,13 +65,13 @@ def load_config(folder: str, name: str | Path, kind: type[Config]) -> Config:
     """A file of configs/<folder> by its stem, or any YAML file by its path, checked strictly against `kind`."""
     path = Path(name)
     if path.suffix not in (".yaml", ".yml") and path.name != str(name):
-        raise SettingError(f"{name}: a name has no folders in it; give a path that ends in .yaml")
+        raise ModelError(f"{name}: a name has no folders in it; give a path that ends in .yaml")
     if path.suffix not in (".yaml", ".yml"):
         path = CONFIGS / folder / f"{name}.yaml"
     if not path.is_file():
         known = ", ".join(sorted(file.stem for file in (CONFIGS / folder).glob("*.yaml")))
-        raise SettingError(f"{path}: no such file; configs/{folder} has {known}")
+        raise ModelError(f"{path}: no such file; configs/{folder} has {known}")
     try:
         return msgspec.convert(yaml.safe_load(path.read_text()), kind)
     except (msgspec.ValidationError, yaml.YAMLError, ValueError) as error:
-        raise SettingError(f"{path}: {' '.join(str(error).split())}") from error
+        raise ModelError(f"{path}: {' '.join(str(error).split())}") from error

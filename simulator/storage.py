@@ -19,14 +19,11 @@ from typing import Literal, NamedTuple, Protocol
 import msgspec
 
 from simulator import _core
+from simulator.errors import StoreError
 
 DeviceKind = Literal["file", "ram", "null", "gpu"]
 Layout = Literal["slab", "files"]
 Adapter = Literal["fs", "fs_native"]
-
-
-class StoreError(ValueError):
-    """A store that cannot be, in one line: where, what, and the cure."""
 
 
 class StoreSettings(msgspec.Struct, frozen=True, kw_only=True):

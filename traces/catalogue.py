@@ -15,7 +15,7 @@ import httpx
 import msgspec
 import yaml
 
-from traces.textfile import TraceError
+from traces.errors import TraceFileError
 
 DATA = Path(__file__).parent / "data"
 ENVIRONMENT = "HARNESS_TRACES"
@@ -48,7 +48,7 @@ def catalogue() -> dict[str, CatalogueEntry]:
 
 
 def find_trace(name_or_path: str | Path, *, base: Path | None = None) -> Path:
-    """The file of a trace. Raises TraceError.
+    """The file of a trace. Raises TraceFileError.
 
     What has a '/' in it is a path, relative to `base` (default: the working directory). All else is a name, looked
     for as NAME, NAME.jsonl and NAME.json in the package, then in $HARNESS_TRACES, and never outside them.
@@ -57,16 +57,16 @@ def find_trace(name_or_path: str | Path, *, base: Path | None = None) -> Path:
     if "/" in given or os.sep in given:
         path = (base or Path()) / Path(given).expanduser()
         if not path.exists():
-            raise TraceError(f"{path}: there is no such trace file ({given}); check the path")
+            raise TraceFileError(f"{path}: there is no such trace file ({given}); check the path")
         return path
     if not re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9_.+-]*", given):
-        raise TraceError(f"{given!r}: is not a trace's name ({given!r}); give a plain name, or a path with a '/'")
+        raise TraceFileError(f"{given!r}: is not a trace's name ({given!r}); give a plain name, or a path with a '/'")
     for folder in _folders():
         for suffix in SUFFIXES:
             candidate = folder / f"{given}{suffix}"
             if candidate.is_file():
                 return _inside(folder, candidate)
-    raise TraceError(f"{given}: there is no trace of that name ({_looked_in()}); {_cure(given)}")
+    raise TraceFileError(f"{given}: there is no trace of that name ({_looked_in()}); {_cure(given)}")
 
 
 def _folders() -> list[Path]:
@@ -82,7 +82,7 @@ def _looked_in() -> str:
 def _inside(folder: Path, candidate: Path) -> Path:
     target = candidate.resolve()
     if not target.is_relative_to(folder.resolve()):
-        raise TraceError(f"{candidate}: leads out of its folder ({target}); give that file's path instead of a name")
+        raise TraceFileError(f"{candidate}: leads out of its folder ({target}); give the file's path, not a name")
     return candidate
 
 
@@ -97,10 +97,10 @@ def _cure(name: str) -> str:
 
 
 def fetch(name: str, into: Path, *, accept_digest: str | None = None, progress: Progress | None = None) -> Path:
-    """Downloads a trace of the catalogue to into/NAME.jsonl, once. Raises TraceError."""
+    """Downloads a trace of the catalogue to into/NAME.jsonl, once. Raises TraceFileError."""
     entry = _catalogue().get(name)
     if entry is None:
-        raise TraceError(f"{name}: is not in the catalogue ({name}); choose one of {', '.join(_catalogue())}")
+        raise TraceFileError(f"{name}: is not in the catalogue ({name}); choose one of {', '.join(_catalogue())}")
     if entry.url is None:
         return find_trace(name)
     return download(entry, into / f"{name}.jsonl", accept_digest=accept_digest, progress=progress)
@@ -117,13 +117,13 @@ def download(
     """Streams an entry's url to target, which comes into being only whole and with the right sha256.
 
     progress gets (bytes so far, bytes in all or None). Where the entry has no sha256, accept_digest must be the
-    one that came. Raises TraceError.
+    one that came. Raises TraceFileError.
     """
     wanted = entry.sha256 or accept_digest
     if wanted is not None and target.is_file() and _sha256(target) == wanted:
         return target
     if entry.url is None:
-        raise TraceError(f"{target}: has no url to download from (null); find it by its name")
+        raise TraceFileError(f"{target}: has no url to download from (null); find it by its name")
     part = target.with_name(f"{target.name}.part")
     with _explained(entry.url, target):
         target.parent.mkdir(parents=True, exist_ok=True)
@@ -148,7 +148,7 @@ def _stream(url: str, sink: BinaryIO, max_bytes: int, progress: Progress | None)
         for chunk in response.iter_bytes(1 << 16):
             done += len(chunk)
             if done > max_bytes:
-                raise TraceError(f"{url}: is larger than it may be ({max_bytes} bytes); check that the url is right")
+                raise TraceFileError(f"{url}: is larger than it may be ({max_bytes} bytes); check the url")
             digest.update(chunk)
             sink.write(chunk)
             if progress is not None:
@@ -163,19 +163,19 @@ def _explained(url: str, target: Path) -> Iterator[None]:
     except (httpx.HTTPError, httpx.InvalidURL) as error:
         reason = f"HTTP {error.response.status_code}" if isinstance(error, httpx.HTTPStatusError) else str(error)
         reason = " ".join(reason.split()) or type(error).__name__
-        raise TraceError(f"{url}: cannot be downloaded ({reason}); download it by hand to {target}") from None
+        raise TraceFileError(f"{url}: cannot be downloaded ({reason}); download it by hand to {target}") from None
     except OSError as error:
-        raise TraceError(f"{target}: cannot be written ({error.strerror}); choose another folder") from None
+        raise TraceFileError(f"{target}: cannot be written ({error.strerror}); choose another folder") from None
 
 
 def _check_digest(entry: CatalogueEntry, target: Path, digest: str, wanted: str | None) -> None:
     if wanted is None:
-        raise TraceError(
+        raise TraceFileError(
             f"{target}: was not kept, for the catalogue has no sha256 to check it by ({digest}); if you trust "
             f"{entry.url}, fetch again with --accept-digest {digest}"
         )
     if digest != wanted:
-        raise TraceError(
+        raise TraceFileError(
             f"{target}: was not kept, its sha256 is not {wanted} ({digest}); fetch again, or ask the publisher of "
             f"{entry.url} what changed"
         )

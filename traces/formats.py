@@ -19,8 +19,8 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
+from traces.errors import TraceFileError as TraceError
 from traces.request import Request, Segment, stable_id
-from traces.textfile import TraceError as TraceError
 from traces.textfile import TraceFile, shorten
 
 HASH_BLOCK_TOKENS = 512  # one Mooncake hash id stands for so many tokens

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from traces.errors import SpecError
 from traces.request import Request, Segment, stable_id
-from traces.synth import SpecError
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -14,14 +14,11 @@ from typing import Literal
 
 import numpy as np
 
+from traces.errors import SpecError
 from traces.request import Request, Segment, stable_id
 
 Arrivals = Literal["closed", "constant", "poisson"]
 ARRIVALS = ("closed", "constant", "poisson")
-
-
-class SpecError(ValueError):
-    """A spec that no load can meet. Its text is one line: the field, its value, and the cure."""
 
 
 @dataclass(frozen=True, kw_only=True)

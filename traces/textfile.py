@@ -9,13 +9,11 @@ from typing import Any
 
 import msgspec
 
-
-class TraceError(ValueError):
-    """A trace that cannot be read, found or fetched. Its text is one line: where, what, and the cure."""
+from traces.errors import TraceFileError
 
 
 class TraceFile:
-    """The bytes of a text file; raises TraceError for anything that is not one."""
+    """The bytes of a text file; raises TraceFileError for anything that is not one."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -50,9 +48,9 @@ class TraceFile:
         """(line number, content) of every line that is not blank."""
         return ((n, line) for n, line in enumerate(self.text.split(b"\n"), 1) if line and not line.isspace())
 
-    def error(self, line: int | None, problem: str, cure: str) -> TraceError:
+    def error(self, line: int | None, problem: str, cure: str) -> TraceFileError:
         where = f"{self.path}" if line is None else f"{self.path}:{line}"
-        return TraceError(re.sub(r"\s+", " ", f"{where}: {problem}; {cure}"))
+        return TraceFileError(re.sub(r"\s+", " ", f"{where}: {problem}; {cure}"))
 
     def decode(self, decoder: msgspec.json.Decoder[Any], line: int, raw: bytes, cures: dict[str, str]) -> Any:
         """raw as the decoder's type. The cure is looked up by field; '' is the one for all else."""

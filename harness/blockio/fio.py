@@ -14,12 +14,9 @@ from pathlib import Path
 
 import msgspec
 
-from harness.results import read_io
-from harness.units import format_bytes
-
-
-class FioError(ValueError):
-    """fio cannot tell. One line, with the cure."""
+from harness.errors import FioError
+from harness.experiment.units import format_bytes
+from harness.results.folder import read_io
 
 
 class Job(msgspec.Struct, frozen=True):

@@ -18,12 +18,9 @@ from pathlib import Path
 import msgspec
 
 from harness.collectors.bpf import FileCall, read_files
-from harness.results import read_traces
-from harness.units import format_bytes
-
-
-class ReplayError(ValueError):
-    """A run cannot be replayed. One line, with the cure."""
+from harness.errors import ReplayError
+from harness.experiment.units import format_bytes
+from harness.results.folder import read_traces
 
 
 class Operation(msgspec.Struct, frozen=True):

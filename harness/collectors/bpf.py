@@ -23,6 +23,8 @@ from typing import Any
 
 import msgspec
 
+from harness.errors import TracingError
+
 SCRIPTS = Path(__file__).parent / "bpf"
 BTF = Path("/sys/kernel/btf/vmlinux")
 TRACEFS = (Path("/sys/kernel/tracing/events"), Path("/sys/kernel/debug/tracing/events"))
@@ -37,10 +39,6 @@ _POLL_S, _STILL_POLLS = 0.05, 4
 _FALLBACKS = (
     "without it samples.jsonl still has bytes from /proc/PID/io (storage_read_bytes) and from diskstats (host.device_…)"
 )
-
-
-class TraceError(ValueError):
-    """I/O cannot be traced here. One line, with the cure and with what there is without root."""
 
 
 class BlockRequest(msgspec.Struct, frozen=True):
@@ -72,16 +70,16 @@ class FileCall(msgspec.Struct, frozen=True):
 
 
 def check() -> None:
-    """Whether bpftrace can trace here. Raises TraceError."""
+    """Whether bpftrace can trace here. Raises TracingError."""
     if os.geteuid() != 0:
-        raise TraceError(f"storage.trace: bpftrace needs root; use sudo, or leave trace out ({_FALLBACKS})")
+        raise TracingError(f"storage.trace: bpftrace needs root; use sudo, or leave trace out ({_FALLBACKS})")
     if not shutil.which("bpftrace"):
-        raise TraceError(f"storage.trace: bpftrace is not there; run: sudo apt-get install -y bpftrace ({_FALLBACKS})")
+        raise TracingError(f"storage.trace: no bpftrace here; run: sudo apt-get install -y bpftrace ({_FALLBACKS})")
     if not any(place.is_dir() for place in TRACEFS):
         cure = "sudo mount -t tracefs tracefs /sys/kernel/tracing"
-        raise TraceError(f"storage.trace: tracefs is not mounted; run: {cure} ({_FALLBACKS})")
+        raise TracingError(f"storage.trace: tracefs is not mounted; run: {cure} ({_FALLBACKS})")
     if not BTF.exists():
-        raise TraceError(f"storage.trace: this kernel has no {BTF}; use one with CONFIG_DEBUG_INFO_BTF ({_FALLBACKS})")
+        raise TracingError(f"storage.trace: this kernel has no {BTF}; use CONFIG_DEBUG_INFO_BTF ({_FALLBACKS})")
 
 
 class BpfTrace:
@@ -95,7 +93,7 @@ class BpfTrace:
         self._running: dict[str, subprocess.Popen[bytes]] = {}
 
     async def start(self) -> None:
-        """Returns once both see events. Raises TraceError with bpftrace's own words."""
+        """Returns once both see events. Raises TracingError with bpftrace's own words."""
         check()
         self._folder.mkdir(parents=True, exist_ok=True)
         env = {
@@ -117,7 +115,7 @@ class BpfTrace:
             if dead or time.monotonic() > deadline:
                 await self.stop()
                 words = " ".join((self._folder / f"{(dead or ['block'])[0]}.log").read_text(errors="replace").split())
-                raise TraceError(f"bpftrace did not start: {words[-300:]}; try it by hand ({_FALLBACKS})")
+                raise TracingError(f"bpftrace did not start: {words[-300:]}; try it by hand ({_FALLBACKS})")
             await asyncio.sleep(0.05)
         # Writing events down waits until nobody else wants the core: what is measured must not wait for it.
         self._schedule(os.SCHED_IDLE)
@@ -193,7 +191,7 @@ def lost_events(path: Path) -> int:
 
 
 def read_block(path: Path, zero_ns: int) -> list[BlockRequest]:
-    """Requests in order of issue. Raises TraceError."""
+    """Requests in order of issue. Raises TracingError."""
     with _told(path):
         return _block(path, zero_ns)
 
@@ -201,7 +199,7 @@ def read_block(path: Path, zero_ns: int) -> list[BlockRequest]:
 def read_files(path: Path, zero_ns: int) -> list[FileCall]:
     """Calls in the order in which they began. A file whose opening was not seen is not among them.
 
-    Raises TraceError.
+    Raises TracingError.
     """
     with _told(path):
         return _files(path, zero_ns)
@@ -212,7 +210,7 @@ def _told(path: Path) -> Iterator[None]:
     try:
         yield
     except (ValueError, IndexError) as error:
-        raise TraceError(f"{path}: is no trace of this version ({error}); measure again") from None
+        raise TracingError(f"{path}: is no trace of this version ({error}); measure again") from None
 
 
 def _block(path: Path, zero_ns: int) -> list[BlockRequest]:

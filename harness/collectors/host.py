@@ -11,7 +11,7 @@ from pathlib import Path
 import msgspec
 import psutil
 
-from harness.results import HostSample
+from harness.records import HostSample
 
 _SECTOR_BYTES = 512
 _LOOPING_S = 0.005

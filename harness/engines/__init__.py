@@ -6,8 +6,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from harness.config import EngineName, Experiment
-from harness.engines.base import Engine, SettingsError
+from harness.engines.base import Engine
+from harness.errors import SettingsError
+from harness.experiment.model import EngineName, Experiment
 from simulator.models import ModelSpec
 
 if TYPE_CHECKING:
@@ -90,11 +91,10 @@ def simulator_maker(
 def _sim(experiment: Experiment, model: ModelSpec, folder: Path, _clock: Clock) -> Engine:
     if experiment.engines.sim.mode == "storage":
         return _storage(experiment, model, folder)
-    from harness.engines.sim import SimEngine
+    from harness.engines.sim.engine import SimEngine
 
-    settings = experiment.engines.sim
-    fresh = simulator_maker(experiment, model, token_times=settings.token_times)
-    if settings.instances == 1:
+    fresh = simulator_maker(experiment, model, token_times=experiment.engines.sim.token_times)
+    if experiment.deployment.instances == 1:
         return SimEngine(fresh)
     return SimEngine(_cluster_maker(experiment, fresh), cluster=True)
 
@@ -102,22 +102,22 @@ def _sim(experiment: Experiment, model: ModelSpec, folder: Path, _clock: Clock) 
 def _cluster_maker(experiment: Experiment, like: Callable[[], Simulator]) -> Callable[[], Cluster]:
     from simulator.cluster import Cluster
 
-    settings = experiment.engines.sim
+    asked = experiment.deployment
 
     def fresh() -> Cluster:
-        return Cluster(like(), instances=settings.instances, routing=settings.routing, shared=settings.shared)
+        return Cluster(like(), instances=asked.instances, routing=asked.routing, shared=asked.shared)
 
     try:
         fresh()
     except ValueError as error:
-        raise SettingsError(f"engines.sim.{error}") from None
+        raise SettingsError(f"deployment.{error}") from None
     return fresh
 
 
 def _storage(experiment: Experiment, model: ModelSpec, folder: Path) -> Engine:
     """The simulator with a real disk; without a GPU tier the disk alone."""
-    from harness.engines.storage import StorageDevice, StorageEngine
-    from harness.engines.storage_only import StorageOnlyEngine
+    from harness.engines.sim.storage import StorageDevice, StorageEngine
+    from harness.engines.sim.storage_only import StorageOnlyEngine
     from simulator.storage import StoreSettings
 
     cache, settings = experiment.cache, experiment.engines.sim.storage
@@ -148,13 +148,13 @@ def _storage(experiment: Experiment, model: ModelSpec, folder: Path) -> Engine:
 
 
 def _vllm(experiment: Experiment, model: ModelSpec, folder: Path, clock: Clock) -> Engine:
-    from harness.engines.vllm import VllmEngine
+    from harness.engines.vllm.engine import VllmEngine
 
     return VllmEngine(experiment, model, folder, clock)
 
 
 def _openai(experiment: Experiment, model: ModelSpec, _folder: Path, clock: Clock) -> Engine:
-    from harness.engines.openai import OpenAIEngine
+    from harness.engines.http.engine import OpenAIEngine
 
     return OpenAIEngine(experiment, model, clock)
 

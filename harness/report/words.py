@@ -9,9 +9,9 @@ from typing import Any
 
 import msgspec
 
-from harness.config import TIER_STATES
+from harness.experiment.measure import TIER_STATES
 from harness.report.axes import cell_labels
-from harness.summary import FREE_LOAD
+from harness.results.summary import FREE_LOAD
 
 TIERS = (*TIER_STATES, FREE_LOAD)
 UNKNOWN = "\N{EN DASH}"

@@ -23,7 +23,7 @@ import msgspec
 import numpy as np
 import uvloop
 
-from harness.engines.openai_replay import OpenAIReplay
+from harness.engines.http.replay import OpenAIReplay
 from traces.load import Load
 from traces.request import Request, RequestRecord, Segment, TokenSource
 

@@ -57,7 +57,7 @@ def server(folder: Path, hardware: str) -> Iterator[tuple[str, psutil.Process]]:
         },
     }
     (folder / "bench.yaml").write_text(yaml.safe_dump(experiment))
-    command = [sys.executable, "-m", "harness.cli", "serve", str(folder / "bench.yaml"), "--port", "0"]
+    command = [sys.executable, "-m", "harness", "serve", str(folder / "bench.yaml"), "--port", "0"]
     pin = partial(os.sched_setaffinity, 0, {SERVER_CORE})
     with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True, preexec_fn=pin) as process:
         try:

@@ -25,13 +25,13 @@ from typing import Any
 
 import yaml
 
-from harness.blockio.session import device_number, run_device
+from harness.blockio.attach import device_number, run_device
 from harness.collectors.bpf import BpfTrace
 from harness.engines import make_engine
 from harness.engines.base import Engine
-from harness.experiments import Cell, load_experiment
-from harness.results import RunFolder
-from harness.warmup import Probe, after_sample, place
+from harness.experiment.read import Cell, load_experiment
+from harness.measure.warmup import Probe, after_sample, place
+from harness.results.folder import RunFolder
 from simulator.models import load_model
 from traces.load import Load
 from traces.request import RequestRecord

@@ -13,10 +13,10 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from harness.report.io_tables import DIRECTIONS, labels, side_by_side
-from harness.report.tables import figure_rows
-from harness.results import read_io, read_manifest
-from harness.units import format_bytes
+from harness.experiment.units import format_bytes
+from harness.report.io.tables import DIRECTIONS, labels, side_by_side
+from harness.report.run.tables import figure_rows
+from harness.results.folder import read_io, read_manifest
 
 
 def main(target: Path, runs: Sequence[Path]) -> None:

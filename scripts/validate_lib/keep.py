@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from harness.results import read_manifest, read_rows
+from harness.results.folder import read_manifest, read_rows
 
 COLUMNS = ("side", "cell", "tier", "sample", "id", "prompt_tokens", "cached_tokens", "output_tokens", "ttft_s", "e2e_s")
 

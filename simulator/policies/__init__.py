@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TypeVar
 
-from simulator import SettingError
+from simulator.errors import ModelError
 from simulator.policies.engines import Connector as Connector
 from simulator.policies.engines import EnginePolicy as EnginePolicy
 from simulator.policies.eviction import EVICTIONS as EVICTIONS
@@ -39,5 +39,5 @@ def tier_policy(name: str) -> TierPolicy:
 
 def _pick(what: str, packs: dict[str, Pack], name: str) -> Pack:
     if name not in packs:
-        raise SettingError(f"no {what} {name!r}: use one of {', '.join(sorted(packs))}")
+        raise ModelError(f"no {what} {name!r}: use one of {', '.join(sorted(packs))}")
     return packs[name]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from simulator import SettingError
+from simulator.errors import ModelError
 from simulator.policies.engines import Connector
 from simulator.policies.tiers import TierPolicy
 
@@ -30,7 +30,7 @@ LMCACHE_EVICTIONS = {"lru": "lru", "arc": "lmcache-arc"}
 def lmcache_evicting(pack: TierPolicy, eviction: str, watermark: float, ratio: float) -> TierPolicy:
     """LMCache's pack with the eviction that its server was started with. ValueError for any other pack."""
     if pack.name != LMCACHE.name:
-        raise SettingError(f"only {LMCACHE.name} has these settings of eviction, {pack.name} has its own")
+        raise ModelError(f"only {LMCACHE.name} has these settings of eviction, {pack.name} has its own")
     return msgspec.structs.replace(pack, eviction=LMCACHE_EVICTIONS[eviction], watermark=watermark, evict_ratio=ratio)
 
 

@@ -15,15 +15,15 @@ from pathlib import Path
 
 import pytest
 
+from harness.blockio.attach import device_number
 from harness.blockio.characterize import block_figures, file_figures, page_cache_share
+from harness.blockio.devices import Device, create, destroy
 from harness.blockio.fio import Job, measure
-from harness.blockio.refdevice import Device, create, destroy
-from harness.blockio.session import device_number
 from harness.collectors.bpf import BpfTrace, read_block, read_files
 from harness.collectors.host import read_host
-from harness.strict import Device as DeviceSpec
+from harness.experiment.storage import Device as DeviceSpec
+from tests.support.paths import ROOT
 
-ROOT = Path(__file__).parents[2]
 MIB = 2**20
 MISSING = [tool for tool in ("bpftrace", "fio", "mkfs.xfs", "mkfs.btrfs") if not shutil.which(tool)]
 pytestmark = [

@@ -14,11 +14,12 @@ from pathlib import Path
 
 import pytest
 
-from harness.blockio import refdevice
-from harness.blockio.refdevice import DeviceError, create, destroy
-from harness.strict import Device as DeviceSpec
+from harness.blockio import devices as refdevice
+from harness.blockio.devices import create, destroy
+from harness.errors import DeviceError
+from harness.experiment.storage import Device as DeviceSpec
+from tests.support.paths import ROOT
 
-ROOT = Path(__file__).parents[2]
 MIB = 2**20
 TOOLS = ("losetup", "fio", "mkfs.ext4", "mkfs.xfs", "mkfs.btrfs")
 MISSING = [tool for tool in TOOLS if not shutil.which(tool)]
@@ -146,7 +147,7 @@ def test_a_file_can_hold_the_bytes(name: str, tmp_path: Path) -> None:
 
 def test_what_a_killed_harness_leaves_is_removed_by_destroy_all(name: str) -> None:
     program = (
-        "import sys, time; from harness.blockio.refdevice import create; from harness.strict import Device;"
+        "import sys, time; from harness.blockio.devices import create; from harness.experiment.fields import Device;"
         f"create({name!r}, Device(bandwidth='100MiB/s', size='512MiB')); print('up', flush=True); time.sleep(600)"
     )
     process = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True, cwd=ROOT)
@@ -155,7 +156,7 @@ def test_what_a_killed_harness_leaves_is_removed_by_destroy_all(name: str) -> No
     process.wait()
     assert traces(name)
     (refdevice.HOME / name / "mount" / "file").write_text("in use a moment ago")
-    done = subprocess.run([sys.executable, "-m", "harness.cli", "device", "destroy", "--all"], cwd=ROOT, timeout=60,
+    done = subprocess.run([sys.executable, "-m", "harness", "device", "destroy", "--all"], cwd=ROOT, timeout=60,
                           capture_output=True, text=True)  # fmt: skip
     assert done.returncode == 0, done.stderr
     assert f"{name}: removed" in done.stdout and not traces(name)
@@ -165,9 +166,9 @@ def test_a_killed_run_s_device_removes_itself(tmp_path: Path) -> None:
     program = f"""
 import asyncio, os, signal
 from pathlib import Path
-from harness.blockio.session import run_device
-from harness.experiments import load_experiment
-from harness.results import RunFolder
+from harness.blockio.attach import run_device
+from harness.experiment.read import load_experiment
+from harness.results.folder import RunFolder
 
 async def scenario():
     cells = load_experiment(Path({str(tmp_path / "e.yaml")!r})).cells()

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from harness.engines.lmcache import LMCacheServer, LMCacheSpec
-from harness.strict import Eviction
+from harness.caches.lmcache import LMCacheServer, LMCacheSpec
+from harness.experiment.cache import Eviction
 from simulator.policies import LMCACHE, lmcache_eviction
 from tests.real.test_vllm import PYTHON
 

@@ -6,12 +6,12 @@ from typing import Any
 import pytest
 import yaml
 
-from harness.comparable import NotComparable
-from harness.experiments import load_experiment
-from harness.judge import planned_cells
-from harness.validate import Validation, validate
+from harness.commands.validate import planned_cells
+from harness.errors import NotComparable
+from harness.experiment.read import load_experiment
+from harness.validation.validate import Validation, validate
 from tests.real.test_vllm import PYTHON, left_behind
-from tests.unit.test_run_loop import Quiet
+from tests.unit.measure.test_run_loop import Quiet
 
 pytestmark = [
     pytest.mark.real,
@@ -52,7 +52,7 @@ def request(tmp_path: Path, config: dict[str, Any], sizes: tuple[str, ...]) -> V
 
 
 def test_hit_tokens_and_bytes_are_the_same_on_both_sides(tmp_path: Path) -> None:
-    content = validate(request(tmp_path, EXPERIMENT, ("single", "pairs", "load")), Quiet())
+    content = validate(request(tmp_path, EXPERIMENT, ("single", "pairs", "load")), Quiet()).content
     counts = [(p["cell"], p["tier"], f) for p in content["points"] for f in p["counts"]]
     assert len(content["points"]) == 9 and len(counts) > 40
     assert [(cell, tier, f) for cell, tier, f in counts if f["verdict"] != "pass"] == []

@@ -14,16 +14,16 @@ import httpx
 import pytest
 import yaml
 
-from harness.engines.vllm import VllmEngine
-from harness.experiments import load_experiment
-from harness.results import read_manifest, read_rows, read_samples
-from harness.run import RunRequest, run
-from harness.seal import seal
+from harness.engines.vllm.engine import VllmEngine
+from harness.experiment.read import load_experiment
+from harness.measure.run import RunRequest, run
+from harness.report.refresh import seal
+from harness.results.folder import read_manifest, read_rows, read_samples
 from simulator.models import load_model
-from tests.unit.test_run_loop import Quiet, measured
+from tests.support.paths import ROOT
+from tests.unit.measure.test_run_loop import Quiet, measured
 from traces.request import RequestRecord
 
-ROOT = Path(__file__).parents[2]
 PYTHON = ROOT / ".engines" / "vllm" / "bin" / "python"
 pytestmark = [
     pytest.mark.real,
@@ -48,7 +48,7 @@ def request(tmp_path: Path, **changes: Any) -> RunRequest:
 
 
 def harness(*arguments: str) -> "subprocess.Popen[str]":
-    command = [sys.executable, "-m", "harness.cli", *arguments]
+    command = [sys.executable, "-m", "harness", *arguments]
     return subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
@@ -102,10 +102,9 @@ def test_a_trace_slice_sends_the_same_prompts_as_the_simulator(tmp_path: Path) -
         assert abs(row.scheduled_s - min(r.scheduled_s for r in rows.values()) - modelled[name].scheduled_s) < 1e-6
     [sample] = read_samples(tmp_path / "out")
     moved = sample.observed
-    assert moved.computed_tokens is not None and moved.gpu_hit_tokens and moved.external_tokens is not None
-    assert moved.computed_tokens + moved.gpu_hit_tokens + moved.external_tokens == sum(
-        row.prompt_tokens for row in rows.values()
-    )
+    gpu_tokens = moved.hit_tokens["gpu"]
+    assert moved.computed_tokens is not None and gpu_tokens and moved.external_tokens is not None
+    assert moved.computed_tokens + gpu_tokens + moved.external_tokens == sum(row.prompt_tokens for row in rows.values())
 
 
 def test_in_process_lmcache_without_a_gpu_recomputes_silently_and_the_evidence_says_so(tmp_path: Path) -> None:

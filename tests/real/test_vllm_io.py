@@ -14,13 +14,13 @@ from typing import Any
 import msgspec
 import pytest
 
-from harness.blockio import refdevice
+from harness.blockio import devices as refdevice
 from harness.blockio.paced import PATH_S
-from harness.results import read_io
-from harness.run import run
-from harness.seal import seal
+from harness.measure.run import run
+from harness.report.refresh import seal
+from harness.results.folder import read_io
 from tests.real.test_vllm import PYTHON, left_behind, request
-from tests.unit.test_run_loop import Quiet, measured
+from tests.unit.measure.test_run_loop import Quiet, measured
 
 MIB = 2**20
 pytestmark = [

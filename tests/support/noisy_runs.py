@@ -11,10 +11,10 @@ import msgspec
 import numpy as np
 import yaml
 
-from harness.experiments import load_experiment
-from harness.results import RunFolder, read_manifest, read_rows, read_samples
-from harness.run import RunRequest, run
-from tests.unit.test_run_loop import Quiet
+from harness.experiment.read import load_experiment
+from harness.measure.run import RunRequest, run
+from harness.results.folder import RunFolder, read_manifest, read_rows, read_samples
+from tests.unit.measure.test_run_loop import Quiet
 from traces.request import RequestRecord
 
 

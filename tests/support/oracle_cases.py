@@ -16,9 +16,9 @@ from simulator.calibration import Calibration, load_calibration
 from simulator.models import load_model
 from simulator.policies import LMCACHE, lmcache_evicting
 from simulator.simulate import Completion, Note, Simulator, reply_stream
+from tests.support.paths import ROOT
 from traces.request import Request, Segment
 
-ROOT = Path(__file__).parents[2]
 PYTHON = ROOT / ".engines" / "vllm" / "bin" / "python"
 
 

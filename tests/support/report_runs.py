@@ -6,11 +6,11 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from harness.engines.base import Counters
-from harness.results import HostSample, RunFolder, Sample
+from harness.records import Counters, HostSample, Sample
+from harness.results.folder import RunFolder
 from traces.request import RequestRecord, TokensByTier, Verdict
 
-NOTHING_REPORTED = TokensByTier()
+NOTHING_REPORTED: TokensByTier = {}
 
 
 def row(

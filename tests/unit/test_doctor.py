@@ -15,8 +15,8 @@ import pytest
 
 from harness import doctor
 from harness.doctor import Check, checks, render
+from tests.support.paths import ROOT
 
-ROOT = Path(__file__).resolve().parents[2]
 Change = Callable[[Path, pytest.MonkeyPatch], None]
 QUIET = "cpu 100 0 100 1000 0 0 0 0 0 0\n"
 

@@ -1,0 +1,151 @@
+"""Minutes of micro-measurements through the real adapters, and the constants that explain them.
+
+The points are measured by the run loop, each prefix placed and proven in its tier; a normal run folder keeps the rows.
+A fit is called good only if leave-one-out says so: each point is foretold by a fit to all others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import yaml
+
+from harness.calibration.points import PASSES, micro_cells, points_of
+from harness.errors import ConfigError
+from harness.experiment.model import EngineName, Experiment
+from harness.experiment.read import Cell, Plan
+from harness.results.folder import read_manifest, write_atomically
+from simulator.calibration import TRANSFER, Assumption, Calibration, FittedOn, Point, load_calibration
+from simulator.errors import CalibrationError
+
+# What leave-one-out may miss by: the ±5 % that a validation asks for on average, twice that in any point.
+LOO_MEAN, LOO_WORST = 0.05, 0.10
+# Bringing an engine up, and sealing the run, are not measuring; an engine is started for each chunk size.
+_START_S = 60.0
+_STORES = "stores were not timed by themselves: in a step without a GPU they are part of token_s; taken to be as reads"
+_COPIES = "loads from CPU RAM are copied one after another: a copy has all the bandwidth there is"
+_HIDDEN = "the device's limit hides how fast it would be; without it, reads are taken to be as from the page cache"
+
+
+def calibrated(folder: Path, name: str, experiment: Experiment, engine: EngineName, size: str = "") -> Calibration:
+    """The constants that a finished run of micro_cells gives, with points, residuals and verdict. size: how their keys
+    begin, in a run that measured other cells too. Of the experiment, what the engine is counts."""
+    from simulator.fitting import fit
+
+    manifest, points = read_manifest(folder), points_of(folder, size)
+    if not points:
+        raise CalibrationError(f"{folder}: no row counts, so there is nothing to fit; its report says why")
+    fitted_on, assumed = _fitted_on(manifest, points, size), _assumed(points)
+    ways = _ways(experiment, engine)
+    found = fit(fitted_on, assumed, **ways)
+    known = [
+        msgspec.structs.replace(point, fitted_s=float(f"{fitted_s:.6g}"), loo_error=round(error, 5))
+        for point, fitted_s, error in zip(points, found.fitted_s, found.loo_error, strict=True)
+    ]
+    good, verdict = _verdict(known)
+    host = manifest["host"]
+    return Calibration(
+        name=name,
+        source=f"harness calibrate, run {manifest['run_id']}: medians over samples of TTFT and time per output token",
+        date=manifest["created_at"],
+        machine=f"{host['cpu']}, {host['cores']} cores, {host['memory_bytes'] >> 30} GiB RAM, Linux {host['kernel']}",
+        method="Least squares of the relative error, weighed by noise, no constant below 0 (simulator/fitting.py).",
+        fitted_on=msgspec.structs.replace(fitted_on, points=tuple(known)),
+        assumed=assumed,
+        constants=found.constants,
+        **ways,
+        good=good,
+        verdict=verdict,
+        intervals=found.intervals,
+    )
+
+
+def _fitted_on(manifest: dict[str, Any], points: tuple[Point, ...], size: str) -> FittedOn:
+    """The settings, as the engine has resolved them."""
+    cell = next(cell for cell in manifest["cells"] if cell["key"].startswith(size))
+    config, resolved = cell["config"], cell["resolved"]
+    limits = resolved["details"].get("scheduler") or {}
+    settings = config["engines"]["sim"] | {key: value for key, value in limits.items() if value}
+    host = {key: manifest["host"][key] for key in ("cpu", "cores", "memory_bytes", "kernel")}
+    return FittedOn(
+        model=config["model"],
+        max_num_batched_tokens=settings["max_batched_tokens"],
+        max_num_seqs=settings["max_sequences"],
+        block_tokens=resolved["block_tokens"],
+        gpu_blocks=resolved["gpu_blocks"],
+        engine=manifest["engine"],
+        versions=resolved["versions"],
+        host=host,
+        run_id=manifest["run_id"],
+        points=points,
+    )
+
+
+def _assumed(points: Sequence[Point]) -> dict[str, Assumption]:
+    tiers = {point.tier for point in points}
+    assumed = {"cpu.read.shared_bytes_per_s": Assumption(same_as="cpu.read.bytes_per_s", why=_COPIES)}
+    if "disk" in tiers and any(point.device_bytes_per_s for point in points):
+        hidden = ("bytes_per_s", "shared_bytes_per_s")
+        assumed |= {f"disk.read.{of}": Assumption(same_as=f"page_cache.read.{of}", why=_HIDDEN) for of in hidden}
+    for device in ("cpu", "disk"):
+        for of in TRANSFER:
+            # What is taken to equal another must not be taken from a third.
+            like = assumed.get(f"{device}.read.{of}")
+            source = like.same_as if like is not None else f"{device}.read.{of}"
+            assumed[f"{device}.write.{of}"] = Assumption(same_as=source, why=_STORES)
+    return assumed
+
+
+def _verdict(points: Sequence[Point]) -> tuple[bool, str]:
+    worst = max(points, key=lambda point: abs(point.loo_error or 0.0))
+    mean = sum(abs(point.loo_error or 0.0) for point in points) / len(points)
+    largest = abs(worst.loo_error or 0.0)
+    good = mean <= LOO_MEAN and largest <= LOO_WORST
+    where = f"{worst.tier}, {worst.prompt_tokens} tokens, {worst.concurrency} at once, {worst.metric}"
+    text = f"left out, points are missed by {mean:.1%} on average and {largest:.1%} at most ({where})"
+    return good, f"{text}; allowed are {LOO_MEAN:.0%} and {LOO_WORST:.0%}"
+
+
+def write_calibration(path: Path, calibration: Calibration) -> None:
+    """A YAML file that load_calibration reads, one point a line."""
+    content = msgspec.to_builtins(calibration)
+    points = content["fitted_on"].pop("points")
+    rows = [f"  - {yaml.safe_dump(point, default_flow_style=True, width=1000, sort_keys=False)}" for point in points]
+    until = list(content).index("fitted_on") + 1
+    first, rest = dict(list(content.items())[:until]), dict(list(content.items())[until:])
+    text = "".join([_yaml(first), "  points:\n", *rows, _yaml(rest)])
+    write_atomically(path, text.encode())
+
+
+def _yaml(content: dict[str, Any]) -> str:
+    return yaml.safe_dump(content, sort_keys=False, width=110, allow_unicode=True)
+
+
+def planned_micro_cells(plan: Plan, budget_s: float, passes: int = PASSES) -> list[Cell]:
+    """micro_cells of all chunk sizes of a plan, starts of the engine included in their time. Raises ConfigError."""
+    chunk_sizes = plan.axes.get("cache.chunk_tokens", (plan.experiment.cache.chunk_tokens,))
+    measuring_s = budget_s - _START_S * len(chunk_sizes)
+    if measuring_s <= 0:
+        raise ConfigError(f"--budget: {len(chunk_sizes)} starts of the engine take about a minute each; raise it")
+    return micro_cells(plan.experiment, chunk_sizes, measuring_s, passes)
+
+
+def _ways(experiment: Experiment, engine: EngineName) -> dict[str, bool]:
+    """What passes beside what: of an engine, its rules; the simulator does as its calibration says.
+
+    vLLM's workers without a GPU copy in their own thread; pinned to one core, they compute where its front end works.
+    LMCache's adapter fs spends an interpreter's time on each chunk.
+    """
+    if engine == "sim":
+        known = load_calibration(experiment.engines.sim.hardware)
+        return {name: getattr(known, name) for name in ("synchronous_loads", "shared_core", "serial_chunks")}
+    vllm, disk = experiment.engines.vllm, experiment.cache.disk
+    on_cpu = engine == "vllm" and vllm.device == "cpu"
+    return {
+        "synchronous_loads": on_cpu,
+        "shared_core": on_cpu and len(vllm.cores.engine or ()) == 1,
+        "serial_chunks": engine == "vllm" and disk is not None and disk.adapter == "fs",
+    }

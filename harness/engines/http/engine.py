@@ -1,0 +1,82 @@
+"""Any OpenAI-compatible server: load goes in, latencies come out. No tier of it can be set or proven."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+
+import httpx
+
+from harness.engines.base import Emit
+from harness.engines.http.replay import OpenAIReplay
+from harness.errors import EngineError, SettingsError
+from harness.experiment.model import Experiment
+from harness.records import Capabilities, Counters, Resolved
+from simulator.models import ModelSpec
+from traces.load import Load
+from traces.request import TokenSource
+
+
+class OpenAIEngine:
+    """An URL behind the Engine seam."""
+
+    name = "openai"
+    capabilities = Capabilities()
+
+    def __init__(self, experiment: Experiment, model: ModelSpec, clock: Callable[[], float]) -> None:
+        settings = experiment.engines.openai
+        if settings is None:
+            raise SettingsError("engines.openai is not set; add url and model, or --set engines.openai.url=http://…")
+        self._settings, self._clock = settings, clock
+        self._key = _key(settings.api_key_env)
+        self._vocab_size = settings.vocab_size or model.vocab_size
+        self._replay = OpenAIReplay(
+            settings.url.rstrip("/"),
+            settings.model,
+            TokenSource(experiment.seed, self._vocab_size),
+            clock,
+            api_key=self._key,
+            request_timeout_s=experiment.measure.request_timeout,
+        )
+
+    async def start(self) -> None:
+        await self._replay.open()
+
+    async def ready(self) -> Resolved:
+        headers = {"Authorization": f"Bearer {self._key}"} if self._key else {}
+        url = f"{self._settings.url.rstrip('/')}/v1/models"
+        try:
+            async with httpx.AsyncClient(timeout=10) as client:
+                response = await client.get(url, headers=headers)
+        except httpx.HTTPError as error:
+            raise EngineError(f"{url} does not answer ({type(error).__name__}); correct engines.openai.url") from None
+        if response.status_code in (401, 403):
+            raise EngineError(f"{url} refuses the key (status {response.status_code}); set engines.openai.api_key_env")
+        return Resolved(vocab_size=self._vocab_size, details={"url": self._settings.url})
+
+    def now_s(self) -> float:
+        return self._clock()
+
+    async def reset(self, what: frozenset[str]) -> None:
+        if what:
+            raise EngineError(f"engine openai cannot empty {', '.join(sorted(what))}; use a workload without tiers")
+
+    async def replay(self, load: Load, emit: Emit) -> None:
+        await self._replay.replay(load, emit)
+
+    async def metrics(self) -> Counters:
+        return Counters()
+
+    async def stop(self) -> None:
+        await self._replay.close()
+
+
+def _key(variable: str | None) -> str | None:
+    if variable is None:
+        return None
+    key = os.environ.get(variable)
+    if not key:
+        raise SettingsError(
+            f"engines.openai.api_key_env: the environment has no {variable}; export it, or remove the key"
+        )
+    return key

@@ -1,0 +1,56 @@
+"""The tiers and their grain."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field, model_validator
+
+from harness.experiment.fields import Strict
+from harness.experiment.units import Bytes
+
+
+class Eviction(Strict):
+    """How the LMCache server empties its CPU RAM: once a second, from `watermark` on, it drops `ratio` of its chunks in
+    the order of `policy`. The server's own defaults."""
+
+    policy: Literal["lru", "arc"] = "lru"
+    watermark: Annotated[float, Field(gt=0.0, le=1.0, strict=False)] = 0.8
+    ratio: Annotated[float, Field(gt=0.0, le=1.0, strict=False)] = 0.2
+
+
+class Disk(Strict):
+    """The storage tier: a folder of chunk files. path None: a folder inside the run's own."""
+
+    capacity: Bytes
+    path: str | None = None
+    adapter: Literal["fs", "fs_native"] = "fs"
+    odirect: bool = False
+
+
+class Cache(Strict):
+    """Tiers and their grain. cpu None: no cache server at all; disk None: CPU RAM is the last tier; eviction None: as
+    LMCache does by default."""
+
+    block_tokens: Annotated[int, Field(ge=1, le=4096)] = 32
+    chunk_tokens: Annotated[int, Field(ge=1, le=65536)] = 256
+    gpu: Bytes
+    cpu: Bytes | None = None
+    disk: Disk | None = None
+    eviction: Eviction | None = None
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Cache:
+        if self.chunk_tokens % self.block_tokens:
+            raise ValueError(
+                f"chunk_tokens {self.chunk_tokens} is not a multiple of block_tokens {self.block_tokens};"
+                " choose a multiple"
+            )
+        if self.disk is not None and self.cpu is None and self.gpu:
+            raise ValueError("disk needs cpu: chunks pass through CPU RAM on their way; give cpu a size, e.g. 1GiB")
+        disk_bytes = None if self.disk is None else self.disk.capacity
+        storage_only = self.disk is not None and self.cpu is None
+        for name, size in (("gpu", None if storage_only else self.gpu), ("cpu", self.cpu), ("disk", disk_bytes)):
+            if size is not None and size < 1:
+                raise ValueError(f"{name} has capacity 0; give it a size, or leave the tier out (null)")
+        return self

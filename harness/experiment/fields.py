@@ -1,0 +1,41 @@
+"""What all sections of the experiment file share: strict models, their numbers, URLs, and no secrets."""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated
+
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
+
+
+class Strict(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
+
+
+# YAML has lists where the models, which are frozen, have tuples.
+FROM_LIST = BeforeValidator(lambda value: tuple(value) if isinstance(value, list) else value)
+Positive = Annotated[int, Field(ge=1, le=2**40)]
+Share = Annotated[float, Field(ge=0.0, le=1.0, strict=False)]
+PositiveFloat = Annotated[float, Field(gt=0.0, le=1e9, strict=False)]
+
+
+SECRET = re.compile(r"api[-_]?key|token$|secret|passw|access[-_]?key|credential", re.IGNORECASE)
+
+
+SHELL_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+
+
+def without_secrets(text: str, what: str) -> str:
+    """The text, unless it seems to hold a secret: configurations are kept in manifests and shown in reports."""
+    if SECRET.search(text):
+        raise ValueError(f"{what} seems to hold a secret; export it instead: engines inherit our environment")
+    return text
+
+
+def plain_url(url: str) -> str:
+    if "@" in url:
+        raise ValueError("a URL with a user or password in it; leave them out: URLs are kept in manifests")
+    return url
+
+
+Url = Annotated[str, Field(pattern=r"^https?://"), AfterValidator(plain_url)]

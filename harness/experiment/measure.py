@@ -1,0 +1,57 @@
+"""What to sample, how often, and for how long at most."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field, model_validator
+
+from harness.experiment.fields import FROM_LIST, Strict
+from harness.experiment.units import Seconds
+
+TIER_STATES = ("recompute", "gpu", "cpu", "disk", "disk_cold")
+
+
+TierState = Literal["recompute", "gpu", "cpu", "disk", "disk_cold"]
+
+
+class Until(Strict):
+    """Sample until the median's confidence interval is at most ± half_width (relative) wide, in every tier."""
+
+    metric: Literal["ttft_s", "e2e_s", "tpot_s"] = "ttft_s"
+    half_width: Annotated[float, Field(gt=0.0, lt=1.0)] = 0.05
+    confidence: Annotated[float, Field(gt=0.5, lt=1.0)] = 0.95
+    min_samples: Annotated[int, Field(ge=3, le=100_000)] = 5
+    max_samples: Annotated[int, Field(ge=3, le=100_000)] = 500
+
+    @model_validator(mode="after")
+    def _ordered(self) -> Until:
+        if self.max_samples < self.min_samples:
+            raise ValueError(f"max_samples {self.max_samples} is below min_samples {self.min_samples}; raise it")
+        return self
+
+
+class Measure(Strict):
+    """What to sample: tiers (for `prefix` workloads), how often, for how long at most.
+
+    warm_up: samples of each tier, of a free load passes over it, that come first, count for nothing and are not in the
+    budget. The first touch of memory that a tier has just been given costs what no later request pays.
+    """
+
+    tiers: Annotated[tuple[TierState, ...], FROM_LIST] = ()
+    samples: Annotated[int, Field(ge=1, le=1_000_000)] | None = None
+    until: Until | None = None
+    budget: Seconds | None = None
+    warm_up: Annotated[int, Field(ge=0, le=100)] = 0
+    must_reach: Literal["cpu", "disk"] | None = None
+    request_timeout: Seconds = 600.0
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Measure:
+        if len(set(self.tiers)) != len(self.tiers):
+            raise ValueError("tiers names a tier twice; name each once")
+        if self.samples is not None and self.until is not None:
+            raise ValueError("samples and until exclude each other; keep one")
+        if self.request_timeout <= 0:
+            raise ValueError("request_timeout must be longer than 0 s")
+        return self

@@ -1,0 +1,259 @@
+"""Reads experiment files: YAML, overrides, sizes and sweep axes in; checked Experiments out.
+
+    plan = load_experiment(Path("configs/experiments/quickstart.yaml"), overrides=["seed=2"])
+    plan.experiment      # the point that `run` measures
+    plan.cells()         # every point that `sweep` measures
+
+Every complaint is one line: FILE:LINE: KEY: what is wrong; the cure.
+"""
+
+from __future__ import annotations
+
+import copy
+import difflib
+import hashlib
+import itertools
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import yaml
+from pydantic import BaseModel, ValidationError
+
+from harness.errors import ConfigError
+from harness.experiment.deployment import MOVED_KEYS
+from harness.experiment.fields import Strict
+from harness.experiment.model import Experiment
+from harness.experiment.workloads import WORKLOAD_KINDS
+
+_OWN_KEYS = ("sweep", "sizes")
+_MAX_CELLS = 10_000
+_MAX_FILE_BYTES = 4 * 2**20
+
+
+class Cell(msgspec.Struct, frozen=True):
+    """One point of a sweep: the overrides that make it, and the experiment they give."""
+
+    key: str
+    overrides: dict[str, Any]
+    experiment: Experiment
+
+
+class Plan(msgspec.Struct, frozen=True):
+    """An experiment file as read: its base point and its sweep axes."""
+
+    path: Path
+    raw: dict[str, Any]
+    lines: dict[tuple[str, ...], int]
+    axes: dict[str, tuple[Any, ...]]
+    experiment: Experiment
+
+    def origin(self) -> dict[str, Any]:
+        """Which file this was, for the manifest."""
+        return {"path": str(self.path), "sha256": hashlib.sha256(self.path.read_bytes()).hexdigest()}
+
+    def cells(self) -> list[Cell]:
+        """Every combination of the axes, the last axis fastest; one cell without axes."""
+        if not self.axes:
+            return [self.base_cell()]
+        points = itertools.product(*self.axes.values())
+        return [self._cell(dict(zip(self.axes, point, strict=True))) for point in points]
+
+    def base_cell(self) -> Cell:
+        return Cell("base", {}, self.experiment)
+
+    def _cell(self, overrides: dict[str, Any]) -> Cell:
+        raw = copy.deepcopy(self.raw)
+        for key, value in overrides.items():
+            _assign(raw, key, value, self.path)
+        label = ",".join(f"{key}={value}" for key, value in overrides.items())
+        try:
+            return Cell(label, overrides, _validated(raw, self.path, self.lines))
+        except ConfigError as error:
+            raise ConfigError(f"{error} (in the sweep's cell {label})") from None
+
+
+def load_experiment(path: Path, overrides: Iterable[str] = (), size: str | None = None) -> Plan:
+    """Reads one experiment file. overrides: `key.path=value`, values in YAML; size: one of the file's `sizes`.
+
+    Raises ConfigError.
+    """
+    raw, lines = _read(path)
+    sizes, axes = raw.pop("sizes", None) or {}, raw.pop("sweep", None) or {}
+    for key, value in _size_overrides(path, sizes, size).items():
+        if key.startswith("sweep."):
+            axes = {**axes, key.removeprefix("sweep."): value}
+        else:
+            _assign(raw, key, value, path)
+    for override in overrides:
+        key, value = _parse_override(override)
+        axes.pop(key, None) if isinstance(axes, dict) else None
+        _assign(raw, key, value, Path("--set"))
+    experiment = _validated(raw, path, lines)
+    plan = Plan(path, raw, lines, _axes(path, axes, lines), experiment)
+    _check_cell_count(plan)
+    return plan
+
+
+def _read(path: Path) -> tuple[dict[str, Any], dict[tuple[str, ...], int]]:
+    try:
+        if path.stat().st_size > _MAX_FILE_BYTES:
+            raise ConfigError(f"{path}: larger than {_MAX_FILE_BYTES} bytes; is this an experiment file?")
+        text = path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        raise ConfigError(f"{path}: no such file; `ls configs/experiments` shows those that ship") from None
+    except IsADirectoryError:
+        raise ConfigError(f"{path}: is a folder; name the experiment file in it") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path}: cannot be read ({error}); give a readable UTF-8 file") from None
+    try:
+        node = yaml.compose(text, Loader=yaml.SafeLoader)
+        lines = _lines(node, path)
+        raw = yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        where = f"{path}:{mark.line + 1}" if mark else f"{path}"
+        problem = getattr(error, "problem", None) or str(error).splitlines()[0]
+        raise ConfigError(f"{where}: not valid YAML ({problem}); check indentation and quotes there") from None
+    except RecursionError:
+        raise ConfigError(f"{path}: nested too deeply; an experiment needs no more than five levels") from None
+    if not isinstance(raw, dict):
+        raise ConfigError(f"{path}: holds no mapping; start with `name: …`, see configs/experiments/quickstart.yaml")
+    return raw, lines
+
+
+def _lines(node: Any, path: Path, place: tuple[str, ...] = ()) -> dict[tuple[str, ...], int]:
+    """Key path → line. Refuses a key given twice, which YAML readers silently let the last one win, and aliases."""
+    found: dict[tuple[str, ...], int] = {}
+    if isinstance(node, yaml.MappingNode):
+        for key_node, value_node in node.value:
+            key = (*place, str(key_node.value))
+            if key in found:
+                raise ConfigError(f"{path}:{key_node.start_mark.line + 1}: {'.'.join(key)}: given twice; keep one")
+            found[key] = key_node.start_mark.line + 1
+            if len(key) > 12:
+                raise RecursionError
+            found |= _lines(value_node, path, key)
+    elif isinstance(node, yaml.SequenceNode):
+        for index, item in enumerate(node.value):
+            found |= _lines(item, path, (*place, str(index)))
+    return found
+
+
+def _size_overrides(path: Path, sizes: Any, size: str | None) -> Mapping[str, Any]:
+    if not isinstance(sizes, dict) or not all(isinstance(v, dict) for v in sizes.values()):
+        raise ConfigError(f"{path}: sizes: must map a name to `key: value` overrides")
+    if size is None:
+        return {}
+    if size not in sizes:
+        known = ", ".join(map(str, sizes)) or "none"
+        raise ConfigError(f"{path}: has no size {size!r}; its sizes: {known}")
+    chosen: Mapping[str, Any] = sizes[size]
+    return chosen
+
+
+def _parse_override(text: str) -> tuple[str, Any]:
+    key, equals, value = text.partition("=")
+    if not equals or not key.strip():
+        raise ConfigError(f"--set {text}: not KEY=VALUE; write it like --set workload.prompt_tokens=4097")
+    try:
+        return key.strip(), yaml.safe_load(value)
+    except yaml.YAMLError:
+        raise ConfigError(f"--set {text}: the value is not valid YAML; quote it") from None
+
+
+def _assign(raw: dict[str, Any], key: str, value: Any, source: Path) -> None:
+    *parents, last = str(key).split(".")
+    if (parents and parents[0] in _OWN_KEYS) or (last in _OWN_KEYS and not parents):
+        raise ConfigError(f"{source}: {key}: axes and sizes cannot be overridden; edit the file")
+    target = raw
+    for part in parents:
+        if target.get(part) is None:
+            target[part] = {}
+        target = target[part]
+        if not isinstance(target, dict):
+            raise ConfigError(f"{source}: {key}: {part} holds a value, not a section; shorten the key")
+    target[last] = value
+
+
+def _axes(path: Path, axes: Any, lines: Mapping[tuple[str, ...], int]) -> dict[str, tuple[Any, ...]]:
+    if not isinstance(axes, dict):
+        raise ConfigError(f"{path}:{lines.get(('sweep',), 1)}: sweep: must map a key to a list of values")
+    for key, values in axes.items():
+        where = f"{path}:{lines.get(('sweep', str(key)), 1)}: sweep.{key}"
+        if not isinstance(values, list) or not values:
+            raise ConfigError(f"{where}: must be a list with at least one value, e.g. [1, 2]")
+        if len({repr(v) for v in values}) != len(values):
+            raise ConfigError(f"{where}: names a value twice; every point is measured once")
+    return {str(key): tuple(values) for key, values in axes.items()}
+
+
+def _check_cell_count(plan: Plan) -> None:
+    count = 1
+    for values in plan.axes.values():
+        count *= len(values)
+    if count > _MAX_CELLS:
+        raise ConfigError(f"{plan.path}: the sweep has {count} points; at most {_MAX_CELLS}: shorten an axis")
+
+
+def _validated(raw: dict[str, Any], path: Path, lines: Mapping[tuple[str, ...], int]) -> Experiment:
+    try:
+        return Experiment.model_validate(raw)
+    except ValidationError as error:
+        raise ConfigError(_one_line(error, path, lines)) from None
+
+
+def _one_line(error: ValidationError, path: Path, lines: Mapping[tuple[str, ...], int]) -> str:
+    problems = error.errors(include_url=False)
+    first = problems[0]
+    place = _place(first["loc"])
+    line = next((lines[place[:n]] for n in range(len(place), 0, -1) if place[:n] in lines), None)
+    where = f"{path}:{line}" if line else f"{path}"
+    more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
+    key = f"{'.'.join(place)}: " if place else ""
+    return f"{where}: {key}{_explain(first, place)}{more}".replace("\n", " ")
+
+
+def _place(loc: tuple[int | str, ...]) -> tuple[str, ...]:
+    """A pydantic location as a key path: without the tag that names the workload's kind."""
+    parts = [str(part) for part in loc]
+    if len(parts) > 1 and parts[0] == "workload" and parts[1] in WORKLOAD_KINDS:
+        del parts[1]
+    return tuple(parts)
+
+
+def _explain(problem: Any, place: tuple[str, ...]) -> str:
+    kind, value = problem["type"], problem["input"]
+    shown = repr(value) if not isinstance(value, dict | list) else type(value).__name__
+    if len(shown) > 80:
+        shown = f"{shown[:77]}…"
+    if kind == "extra_forbidden":
+        if place[:2] == ("engines", "sim") and place[-1] in MOVED_KEYS:
+            return f"stands in a section of its own now; write deployment.{place[-1]}"
+        near = difflib.get_close_matches(place[-1], _known_keys(Experiment), n=1)
+        return "unknown key; " + (f"did you mean {near[0]!r}?" if near else "remove it")
+    if kind == "missing":
+        return "is missing; add it"
+    if kind == "value_error":
+        return str(problem["ctx"]["error"])
+    if kind in ("union_tag_invalid", "union_tag_not_found"):
+        return "needs kind: one of prefix, synthetic, sessions, trace"
+    return f"{shown} is refused: {_lower(problem['msg'])}; correct the value"
+
+
+def _lower(text: str) -> str:
+    return text[:1].lower() + text[1:]
+
+
+def _known_keys(model: type[BaseModel]) -> set[str]:
+    """All keys of any section: what a mistyped key may have meant."""
+    return {name for section in {model, *Strict.__subclasses__()} for name in section.model_fields}
+
+
+def changed(experiment: Experiment, **sections: dict[str, Any]) -> Experiment:
+    """The experiment with some keys of its sections replaced, checked anew."""
+    config = experiment.model_dump(mode="json")
+    for section, values in sections.items():
+        config[section] = config[section] | values
+    return Experiment.model_validate_json(msgspec.json.encode(config), context={"resolved": True})

@@ -1,0 +1,230 @@
+"""One cell: a prefix measured tier by tier until there are samples enough, or a free load sent once.
+
+A sample is: place → count → send → count → prove → write. Nothing here starts or stops an engine.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Protocol
+
+import msgspec
+
+from harness.collectors.host import between, read_host
+from harness.engines.base import Engine
+from harness.experiment.loads import FreeLoad
+from harness.experiment.read import Cell
+from harness.experiment.workloads import PrefixWorkload
+from harness.measure.preflight import check_prompts, check_reach, check_working_set
+from harness.measure.sampling import Sampler
+from harness.measure.warmup import (
+    ALL_TIERS,
+    Probe,
+    after_sample,
+    expected_counters,
+    needs_fresh_prefix,
+    place,
+    prove,
+    sealed,
+)
+from harness.records import Counters, HostSample, Resolved, Sample
+from harness.results.folder import RunFolder, read_rows
+from harness.results.summary import FREE_LOAD, counted, metric_values
+from traces.load import Load
+from traces.request import Request, RequestRecord
+
+
+class Progress(Protocol):
+    """What the run tells while it goes on."""
+
+    def start(self, total: int | None, label: str) -> None: ...
+    def advance(self, n: int = 1) -> None: ...
+    def state(self, text: str) -> None: ...
+    def note(self, text: str) -> None: ...
+
+
+def _attempt(folder: RunFolder, engine: Engine) -> int:
+    """Which attempt new rows belong to. A deterministic engine begins again, and its rows are the first attempt's."""
+    return 0 if engine.capabilities.deterministic else len(folder.manifest["attempts"]) - 1
+
+
+class TierMeasurement:
+    """Rounds over the tiers of one cell, until the sampler has enough."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        cell: Cell,
+        resolved: Resolved,
+        folder: RunFolder,
+        progress: Progress,
+        later_s: float = 0.0,
+    ) -> None:
+        """later_s: most seconds that later cells of the run will sample for, for the progress line."""
+        workload = cell.experiment.workload
+        assert isinstance(workload, PrefixWorkload)
+        self._engine, self._cell, self._folder, self._progress = engine, cell, folder, progress
+        self._measure, self._later_s = cell.experiment.measure, later_s
+        self._probe = Probe(cell.key, cell.experiment, workload, resolved)
+        self._sampler = Sampler(self._measure)
+        self._attempt = _attempt(folder, engine)
+        disk = cell.experiment.cache.disk
+        self._device_path = Path(disk.path) if disk and disk.path else folder.path
+
+    async def run(self) -> None:
+        check_working_set(self._cell.experiment, self._probe.resolved)
+        if not self._engine.capabilities.deterministic:
+            self._recall()
+        await self._engine.reset(ALL_TIERS & self._engine.capabilities.resets)
+        for number in range(1, self._measure.warm_up + 1):
+            for tier in dict.fromkeys(self._sampler.round(0.0)):
+                self._progress.state(f"{self._cell.key} {tier} warming up")
+                await self._sample(tier, -number)
+        start_s = self._engine.now_s()
+        while tiers := self._sampler.round(self._engine.now_s() - start_s):
+            for tier in tiers:
+                self._progress.state(self._state(tier, self._engine.now_s() - start_s))
+                await self._sample(tier, self._sampler.samples_of(tier))
+        for tier in self._sampler.gave_up():
+            self._progress.note(f"{self._cell.key}: {tier} could not be proven; its rows are kept, and left out")
+
+    def _state(self, tier: str, elapsed_s: float) -> str:
+        """What is measured now; while nobody knows how many samples it takes, the most time that they may take."""
+        short = ",".join(f"{key.rsplit('.', 1)[-1]}={value}" for key, value in self._cell.overrides.items())
+        words = " ".join(filter(None, [short, self._sampler.state(tier)]))
+        if self._measure.until is None or self._measure.budget is None:
+            return words
+        left_s = max(0.0, self._measure.budget - elapsed_s) + self._later_s
+        left = f"{left_s:.0f} s" if left_s < 120 else f"{left_s / 60:.0f} min"
+        return f"{words}, at most {left} of sampling left"
+
+    def _recall(self) -> None:
+        """Tells the sampler what earlier attempts finished."""
+        rows: dict[tuple[str, int], list[RequestRecord]] = {}
+        for row in read_rows(self._folder.path):
+            if row.cell == self._cell.key and row.phase == "measure" and row.expected_tier is not None:
+                rows.setdefault((row.expected_tier, row.sample), []).append(row)
+        for (tier, _), group in rows.items():
+            self._add(tier, group)
+
+    async def _sample(self, tier: str, index: int) -> None:
+        """One sample: place, count, send, count, prove, write. One that only warms up has an index below 0."""
+        engine, probe = self._engine, self._probe
+        began_s = engine.now_s()
+        warm: list[RequestRecord] = []
+        rows: list[RequestRecord] = []
+        await place(engine, probe, tier, index, warm.append)
+        fresh = needs_fresh_prefix(engine, tier)
+        before, host = await engine.metrics(), _watch(engine, self._cell, self._device_path)
+        started_s = engine.now_s()
+        await engine.replay(Load(probe.requests(tier, index, fresh_prefix=fresh)), rows.append)
+        ended_s, host_sample = engine.now_s(), host()
+        observed = (await engine.metrics()).since(before)
+        verdict, reason = prove(probe, tier, observed, rows)
+        after_sample(probe, tier, verdict, fresh_prefix=fresh)
+        common = {"cell": self._cell.key, "sample": index, "attempt": self._attempt}
+        if index < 0:
+            self._folder.append_rows([msgspec.structs.replace(r, phase="warm", **common) for r in (*warm, *rows)])
+            return
+        done = [sealed(msgspec.structs.replace(row, **common), probe, tier, verdict, reason) for row in rows]
+        self._folder.append_sample(
+            Sample(
+                cell=self._cell.key,
+                tier=tier,
+                index=index,
+                attempt=self._attempt,
+                started_s=started_s,
+                ended_s=ended_s,
+                verdict=verdict,
+                reason=reason,
+                observed=observed,
+                expected=expected_counters(probe, tier),
+                host=host_sample,
+            )
+        )
+        # One write for the sample: a crash leaves all of its rows or none.
+        self._folder.append_rows([*(msgspec.structs.replace(row, phase="warm", **common) for row in warm), *done])
+        self._add(tier, done, started_s - began_s, engine.now_s() - started_s)
+
+    def _add(self, tier: str, rows: list[RequestRecord], placing_s: float = 0.0, took_s: float = 0.0) -> None:
+        metric = self._measure.until.metric if self._measure.until else "ttft_s"
+        good = [row for row in rows if counted(row)]
+        self._sampler.add(tier, metric_values(good, metric), proven=bool(good), placing_s=placing_s, took_s=took_s)
+        self._progress.advance(len(rows))
+
+
+def _watch(engine: Engine, cell: Cell, device_path: Path) -> Callable[[], HostSample]:
+    """Starts a look at the machine; the returned function ends it. A virtual engine does not depend on it."""
+    if engine.capabilities.virtual_time:
+        return HostSample
+    cores = cell.experiment.engines.cores(engine.name).engine
+    core = cores[0] if cores else None
+    before = read_host(device_path, core)
+    return lambda: between(before, read_host(device_path, core))
+
+
+async def measure_load(
+    engine: Engine, cell: Cell, resolved: Resolved, load: FreeLoad, folder: RunFolder, progress: Progress
+) -> None:
+    check_prompts(load.requests, resolved)
+    check_reach(cell.experiment, load.requests, resolved)
+    folder.update_cell(cell.key, trace=load.trace)
+    finished = set() if engine.capabilities.deterministic else _finished(folder, cell.key)
+    rest = [request for request in load.requests if request.id not in finished]
+    progress.advance(len(finished))
+    attempt = _attempt(folder, engine)
+
+    def writer(phase: str) -> Callable[[RequestRecord], None]:
+        def write(row: RequestRecord) -> None:
+            folder.append_rows([msgspec.structs.replace(row, cell=cell.key, phase=phase, attempt=attempt)])
+            progress.advance(phase == "measure")
+
+        return write
+
+    async def warm() -> None:
+        await engine.reset(ALL_TIERS & engine.capabilities.resets)
+        if load.warmers:
+            progress.state(f"{cell.key} warming {len(load.warmers)} prefixes")
+            await engine.replay(Load(load.warmers, concurrency=1), writer("warm"))
+
+    for number in range(1, cell.experiment.measure.warm_up + 1) if rest else ():
+        await warm()
+        progress.state(f"{cell.key} warming up, pass {number}")
+        await engine.replay(Load(load.requests, load.concurrency), writer("warm"))
+    if rest:
+        await warm()
+    progress.state(cell.key)
+    before, started_s = await engine.metrics(), engine.now_s()
+    host = _watch(engine, cell, folder.path)
+    await engine.replay(Load(_from_now(rest), load.concurrency), writer("measure"))
+    observed = (await engine.metrics()).since(before)
+    folder.append_sample(
+        Sample(
+            cell=cell.key,
+            tier=FREE_LOAD,
+            index=0,
+            attempt=attempt,
+            started_s=started_s,
+            ended_s=engine.now_s(),
+            verdict=None,
+            observed=observed,
+            expected=Counters(),
+            host=host(),
+        )
+    )
+
+
+def _finished(folder: RunFolder, key: str) -> set[str]:
+    return {row.id for row in read_rows(folder.path) if row.cell == key and row.phase == "measure"}
+
+
+def _from_now(requests: Sequence[Request]) -> list[Request]:
+    """What is left of a load, its first intended time moved to now: a resumed run does not wait for what is done."""
+    first_s = min((request.at_s for request in requests if request.at_s is not None), default=0.0)
+    if not first_s:
+        return list(requests)
+    return [
+        request if request.at_s is None else msgspec.structs.replace(request, at_s=request.at_s - first_s)
+        for request in requests
+    ]

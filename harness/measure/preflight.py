@@ -1,0 +1,251 @@
+"""What can be known to fail before anything starts, said on one line with the cure."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+
+from harness.collectors.memory import available_memory_bytes
+from harness.errors import PreflightError
+from harness.experiment.cache import Eviction
+from harness.experiment.deployment import Deployment
+from harness.experiment.model import Experiment
+from harness.experiment.storage import Device
+from harness.experiment.units import format_bytes
+from harness.experiment.workloads import PrefixWorkload
+from harness.records import Capabilities, Resolved
+from simulator.models import ModelSpec
+from traces.request import Request
+
+_GIB = 2**30
+# Of vLLM 0.32: its attention on CPU knows no other block sizes.
+_CPU_ATTENTION_BLOCK = 32
+_DISK_RESERVE_BYTES = 2 * _GIB
+_REACH = {"cpu": ("gpu",), "disk": ("gpu", "cpu")}
+
+
+def check_experiment(
+    experiment: Experiment, model: ModelSpec, capabilities: Capabilities, engine: str, results: Path
+) -> None:
+    """Before the engine starts. Raises PreflightError."""
+    if not experiment.cache.gpu and engine != "sim":
+        raise PreflightError(f"cache.gpu is 0: all KV on storage is for --engine sim, not {engine}; give it a size")
+    _check_deployment(experiment.deployment, capabilities, engine)
+    _check_capabilities(experiment, capabilities, engine)
+    if experiment.cache.eviction is not None:
+        _check_eviction(experiment, engine)
+    if isinstance(experiment.workload, PrefixWorkload):
+        cache = experiment.cache
+        configured = Resolved(
+            gpu_bytes=cache.gpu,
+            cpu_bytes=cache.cpu,
+            disk_bytes=cache.disk.capacity if cache.disk else None,
+            kv_bytes_per_token=model.kv_bytes_per_token,
+            max_prompt_tokens=model.max_position - 1,
+        )
+        check_working_set(experiment, configured)
+    if engine == "vllm":
+        _check_vllm(experiment, results)
+    if engine == "sim" and experiment.engines.sim.mode == "storage":
+        _check_storage(experiment, results)
+
+
+def check_cache(experiment: Experiment, model: ModelSpec) -> None:
+    """Whether the tiers hold at least one block or chunk of this model. Raises PreflightError."""
+    cache, per_token = experiment.cache, model.kv_bytes_per_token
+    disk_bytes = cache.disk.capacity if cache.disk else None
+    smallest = (
+        ("gpu", cache.gpu or None, 2 * cache.block_tokens, "two blocks, one of which the engine keeps for itself"),
+        ("cpu", cache.cpu, cache.chunk_tokens, "one chunk"),
+        ("disk", disk_bytes, cache.chunk_tokens, "one chunk"),
+    )
+    for tier, size, tokens, what in smallest:
+        if size is not None and size < tokens * per_token:
+            raise PreflightError(
+                f"cache.{tier} {format_bytes(size)} does not hold {what}: {tokens} tokens of"
+                f" {format_bytes(per_token)}; enlarge it"
+            )
+
+
+def _check_deployment(deployment: Deployment, capabilities: Capabilities, engine: str) -> None:
+    if deployment.instances == 1 or deployment.routing in capabilities.routings:
+        return
+    where = f"deployment.instances {deployment.instances}: engine {engine}"
+    if not capabilities.routings:
+        raise PreflightError(f"{where} runs one instance; set it to 1, or use --engine sim")
+    can = ", ".join(sorted(capabilities.routings))
+    raise PreflightError(f"{where} does not route {deployment.routing}; set deployment.routing to one of {can}")
+
+
+def _check_capabilities(experiment: Experiment, capabilities: Capabilities, engine: str) -> None:
+    missing = [tier for tier in experiment.measure.tiers if tier not in capabilities.proves]
+    if missing:
+        can = ", ".join(sorted(capabilities.proves)) or "none"
+        raise PreflightError(
+            f"measure.tiers: engine {engine}, as configured, cannot prove {', '.join(missing)} (it can: {can});"
+            " remove them, or use a workload without tiers"
+        )
+
+
+def _check_eviction(experiment: Experiment, engine: str) -> None:
+    if experiment.cache.cpu is None:
+        raise PreflightError("cache.eviction needs cache.cpu, the tier that evicts; give it a size, e.g. 1GiB")
+    if engine == "vllm" and experiment.engines.vllm.connector != "mp":
+        raise PreflightError("cache.eviction is the LMCache server's; set engines.vllm.connector to mp, or remove it")
+
+
+def check_working_set(experiment: Experiment, resolved: Resolved) -> None:
+    """Whether the probe's prompts fit the tiers that have to hold them. Raises PreflightError."""
+    workload = experiment.workload
+    assert isinstance(workload, PrefixWorkload)
+    per_token = resolved.kv_bytes_per_token or 0
+    total_tokens = workload.prompt_tokens + workload.output_tokens
+    need = workload.concurrency * total_tokens * per_token
+    where = f"workload: {workload.concurrency} x {total_tokens} tokens are {format_bytes(need)} of KV"
+    if resolved.max_prompt_tokens is not None and total_tokens > resolved.max_prompt_tokens + 1:
+        raise PreflightError(
+            f"workload.prompt_tokens {workload.prompt_tokens} + {workload.output_tokens} output exceed the"
+            f" {resolved.max_prompt_tokens + 1} tokens that the engine takes; shorten the prompt or enlarge cache.gpu"
+        )
+    watermark = (experiment.cache.eviction or Eviction()).watermark
+    limits = (
+        ("gpu", resolved.gpu_bytes, 1.0, True),
+        ("cpu", resolved.cpu_bytes, watermark, bool({"cpu", "disk", "disk_cold"} & set(experiment.measure.tiers))),
+        ("disk", resolved.disk_bytes, 1.0, bool({"disk", "disk_cold"} & set(experiment.measure.tiers))),
+    )
+    for tier, size, share, used in limits:
+        if used and size is not None and need > share * size:
+            raise PreflightError(
+                f"{where}, more than the {format_bytes(share * size)} that stay in cache.{tier} ({format_bytes(size)});"
+                f" enlarge it, or lower workload.prompt_tokens or concurrency"
+            )
+
+
+def check_reach(experiment: Experiment, requests: Sequence[Request], resolved: Resolved) -> None:
+    """Whether a free load spills into the tier that measure.must_reach names, and fits it. Raises PreflightError."""
+    tier = experiment.measure.must_reach
+    if tier is None:
+        return
+    need = unique_tokens(requests) * (resolved.kv_bytes_per_token or 0)
+    above = sum(getattr(resolved, f"{name}_bytes") or 0 for name in _REACH[tier])
+    size = getattr(resolved, f"{tier}_bytes")
+    if need <= above:
+        raise PreflightError(
+            f"measure.must_reach {tier}: the load's {format_bytes(need)} of KV fit the {format_bytes(above)} above that"
+            f" tier and never reach it; shrink cache.{' and cache.'.join(_REACH[tier])}, or send more prefixes"
+        )
+    if size is not None and need > size + above:
+        raise PreflightError(
+            f"measure.must_reach {tier}: the load's {format_bytes(need)} of KV exceed cache.{tier}"
+            f" ({format_bytes(size)}) and the tiers above it; enlarge it, or send fewer prefixes"
+        )
+
+
+def check_storage_load(experiment: Experiment, model: ModelSpec, requests: Sequence[Request]) -> None:
+    """Whether the storage alone holds a load's KV: nothing is evicted there. Raises PreflightError."""
+    cache = experiment.cache
+    if cache.gpu or cache.disk is None:
+        return
+    need = unique_tokens(requests) * model.kv_bytes_per_token
+    if need > cache.disk.capacity:
+        raise PreflightError(
+            f"cache.disk.capacity {format_bytes(cache.disk.capacity)}: the load's KV is {format_bytes(need)}, and with"
+            " cache.gpu 0B nothing is evicted; enlarge it, or send fewer or shorter requests"
+        )
+
+
+def unique_tokens(requests: Sequence[Request]) -> int:
+    """Distinct prompt tokens: what a cache that never evicts would hold, by shared leading segments."""
+    chains: dict[tuple[int, int, int], int] = {}
+    total = 0
+    for request in requests:
+        chain = 0
+        for segment in request.prompt:
+            key = (chain, segment.hash_id, segment.tokens)
+            if key not in chains:
+                chains[key] = len(chains) + 1
+                total += segment.tokens
+            chain = chains[key]
+    return total
+
+
+def check_prompts(requests: Sequence[Request], resolved: Resolved) -> None:
+    """Whether the engine takes every request of a free load. Raises PreflightError."""
+    longest = max(requests, key=lambda request: request.prompt_tokens + request.output_tokens, default=None)
+    limit = resolved.max_prompt_tokens
+    if longest is None or limit is None or longest.prompt_tokens + longest.output_tokens <= limit + 1:
+        return
+    raise PreflightError(
+        f"workload: request {longest.id} has {longest.prompt_tokens} + {longest.output_tokens} tokens, the engine takes"
+        f" {limit + 1}; set workload.max_prompt_tokens, scale with workload.block_tokens, or enlarge cache.gpu"
+    )
+
+
+def _check_vllm(experiment: Experiment, results: Path) -> None:
+    cache, settings = experiment.cache, experiment.engines.vllm
+    _check_cores(settings.cores.engine, "engine")
+    _check_cores(settings.cores.client, "client")
+    if settings.attach is not None:
+        return
+    if not os.access(settings.python, os.X_OK):
+        raise PreflightError(
+            f"engines.vllm.python: {settings.python} is no program; run scripts/engine_env vllm, or name your own"
+        )
+    if settings.device == "cpu" and cache.block_tokens % _CPU_ATTENTION_BLOCK:
+        raise PreflightError(
+            f"cache.block_tokens {cache.block_tokens}: vLLM without a GPU takes multiples of {_CPU_ATTENTION_BLOCK}"
+        )
+    if settings.connector == "mp" and cache.cpu is not None and cache.cpu % _GIB:
+        raise PreflightError(f"cache.cpu {format_bytes(cache.cpu)}: LMCache takes whole GiB; use a multiple of 1GiB")
+    if settings.model_path is not None and not Path(settings.model_path).exists():
+        raise PreflightError(
+            f"engines.vllm.model_path: {settings.model_path} does not exist; null makes random weights"
+        )
+    device = _device(experiment)
+    memory = (cache.cpu or 0) + (cache.gpu if settings.device == "cpu" else 0)
+    memory += device.size if device and device.backing is None else 0
+    free = available_memory_bytes()
+    if free is not None and memory > 0.9 * free:
+        raise PreflightError(
+            f"cache: gpu and cpu (and a device) take {format_bytes(memory)} of RAM, {format_bytes(free)} are free;"
+            " make them smaller"
+        )
+    if cache.disk is not None and _device(experiment) is None:
+        _check_disk(Path(cache.disk.path) if cache.disk.path else results, cache.disk.capacity, _DISK_RESERVE_BYTES)
+
+
+def _device(experiment: Experiment) -> Device | None:
+    return experiment.storage.device if experiment.storage else None
+
+
+def _check_storage(experiment: Experiment, results: Path) -> None:
+    disk, settings = experiment.cache.disk, experiment.engines.sim.storage
+    if disk is None or settings.device != "file" or _device(experiment) is not None:
+        return
+    if disk.path is not None and not Path(disk.path).is_dir():
+        raise PreflightError(f"cache.disk.path: {disk.path} is no folder; make it, or name another")
+    _check_disk(Path(disk.path) if disk.path else results, disk.capacity, settings.reserve)
+
+
+def _check_cores(cores: tuple[int, ...] | None, name: str) -> None:
+    here = os.sched_getaffinity(0)
+    absent = sorted(set(cores or ()) - here)
+    if absent:
+        raise PreflightError(
+            f"engines.vllm.cores.{name}: core {absent[0]} is not here (here: {sorted(here)}); correct it"
+        )
+
+
+def _check_disk(path: Path, capacity: int, reserve: int) -> None:
+    while not path.exists() and path != path.parent:
+        path = path.parent
+    if not os.access(path, os.W_OK):
+        raise PreflightError(f"cache.disk.path: {path} is not writable; name a folder that is")
+    free = shutil.disk_usage(path).free
+    if capacity + reserve > free:
+        raise PreflightError(
+            f"cache.disk.capacity {format_bytes(capacity)} and a reserve of {format_bytes(reserve)} exceed"
+            f" the {format_bytes(free)} free at {path}; lower it, or name another cache.disk.path"
+        )

@@ -1,0 +1,260 @@
+"""THE run loop: preflight → start → ready → measure every cell → stop. (Then `seal` makes summary and report.)
+
+    folder = run(RunRequest(name="quickstart", cells=plan.cells(), engine="sim", experiment=plan.origin()), progress)
+
+A failed request is a row; a failed run is an exception with a cure, and a folder that can be resumed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import os
+import signal
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from harness.blockio.attach import check_run_storage, run_device, run_trace
+from harness.engines import make_engine
+from harness.engines.base import Engine, KeepsRecord
+from harness.errors import Interrupted
+from harness.experiment.loads import FreeLoad, free_load
+from harness.experiment.model import EngineName, results_root
+from harness.experiment.read import Cell
+from harness.experiment.workloads import PrefixWorkload
+from harness.measure.cell import Progress, TierMeasurement, measure_load
+from harness.measure.preflight import check_cache, check_experiment, check_storage_load
+from harness.records import Capabilities
+from harness.results import provenance
+from harness.results.folder import RunFolder, read_rows
+from simulator.models import load_model
+
+
+class RunRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """What to run, and into which folder: one that does not exist yet, or, with resume, an unfinished run's."""
+
+    name: str
+    cells: list[Cell]
+    engine: EngineName
+    experiment: dict[str, Any]
+    command: str = ""
+    folder: Path
+    resume: bool = False
+
+
+def new_folder(name: str, engine: EngineName) -> Path:
+    """Where a run goes unless told: a folder of its own under the results root."""
+    moment = provenance.now().replace(":", "").replace("-", "")
+    return results_root() / f"{name}-{engine}-{moment}-{os.getpid()}"
+
+
+def run(request: RunRequest, progress: Progress) -> Path:
+    """Measures every cell; returns the run's folder.
+
+    Raises PreflightError, ConfigError and other ValueErrors before anything starts, EngineError and Interrupted when
+    the run fails on its way: its rows are kept, and --resume goes on.
+    """
+    loads = _preflight(request)
+    folder = _open(request)
+    try:
+        with asyncio.Runner(loop_factory=_new_loop) as runner:
+            runner.run(_run_all(request, folder, loads, progress))
+    except BaseException as error:
+        _fail(folder, error)
+        raise
+    folder.save_manifest(status="complete", finished_at=provenance.now())
+    folder.close()
+    return folder.path
+
+
+def _preflight(request: RunRequest) -> dict[str, FreeLoad]:
+    """Checks every cell before anything starts; returns the free loads, by cell."""
+    loads: dict[str, FreeLoad] = {}
+    abilities: dict[str, Capabilities] = {}
+    results = request.folder.absolute()
+    for cell in request.cells:
+        experiment, key = cell.experiment, engine_key(cell)
+        model = load_model(experiment.model)
+        check_cache(experiment, model)
+        check_run_storage(cell, request.engine)
+        if key not in abilities:
+            abilities[key] = make_engine(request.engine, experiment, model, results, time.perf_counter).capabilities
+        check_experiment(experiment, model, abilities[key], request.engine, results)
+        if not isinstance(experiment.workload, PrefixWorkload):
+            loads[cell.key] = free_load(experiment)
+            check_storage_load(experiment, model, loads[cell.key].requests)
+    return loads
+
+
+def _new_loop() -> asyncio.AbstractEventLoop:
+    import uvloop
+
+    return uvloop.new_event_loop()
+
+
+# ---- the folder
+
+
+def _open(request: RunRequest) -> RunFolder:
+    attempt = {"started_at": provenance.now(), "ended_at": None, "pid": os.getpid()}
+    if request.resume:
+        folder = RunFolder.resume(request.folder)
+        folder.save_manifest(status="started", error=None, attempts=[*folder.manifest["attempts"], attempt])
+        return folder
+    created = provenance.now()
+    manifest = {
+        "run_id": request.folder.name,
+        "name": request.name,
+        "status": "started",
+        "error": None,
+        "engine": request.engine,
+        "experiment": request.experiment,
+        "command": request.command,
+        "created_at": created,
+        "finished_at": None,
+        "seed": request.cells[0].experiment.seed,
+        "git": provenance.git(),
+        "host": provenance.host(),
+        "versions": provenance.versions(),
+        "attempts": [attempt],
+        "cells": [_cell_entry(cell) for cell in request.cells],
+    }
+    return RunFolder.create(request.folder, manifest)
+
+
+def _cell_entry(cell: Cell) -> dict[str, Any]:
+    config = cell.experiment.model_dump(mode="json")
+    return {"key": cell.key, "overrides": cell.overrides, "config": config, "resolved": None, "status": "waiting"}
+
+
+def _fail(folder: RunFolder, error: BaseException) -> None:
+    folder.manifest["attempts"][-1]["ended_at"] = provenance.now()
+    text = str(error) or type(error).__name__
+    folder.save_manifest(status="failed", error=text, finished_at=provenance.now())
+    folder.close()
+
+
+# ---- the loop
+
+
+async def _run_all(request: RunRequest, folder: RunFolder, loads: dict[str, FreeLoad], progress: Progress) -> None:
+    started = time.perf_counter()
+
+    def clock() -> float:
+        return time.perf_counter() - started
+
+    later_s = _sampled_later_s(request.cells)
+    with _signals_cancel():
+        progress.start(_total(request.cells, loads), request.name)
+        for _, group in itertools.groupby(request.cells, key=engine_key):
+            async with run_device(list(group), request.engine, folder) as cells:
+                experiment = cells[0].experiment
+                engine = make_engine(request.engine, experiment, load_model(experiment.model), folder.path, clock)
+                await _run_group(engine, cells, folder, loads, later_s, progress)
+    folder.manifest["attempts"][-1]["ended_at"] = provenance.now()
+
+
+@contextlib.contextmanager
+def _signals_cancel() -> Any:
+    """SIGINT and SIGTERM cancel the run's task, so that every `finally` ends what was started."""
+    task, loop = asyncio.current_task(), asyncio.get_running_loop()
+    assert task is not None
+    received: list[int] = []
+
+    def cancel(number: int) -> None:
+        received.append(number)
+        task.cancel()
+
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, cancel, number)
+    try:
+        yield
+    except asyncio.CancelledError:
+        if not received:
+            raise
+        raise Interrupted(received[0]) from None
+    finally:
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.remove_signal_handler(number)
+
+
+def engine_key(cell: Cell) -> str:
+    """Cells with the same key are measured on the same running engine."""
+    experiment = cell.experiment
+    timeout_s = experiment.measure.request_timeout
+    around = (experiment.deployment, experiment.cache, experiment.storage)
+    return repr((experiment.model, experiment.seed, *around, experiment.engines, timeout_s))
+
+
+def _total(cells: Sequence[Cell], loads: dict[str, FreeLoad]) -> int | None:
+    """Requests that will be measured; None where sampling decides on the way."""
+    total = 0
+    for cell in cells:
+        workload, measure = cell.experiment.workload, cell.experiment.measure
+        if not isinstance(workload, PrefixWorkload):
+            total += len(loads[cell.key].requests)
+        elif measure.samples is None:
+            return None
+        else:
+            total += len(measure.tiers) * measure.samples * workload.concurrency
+    return total
+
+
+def _sampled_later_s(cells: Sequence[Cell]) -> dict[str, float]:
+    """By cell: most seconds that the cells after it may sample for. What has no budget counts as none."""
+    found, rest_s = dict[str, float](), 0.0
+    for cell in reversed(cells):
+        found[cell.key] = rest_s
+        rest_s += cell.experiment.measure.budget or 0.0
+    return found
+
+
+async def _run_group(
+    engine: Engine,
+    cells: list[Cell],
+    folder: RunFolder,
+    loads: dict[str, FreeLoad],
+    later_s: dict[str, float],
+    progress: Progress,
+) -> None:
+    if engine.capabilities.deterministic:
+        folder.expect_again()
+    else:
+        complete = {cell.key for cell in cells if folder.cell(cell.key)["status"] == "complete"}
+        progress.advance(sum(row.cell in complete and row.phase == "measure" for row in read_rows(folder.path)))
+        cells = [cell for cell in cells if cell.key not in complete]
+    if not cells:
+        return
+    cores = cells[0].experiment.engines.cores(engine.name).client
+    try:
+        progress.state("starting the engine")
+        await engine.start()
+        resolved = await engine.ready()
+        async with run_trace(cells, engine, resolved, folder), _pinned(cores):
+            for cell in cells:
+                folder.update_cell(cell.key, status="started", resolved=msgspec.to_builtins(resolved))
+                if isinstance(cell.experiment.workload, PrefixWorkload):
+                    await TierMeasurement(engine, cell, resolved, folder, progress, later_s[cell.key]).run()
+                else:
+                    await measure_load(engine, cell, resolved, loads[cell.key], folder, progress)
+                record = {"record": engine.record()} if isinstance(engine, KeepsRecord) else {}
+                folder.update_cell(cell.key, status="complete", **record)
+    finally:
+        # A second Ctrl-C must not leave an engine behind.
+        await asyncio.shield(engine.stop())
+
+
+@contextlib.asynccontextmanager
+async def _pinned(cores: tuple[int, ...] | None) -> Any:
+    before = os.sched_getaffinity(0)
+    if cores:
+        os.sched_setaffinity(0, set(cores))
+    try:
+        yield
+    finally:
+        os.sched_setaffinity(0, before)

@@ -1,0 +1,85 @@
+"""How many samples each tier gets, and in which order: pure decisions on the values seen so far.
+
+Tiers are interleaved, one sample of each a round, so that drift of the machine falls on all alike. A round goes from
+recompute down the tiers, because a prefix is moved down cheaply and up only by computing it again. Where the time is
+limited, tiers whose samples take long sit rounds out, so that all get about the same time rather than as many samples;
+and the first round, which may be the only one, asks quick tiers several times.
+Computing a prefix anew after it was moved down is time of the tier that it was moved down for.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from harness.experiment.measure import TIER_STATES, Measure
+from harness.stats import relative_half_width
+
+GIVE_UP_AFTER = 5
+# So many times the time of the tier that has had least, a tier may have had and still be sampled.
+_MOST_OF_LEAST = 2.0
+# Of hits in memory, which take tens of milliseconds, a single one says little, and several cost little.
+_QUICK = ("gpu", "cpu", "disk")
+_QUICK_AT_FIRST = 3
+
+
+@dataclass
+class _Tier:
+    values: list[float] = field(default_factory=list)
+    samples: int = 0
+    not_proven_in_a_row: int = 0
+    spent_s: float = 0.0
+
+
+class Sampler:
+    """Asks for rounds until every tier has enough. Feed it with `add` after each sample."""
+
+    def __init__(self, measure: Measure) -> None:
+        self._measure = measure
+        self._tiers: dict[str, _Tier] = {tier: _Tier() for tier in TIER_STATES if tier in measure.tiers}
+        self._last: str | None = None
+
+    def add(self, tier: str, values: list[float], *, proven: bool, placing_s: float = 0.0, took_s: float = 0.0) -> None:
+        """One sample of a tier: the metric of its proven rows, whether the tier was proven at all, how long it took to
+        place the prefix, and how long all else of the sample took."""
+        state = self._tiers[tier]
+        lower = max(tier, self._last or tier, key=TIER_STATES.index)
+        self._tiers[lower].spent_s += placing_s
+        self._last = tier
+        state.spent_s += took_s
+        state.samples += 1
+        state.values += values
+        state.not_proven_in_a_row = 0 if proven else state.not_proven_in_a_row + 1
+
+    def round(self, elapsed_s: float) -> list[str]:
+        """Tiers to sample next, in order; empty when all have enough or the budget is spent."""
+        budget_s = self._measure.budget
+        if budget_s is not None and elapsed_s >= budget_s:
+            return []
+        wanted = {tier: state.spent_s for tier, state in self._tiers.items() if not self._enough(state)}
+        if budget_s is None:
+            return list(wanted)
+        most_s = _MOST_OF_LEAST * min(wanted.values(), default=0.0)
+        due = [tier for tier, spent_s in wanted.items() if spent_s <= most_s]
+        first = not any(state.samples for state in self._tiers.values())
+        return [tier for tier in due for _ in range(_QUICK_AT_FIRST if first and tier in _QUICK else 1)]
+
+    def samples_of(self, tier: str) -> int:
+        return self._tiers[tier].samples
+
+    def gave_up(self) -> list[str]:
+        """Tiers that are sampled no more because their evidence failed again and again."""
+        return [tier for tier, state in self._tiers.items() if state.not_proven_in_a_row >= GIVE_UP_AFTER]
+
+    def state(self, tier: str) -> str:
+        """For the progress line: how wide the interval is now."""
+        width = relative_half_width(self._tiers[tier].values)
+        return f"{tier} #{self._tiers[tier].samples + 1}" + (f" ±{width:.1%}" if width is not None else "")
+
+    def _enough(self, state: _Tier) -> bool:
+        until = self._measure.until
+        if until is None:
+            return state.samples >= (self._measure.samples or 0)
+        if state.not_proven_in_a_row >= GIVE_UP_AFTER or state.samples >= until.max_samples:
+            return True
+        width = relative_half_width(state.values, until.confidence)
+        return state.samples >= until.min_samples and width is not None and width <= until.half_width

@@ -1,0 +1,141 @@
+"""What is recorded besides requests: abilities, counters, resolved sizes, samples, the host, traces of I/O."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+
+from traces.request import Verdict
+
+
+class Capabilities(msgspec.Struct, frozen=True, kw_only=True):
+    """What an engine can do, asked before anything starts.
+
+    resets: what `reset` can empty, of 'gpu', 'cpu', 'disk', 'page_cache'.
+    proves: the warm states for which its counters are evidence enough.
+    deterministic: the same load on a fresh engine gives the same records, so a resumed run can begin again.
+    virtual_time: its seconds are computed, not waited for.
+    routings: the values of deployment.routing that it takes with several instances; empty: it runs one instance only.
+    """
+
+    resets: frozenset[str] = frozenset()
+    proves: frozenset[str] = frozenset()
+    deterministic: bool = False
+    virtual_time: bool = False
+    routings: frozenset[str] = frozenset()
+
+
+class Counters(msgspec.Struct, frozen=True, kw_only=True):
+    """Running totals from the engine's and the cache server's own counters. None, or a tier without entry: unreported.
+
+    The engine counts prompt tokens by source: computed_tokens (prefill), hit_tokens of its own tier, and
+    external_tokens (through a connector). The cache server counts by tier: hit_tokens of its look-ups, loaded_chunks
+    from storage, and device_read_bytes, which its process got from the tier's device (a read that the page cache
+    answers adds none). stores_begun, stores_ended: chunks on their way to storage.
+    """
+
+    computed_tokens: int | None = None
+    hit_tokens: dict[str, int] = {}
+    external_tokens: int | None = None
+    loaded_chunks: dict[str, int] = {}
+    device_read_bytes: dict[str, int] = {}
+    stores_begun: int | None = None
+    stores_ended: int | None = None
+
+    def since(self, earlier: Counters) -> Counters:
+        """What moved since then; only counters that both report."""
+        before = earlier.named()
+        return Counters.of({name: now - before[name] for name, now in self.named().items() if name in before})
+
+    def named(self) -> dict[str, int]:
+        """Every reported counter by name: a tier's own is 'TIER_COUNTER', as in 'cpu_hit_tokens'."""
+        found: dict[str, int] = {}
+        for field in self.__struct_fields__:
+            value = getattr(self, field)
+            if isinstance(value, dict):
+                found |= {f"{tier}_{field}": number for tier, number in value.items()}
+            elif value is not None:
+                found[field] = value
+        return found
+
+    @classmethod
+    def of(cls, named: Mapping[str, int | None]) -> Counters:
+        """The counters of these names, as `named` gives them; None is not reported."""
+        fields: dict[str, Any] = {}
+        for name, value in named.items():
+            if value is None:
+                continue
+            by_tier = next((field for field in COUNTERS_BY_TIER if name.endswith(f"_{field}")), None)
+            if by_tier is None:
+                fields[name] = value
+            else:
+                fields.setdefault(by_tier, {})[name.removesuffix(f"_{by_tier}")] = value
+        return cls(**fields)
+
+
+COUNTERS_BY_TIER = ("hit_tokens", "loaded_chunks", "device_read_bytes")
+
+
+class Resolved(msgspec.Struct, frozen=True, kw_only=True):
+    """What the engine says of itself once it runs: never what the configuration hoped for.
+
+    Capacities in bytes, None where unknown. io_pids: processes whose file I/O is the disk tier's.
+    `versions` and `details` go into the manifest as they are.
+    """
+
+    gpu_bytes: int | None = None
+    cpu_bytes: int | None = None
+    disk_bytes: int | None = None
+    gpu_blocks: int | None = None
+    block_tokens: int | None = None
+    chunk_tokens: int | None = None
+    kv_bytes_per_token: int | None = None
+    max_prompt_tokens: int | None = None
+    vocab_size: int | None = None
+    io_pids: tuple[int, ...] = ()
+    versions: dict[str, str] = {}
+    details: dict[str, Any] = {}
+
+
+class HostSample(msgspec.Struct, frozen=True, kw_only=True):
+    """What else the machine did meanwhile. Shares are of all cores' time; None: this kernel does not say. core_loop_s:
+    what a fixed loop took on the engine's core, before and after (host.py, core_loop_s); None: it has no core."""
+
+    steal_share: float | None = None
+    foreign_cpu_share: float | None = None
+    busy_share: float | None = None
+    core_loop_s: float | None = None
+    device_read_bytes: int | None = None
+    device_write_bytes: int | None = None
+
+
+class Sample(msgspec.Struct, frozen=True, kw_only=True):
+    """One measured batch: what the counters moved by, against what they had to. A free load has no verdict."""
+
+    cell: str
+    tier: str
+    index: int
+    attempt: int = 0
+    started_s: float
+    ended_s: float
+    verdict: Verdict | None
+    reason: str | None = None
+    observed: Counters
+    expected: Counters
+    host: HostSample = HostSample()
+
+
+class IoTrace(msgspec.Struct, frozen=True, kw_only=True):
+    """What one trace in io/N is about: whose, of which device, and when its clock (nanoseconds) was the run's 0."""
+
+    cells: tuple[str, ...]
+    attempt: int
+    path: str
+    device_number: int
+    pids: tuple[int, ...]
+    zero_ns: int
+    started_s: float
+    ended_s: float
+    lost_events: int

@@ -1,0 +1,121 @@
+"""What a run's traces say of its I/O, as figures: a column a trace, so that file systems stand beside each other."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import plotly.graph_objects as go
+from plotly.subplots import make_subplots
+
+from harness.experiment.units import format_bytes
+from harness.report.io.tables import DIRECTIONS, PARTS, labels
+from harness.report.style import GREY, finish, safe
+
+_COLORS = {"read": "#2B83C6", "write": "#D55E00"}
+_PART_COLORS = {"engine_s": "#009E73", "lookup_s": "#56B4E9", "host_s": "#E69F00", "device_s": "#CC79A7"}
+_ORDERS = {"sequential": "#009E73", "random": "#D55E00"}
+_LATENCIES = {"q2d_s": "queue to device (Q2D)", "d2c_s": "device to completion (D2C)"}
+_PERCENTILES = {"p50": "#56B4E9", "p90": "#2B83C6", "p99": "#1C3F6E"}
+_MAX_BARS = 60
+MAX_COLUMNS = 6
+
+
+def _columns(io: Mapping[str, Any], heights: list[int], **shared: Any) -> go.Figure:
+    """A grid with a column for each trace, under its name."""
+    names = [safe(name) for name in labels(io)]
+    return make_subplots(
+        rows=len(heights), cols=len(names), column_titles=names, row_heights=heights, horizontal_spacing=0.04, **shared
+    )
+
+
+def both_timelines(io: Mapping[str, Any]) -> go.Figure:
+    """The device's bytes and queue depth per 100 ms, and the requests' waits for their first token, on one clock."""
+    figure = _columns(io, [2, 1, 1], shared_xaxes=True, shared_yaxes="rows", vertical_spacing=0.06)
+    for number, trace in enumerate(io["traces"]):
+        held, column = trace["timeline"], number + 1
+        starts = [start - trace["started_s"] for start in held["start_s"]]
+        for side in DIRECTIONS:
+            look = {"offset": 0, "width": 0.1, "marker_color": _COLORS[side], "name": side, "legendgroup": side}
+            rates = [count * 10 / 2**20 for count in held[f"{side}_bytes"]]
+            figure.add_bar(x=starts, y=rates, showlegend=not number, row=1, col=column, **look)
+            figure.add_bar(x=starts, y=held[f"{side}_depth"], showlegend=False, row=2, col=column, **look)
+        for request in trace["requests"]:
+            sent_s = request["sent_s"] - trace["started_s"]
+            figure.add_scatter(
+                x=[sent_s, sent_s + request["ttft_s"]], y=[request["ttft_s"] * 1000] * 2, mode="lines",
+                line={"color": GREY, "width": 4}, name=safe(request["id"]), showlegend=False, row=3, col=column,
+            )  # fmt: skip
+    for row, title in enumerate(("MiB/s", "queue depth", "TTFT (ms)"), 1):
+        figure.update_yaxes(rangemode="tozero", row=row)
+        figure.update_yaxes(title=title, row=row, col=1)
+    figure.update_xaxes(title="seconds traced", row=3)
+    return finish(figure, "A grey line is a request, from its sending to its first token.", height=560)
+
+
+def order(io: Mapping[str, Any]) -> go.Figure:
+    """Block requests per 100 ms that begin where the one before ended, and the others: of reads, and of writes."""
+    figure = _columns(io, [1, 1], shared_xaxes=True, shared_yaxes="rows", vertical_spacing=0.08)
+    for number, trace in enumerate(io["traces"]):
+        held = trace["timeline"]
+        starts = [start - trace["started_s"] for start in held["start_s"]]
+        for row, side in enumerate(DIRECTIONS, 1):
+            for how, color in _ORDERS.items():
+                figure.add_bar(
+                    x=starts, y=held[f"{side}_{how}"], offset=0, width=0.1, marker_color=color, name=how,
+                    legendgroup=how, showlegend=not number and row == 1, row=row, col=number + 1,
+                )  # fmt: skip
+    figure.update_layout(barmode="stack")
+    for row, side in enumerate(DIRECTIONS, 1):
+        figure.update_yaxes(title=f"{side}s", row=row, col=1)
+    figure.update_xaxes(title="seconds traced", row=2)
+    return finish(figure, "", height=440)
+
+
+def sizes(io: Mapping[str, Any]) -> go.Figure:
+    """How many block requests of each size, reads and writes."""
+    traces = io["traces"]
+    figure = _columns(io, [1], shared_yaxes="rows")
+    lows = sorted({int(low) for t in traces for side in DIRECTIONS for low in t["block"][side]["sizes"]})
+    names = [format_bytes(low) for low in lows]
+    for number, trace in enumerate(traces):
+        for side in DIRECTIONS:
+            counts = [trace["block"][side]["sizes"].get(str(low), 0) for low in lows]
+            figure.add_bar(
+                x=names, y=counts, name=side, marker_color=_COLORS[side], showlegend=not number, row=1, col=number + 1
+            )
+    figure.update_xaxes(type="category", categoryorder="array", categoryarray=names, title="request size, from")
+    figure.update_yaxes(title="requests", col=1)
+    return finish(figure, "")
+
+
+def latencies(io: Mapping[str, Any]) -> go.Figure:
+    """Percentiles of how long block reads waited, and how long the device took for them."""
+    figure = make_subplots(rows=1, cols=len(_LATENCIES), column_titles=list(_LATENCIES.values()))
+    names = [safe(name) for name in labels(io)]
+    for column, latency in enumerate(_LATENCIES, 1):
+        for percentile, color in _PERCENTILES.items():
+            found = [trace["block"]["read"][latency][percentile] for trace in io["traces"]]
+            heights = [None if value is None else value * 1000 for value in found]
+            figure.add_bar(x=names, y=heights, name=percentile, marker_color=color, legendgroup=percentile,
+                           showlegend=column == 1, row=1, col=column)  # fmt: skip
+    figure.update_yaxes(title="ms, reads", col=1)
+    return finish(figure, "")
+
+
+def whose_time(io: Mapping[str, Any]) -> go.Figure:
+    """Each request's time to first token, in its parts."""
+    figure = _columns(io, [1], shared_yaxes="rows")
+    left_out = False
+    for number, trace in enumerate(io["traces"]):
+        shown = trace["requests"][:_MAX_BARS]
+        left_out |= len(shown) < trace["requests_from_disk"]
+        for part, name in PARTS.items():
+            figure.add_bar(
+                x=[safe(request["id"]) for request in shown], y=[request[part] * 1000 for request in shown], name=name,
+                marker_color=_PART_COLORS[part], legendgroup=part, showlegend=not number, row=1, col=number + 1,
+            )  # fmt: skip
+    figure.update_layout(barmode="stack")
+    figure.update_xaxes(showticklabels=False, title="requests, as they were sent")
+    figure.update_yaxes(title="TTFT (ms)", col=1)
+    return finish(figure, f"The first {_MAX_BARS} of each are drawn." if left_out else "")

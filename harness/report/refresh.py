@@ -1,0 +1,24 @@
+"""Makes everything that can be made from a run's rows: summary, table, report. `harness report` does it again."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from harness.results.folder import read_manifest, read_rows, read_samples, write_io, write_parquet, write_summary
+from harness.results.summary import summarize
+
+
+def seal(folder: Path) -> dict[str, Any]:
+    """Writes summary.json, requests.parquet and report.html; returns the summary. Raises ResultsError."""
+    from harness.blockio.characterize import characterize
+    from harness.report.run.html import write_report
+
+    manifest, rows = read_manifest(folder), list(read_rows(folder))
+    summary = summarize(manifest, rows, list(read_samples(folder)))
+    write_summary(folder, summary)
+    write_parquet(folder, rows)
+    if (io := characterize(folder)) is not None:
+        write_io(folder, io)
+    write_report(folder)
+    return summary

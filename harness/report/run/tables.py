@@ -1,0 +1,190 @@
+"""The tables of a report as rows of text: the same ones for HTML and for the terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import msgspec
+
+from harness.experiment.units import format_bytes
+from harness.report.axes import cell_labels
+from harness.report.words import (
+    NOT_REPORTED,
+    UNKNOWN,
+    digits,
+    duration,
+    mean_with_interval,
+    percent,
+    tier_order,
+    too_few,
+)
+from traces.tiers import sources
+
+LAG_LIMIT = 0.05
+_PERCENTILES = {"p50": 0.5, "p90": 0.9, "p99": 0.99}
+
+
+class Percentile(msgspec.Struct, frozen=True):
+    """thin: fewer than one value lies beyond it, so that it says no more than the largest one."""
+
+    text: str
+    thin: bool
+
+
+class FigureRow(msgspec.Struct, frozen=True):
+    """One tier of one cell. samples: how many would give ±5 %. reasons: why rows were left out, and how many."""
+
+    cell: str
+    tier: str
+    n: int
+    mean: str
+    percentiles: tuple[Percentile, ...]
+    cv: str
+    samples: str
+    hit_tokens: str
+    verdicts: str
+    left_out: int
+    reasons: tuple[tuple[str, int], ...]
+
+
+class LagRow(msgspec.Struct, frozen=True):
+    """How late requests were sent. late: the 99th percentile is more than 5 % of the median TTFT."""
+
+    cell: str
+    tier: str
+    p50: str
+    p99: str
+    share: str
+    late: bool
+
+
+class FlowRow(msgspec.Struct, frozen=True):
+    cell: str
+    requests: str
+    prompt_tokens: str
+    output_tokens: str
+    hit_rate: str
+
+
+class SourceRow(msgspec.Struct, frozen=True):
+    """Prompt tokens of the rows that count: in all, and by source in the order of tiers.sources."""
+
+    cell: str
+    tier: str
+    prompt: str
+    sources: tuple[str, ...]
+
+
+def figure_rows(summary: Mapping[str, Any], metric: str = "ttft_s") -> list[FigureRow]:
+    return [_figure_row(cell, tier, group, metric) for cell, tier, group in _groups(summary)]
+
+
+def _groups(summary: Mapping[str, Any]) -> Iterator[tuple[str, str, dict[str, Any]]]:
+    labels = cell_labels(summary["cells"])
+    for cell in summary["cells"]:
+        for tier in tier_order(cell["tiers"]):
+            yield labels[cell["key"]], tier, cell["tiers"][tier]
+
+
+def _figure_row(cell: str, tier: str, group: Mapping[str, Any], metric: str) -> FigureRow:
+    figures, rows = group["metrics"][metric], group["rows"]
+    n = figures["n"] if figures else 0
+    needed = figures["samples_for_5_percent"] if figures else None
+    errors = "error" if rows["errors"] == 1 else "errors"
+    verdicts = [(word, rows[word]) for word in ("proven", "contradicted", "unproven")] + [(errors, rows["errors"])]
+    return FigureRow(
+        cell=cell,
+        tier=tier,
+        n=n,
+        mean=mean_with_interval(figures),
+        percentiles=tuple(
+            Percentile(duration(figures[name] if figures else None), bool(n) and too_few(n, share))
+            for name, share in _PERCENTILES.items()
+        ),
+        cv=percent(figures["cv"] if figures else None),
+        samples=UNKNOWN if needed is None else f"{needed:,}",
+        hit_tokens=_tokens(group["tokens"]["cached"]),
+        verdicts=", ".join(f"{number:,} {word}" for word, number in verdicts if number) or UNKNOWN,
+        left_out=rows["measured"] - rows["counted"],
+        reasons=tuple(group["left_out_reasons"].items()),
+    )
+
+
+def lag_rows(summary: Mapping[str, Any]) -> list[LagRow]:
+    found = []
+    for cell, tier, group in _groups(summary):
+        lag, ttft = group["metrics"]["send_lag_s"], group["metrics"]["ttft_s"]
+        if lag is None or ttft is None:
+            continue
+        share = lag["p99"] / ttft["p50"] if ttft["p50"] > 0 else None
+        late = share is not None and share > LAG_LIMIT
+        found.append(LagRow(cell, tier, duration(lag["p50"]), duration(lag["p99"]), percent(share), late))
+    return found
+
+
+def flow_rows(summary: Mapping[str, Any]) -> list[FlowRow]:
+    found = []
+    for cell, _, group in _groups(summary):
+        if flow := group["throughput"]:
+            output = flow["output_tokens_per_s"]
+            found.append(
+                FlowRow(
+                    cell,
+                    f"{digits(flow['requests_per_s'])}/s",
+                    f"{digits(flow['prompt_tokens_per_s'])}/s",
+                    NOT_REPORTED if output is None else f"{digits(output)}/s",
+                    NOT_REPORTED if group["tokens"]["hit_rate"] is None else percent(group["tokens"]["hit_rate"]),
+                )
+            )
+    return found
+
+
+def source_rows(summary: Mapping[str, Any]) -> list[SourceRow]:
+    return [
+        SourceRow(
+            cell,
+            tier,
+            f"{group['tokens']['prompt']:,}",
+            tuple(_tokens(group["tokens"].get(source)) for source in sources()),
+        )
+        for cell, tier, group in _groups(summary)
+        if group["rows"]["counted"]
+    ]
+
+
+def _tokens(value: int | None) -> str:
+    return NOT_REPORTED if value is None else f"{value:,}"
+
+
+def cache_sizes(cell: Mapping[str, Any]) -> list[tuple[str, str, str]]:
+    """(tier, configured, resolved by the engine): an unmatched size is the commonest reason for unlike figures."""
+    cache = (cell.get("config") or {}).get("cache") or {}
+    resolved = cell.get("resolved") or {}
+    disk = cache.get("disk")
+    configured = {
+        "gpu": cache.get("gpu"),
+        "cpu": cache.get("cpu"),
+        "disk": disk.get("capacity") if isinstance(disk, dict) else None,
+    }
+    sizes = [(tier, _size(size, "not set"), _size(resolved.get(f"{tier}_bytes"))) for tier, size in configured.items()]
+    grain = ("block_tokens", "chunk_tokens")
+    sizes += [(name, text_of(cache.get(name), "not set"), text_of(resolved.get(name))) for name in grain]
+    known = ("gpu_blocks", "kv_bytes_per_token", "max_prompt_tokens")
+    sizes += [(name, UNKNOWN, text_of(resolved[name])) for name in known if resolved.get(name) is not None]
+    return sizes
+
+
+def _size(value: Any, missing: str = NOT_REPORTED) -> str:
+    return format_bytes(value) if isinstance(value, int | float) else text_of(value, missing)
+
+
+def text_of(value: Any, missing: str = NOT_REPORTED) -> str:
+    if value is None:
+        return missing
+    return f"{value:,}" if isinstance(value, int) else str(value)
+
+
+def shown(name: str, value: Any) -> str:
+    """A manifest's value for people: sizes in bytes get a unit, numbers of other names stay as they are."""
+    return format_bytes(value) if "bytes" in name and isinstance(value, int | float) else str(value)

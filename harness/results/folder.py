@@ -1,0 +1,264 @@
+"""Run folders: the manifest, rows, samples and summary of a run. Nothing else writes or reads them.
+
+results/<run id>/
+  manifest.json      what was asked, on what machine, with which versions; status started, complete or failed
+  rows.jsonl         one RequestRecord a line, appended as they complete
+  samples.jsonl      one Sample a line: the counters and the host around each measured batch
+  summary.json       made from the rows, can be made again
+  requests.parquet   the rows as a table
+  report.html        for people
+  io/N/              one trace of block requests and file calls: trace.json, and bpftrace's lines
+  io.json            made from the traces, can be made again
+  logs/              what the engines said
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import Any, TypeVar
+
+import msgspec
+
+from harness.errors import ResultsError
+from harness.records import IoTrace, Sample
+from traces.request import RequestRecord
+from traces.tiers import sources
+
+SCHEMA = 1
+_T = TypeVar("_T", bound=msgspec.Struct)
+
+
+class RunFolder:
+    """One run's folder, open for appending by one process at a time."""
+
+    def __init__(self, path: Path, manifest: dict[str, Any], lock: int | None) -> None:
+        self.path, self.manifest, self._lock = path, manifest, lock
+        self._files: dict[str, int] = {}
+        self._again: dict[str, Iterator[bytes]] = {}
+
+    @classmethod
+    def create(cls, path: Path, manifest: dict[str, Any]) -> RunFolder:
+        """Makes a new folder. Raises ResultsError where one exists: nothing is written over."""
+        try:
+            path.mkdir(parents=True)
+        except FileExistsError:
+            raise ResultsError(f"{path}: exists already; choose another --out, or go on with --resume {path}") from None
+        except OSError as error:
+            raise ResultsError(f"{path}: cannot be made ({error.strerror}); choose a writable --out") from None
+        (path / "logs").mkdir()
+        folder = cls(path, {"schema": SCHEMA, **manifest}, _take_lock(path))
+        folder.save_manifest()
+        return folder
+
+    @classmethod
+    def resume(cls, path: Path) -> RunFolder:
+        """Opens an unfinished run to append to it; a line torn by a crash is cut off."""
+        folder = cls(path, read_manifest(path), _take_lock(path))
+        for name in ("rows.jsonl", "samples.jsonl"):
+            _cut_torn_line(path / name)
+        return folder
+
+    def save_manifest(self, **changes: Any) -> None:
+        self.manifest.update(changes)
+        write_atomically(self.path / "manifest.json", _pretty(self.manifest))
+
+    def cell(self, key: str) -> dict[str, Any]:
+        """The manifest's entry of a cell."""
+        entry: dict[str, Any] = next(cell for cell in self.manifest["cells"] if cell["key"] == key)
+        return entry
+
+    def update_cell(self, key: str, **changes: Any) -> None:
+        self.cell(key).update(changes)
+        self.save_manifest()
+
+    def append_rows(self, rows: Iterable[RequestRecord]) -> None:
+        """Appends rows in one write: a killed process leaves all of them or none."""
+        self._append("rows.jsonl", rows)
+
+    def append_sample(self, sample: Sample) -> None:
+        self._append("samples.jsonl", [sample])
+
+    def expect_again(self) -> None:
+        """Lets a deterministic engine begin again: what is appended is compared with the lines that are there first."""
+        if not self._again:
+            self._again = {name: _lines(self.path / name) for name in ("rows.jsonl", "samples.jsonl")}
+
+    def _append(self, name: str, records: Iterable[msgspec.Struct]) -> None:
+        new = []
+        for record in records:
+            line = msgspec.json.encode(record) + b"\n"
+            known = next(self._again.get(name, iter(())), None)
+            if known is None:
+                new.append(line)
+            elif known != line:
+                raise ResultsError(
+                    f"{self.path}/{name}: the resumed run gives other rows than the first one; was the code, the config"
+                    " or the trace changed? Start a new run"
+                )
+        self._write(name, b"".join(new))
+
+    def _write(self, name: str, data: bytes) -> None:
+        if name not in self._files:
+            flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC
+            self._files[name] = os.open(self.path / name, flags, 0o644)
+        view = memoryview(data)
+        while view:
+            view = view[os.write(self._files[name], view) :]
+
+    def close(self) -> None:
+        for descriptor in self._files.values():
+            os.close(descriptor)
+        self._files.clear()
+        if self._lock is not None:
+            os.close(self._lock)
+            self._lock = None
+
+
+def read_manifest(path: Path) -> dict[str, Any]:
+    """Raises ResultsError where the folder is not a run's."""
+    try:
+        manifest = msgspec.json.decode((path / "manifest.json").read_bytes(), type=dict[str, Any])
+    except FileNotFoundError:
+        raise ResultsError(
+            f"{path}: holds no manifest.json; name a run's folder, as `harness run` printed it"
+        ) from None
+    except (OSError, msgspec.DecodeError, msgspec.ValidationError) as error:
+        raise ResultsError(f"{path}/manifest.json: cannot be read ({error}); the run has to be made again") from None
+    if manifest.get("schema") != SCHEMA:
+        raise ResultsError(f"{path}: has schema {manifest.get('schema')}, this version reads {SCHEMA}")
+    return manifest
+
+
+def read_rows(path: Path) -> Iterator[RequestRecord]:
+    return _read_lines(path / "rows.jsonl", RequestRecord)
+
+
+def read_samples(path: Path) -> Iterator[Sample]:
+    return _read_lines(path / "samples.jsonl", Sample, _with_counters_by_tier)
+
+
+# Counters of schema 1, which had LMCache's names, and where they stand now.
+_COUNTERS_OF_OLD_SAMPLES = {
+    "gpu_hit_tokens": ("hit_tokens", "gpu"),
+    "l1_hit_tokens": ("hit_tokens", "cpu"),
+    "l2_hit_tokens": ("hit_tokens", "disk"),
+    "l2_loaded_chunks": ("loaded_chunks", "disk"),
+    "storage_read_bytes": ("device_read_bytes", "disk"),
+}
+
+
+def _with_counters_by_tier(sample: Any) -> Any:
+    """A line of samples.jsonl as this version writes it; one that already is stays as it is."""
+    for side in ("observed", "expected"):
+        counters = sample.get(side) if isinstance(sample, dict) else None
+        if not isinstance(counters, dict):
+            continue
+        for old, (field, tier) in _COUNTERS_OF_OLD_SAMPLES.items():
+            value = counters.pop(old, None)
+            if value is not None:
+                counters.setdefault(field, {})[tier] = value
+    return sample
+
+
+def new_trace_folder(path: Path) -> Path:
+    """Where the next trace of a run goes."""
+    return path / "io" / str(sum(1 for _ in (path / "io").glob("*")))
+
+
+def write_trace(folder: Path, trace: IoTrace) -> None:
+    write_atomically(folder / "trace.json", msgspec.json.encode(trace))
+
+
+def read_traces(path: Path) -> list[tuple[Path, IoTrace]]:
+    """The folders of all traces that were ended, with what they are about."""
+    found = sorted((path / "io").glob("*/trace.json"), key=lambda file: int(file.parent.name))
+    return [(file.parent, msgspec.json.decode(file.read_bytes(), type=IoTrace)) for file in found]
+
+
+def write_io(path: Path, io: dict[str, Any]) -> None:
+    write_atomically(path / "io.json", _pretty(io))
+
+
+def read_io(path: Path) -> dict[str, Any] | None:
+    """What `harness io characterize` found; None where nothing was traced."""
+    file = path / "io.json"
+    return msgspec.json.decode(file.read_bytes(), type=dict[str, Any]) if file.exists() else None
+
+
+def write_summary(path: Path, summary: dict[str, Any]) -> None:
+    write_atomically(path / "summary.json", _pretty(summary))
+
+
+def write_parquet(path: Path, rows: Iterable[RequestRecord]) -> None:
+    """The rows as a table, one column a field; tokens_by_tier becomes one column a tier."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    table: list[dict[str, Any]] = []
+    for row in rows:
+        flat = msgspec.structs.asdict(row)
+        by_tier = flat.pop("tokens_by_tier")
+        flat["token_s"] = list(row.token_s)
+        flat |= {f"{source}_tokens": by_tier.get(source) for source in sources()}
+        flat |= {"ttft_s": row.ttft_s, "e2e_s": row.e2e_s, "tpot_s": row.tpot_s}
+        table.append(flat)
+    temporary = path / "requests.parquet.tmp"
+    pq.write_table(pa.Table.from_pylist(table), temporary)
+    temporary.replace(path / "requests.parquet")
+
+
+def write_atomically(path: Path, data: bytes) -> None:
+    """A reader sees the old content or the new, never a part."""
+    temporary = path.with_name(path.name + ".tmp")
+    temporary.write_bytes(data)
+    temporary.replace(path)
+
+
+def _pretty(content: dict[str, Any]) -> bytes:
+    return msgspec.json.format(msgspec.json.encode(content), indent=1) + b"\n"
+
+
+def _read_lines(path: Path, kind: type[_T], upgrade: Callable[[Any], Any] | None = None) -> Iterator[_T]:
+    """Lines of a file that a crash may have cut: a torn last line is left out, a torn other one is an error.
+
+    upgrade: makes a decoded line of an older version one of this version.
+    """
+    if not path.exists():
+        return
+    decoder, raw = msgspec.json.Decoder(kind), msgspec.json.Decoder()
+    with path.open("rb") as lines:
+        for number, line in enumerate(lines, 1):
+            if not line.endswith(b"\n"):
+                return
+            try:
+                yield decoder.decode(line) if upgrade is None else msgspec.convert(upgrade(raw.decode(line)), kind)
+            except (msgspec.DecodeError, msgspec.ValidationError) as error:
+                raise ResultsError(f"{path}:{number}: not a {kind.__name__} ({error}); restore the file") from None
+
+
+def _lines(path: Path) -> Iterator[bytes]:
+    if path.exists():
+        with path.open("rb") as file:
+            yield from file.read().splitlines(keepends=True)
+
+
+def _cut_torn_line(path: Path) -> None:
+    if not path.exists():
+        return
+    with path.open("rb+") as file:
+        data = file.read()
+        file.truncate(data.rfind(b"\n") + 1)
+
+
+def _take_lock(path: Path) -> int:
+    """One writer a folder; the lock goes with the process."""
+    descriptor = os.open(path / ".lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(descriptor)
+        raise ResultsError(f"{path}: another process is writing to it; wait until it ends") from None
+    return descriptor

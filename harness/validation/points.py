@@ -1,0 +1,138 @@
+"""Two or more run folders of one engine as one side of a comparison: what each point measured, ready to be judged.
+
+A point is one warm state of one cell, or one free load. Cells that measure the same thing again have `#1`, `#2` … at
+the end of their key: their rows are repeats of one point.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from harness.records import Counters, Sample
+from harness.results.folder import read_manifest, read_rows, read_samples
+from harness.results.summary import FREE_LOAD, counted
+from traces.request import RequestRecord
+
+_REPEAT = re.compile(r"#(\d+)$")
+PointKey = tuple[str, str]
+
+
+@dataclass
+class Repeat:
+    """One pass over a free load, or all samples of a warm state in one run folder."""
+
+    rows: list[RequestRecord] = field(default_factory=list)
+    samples: list[Sample] = field(default_factory=list)
+    left_out: list[RequestRecord] = field(default_factory=list)
+
+    def by_sample(self) -> dict[tuple[int, int], list[RequestRecord]]:
+        """Rows that were sent together, by sample and attempt, in the order measured."""
+        groups: dict[tuple[int, int], list[RequestRecord]] = {}
+        for row in self.rows:
+            groups.setdefault((row.sample, row.attempt), []).append(row)
+        return groups
+
+
+@dataclass
+class Point:
+    """cell: the manifest's entry, as the first folder has it. repeats: by folder and repeat, in that order."""
+
+    tier: str
+    cell: dict[str, Any]
+    repeats: dict[tuple[int, str], Repeat] = field(default_factory=dict)
+
+    @property
+    def free(self) -> bool:
+        return self.tier == FREE_LOAD
+
+    @property
+    def rows(self) -> list[RequestRecord]:
+        return [row for repeat in self.repeats.values() for row in repeat.rows]
+
+    @property
+    def left_out(self) -> list[RequestRecord]:
+        return [row for repeat in self.repeats.values() for row in repeat.left_out]
+
+    def observed(self) -> list[Counters]:
+        """What the counters moved by: per sample of a warm state that was proven, or per pass over a free load."""
+        samples = [sample for repeat in self.repeats.values() for sample in repeat.samples]
+        return [sample.observed for sample in samples if self.free or sample.verdict == "proven"]
+
+    def turns(self) -> list[list[list[RequestRecord]]]:
+        """Samples of a warm state, each the rows that were sent together, by the turns in which they were measured."""
+        return [list(repeat.by_sample().values()) for repeat in self.repeats.values()]
+
+
+@dataclass
+class Side:
+    """All points that the folders of one engine measured."""
+
+    folders: tuple[Path, ...]
+    manifests: tuple[dict[str, Any], ...]
+    points: dict[PointKey, Point]
+
+    @property
+    def manifest(self) -> dict[str, Any]:
+        return self.manifests[0]
+
+    @property
+    def engine(self) -> str:
+        return str(self.manifest["engine"])
+
+
+def read_side(folders: Sequence[Path]) -> Side:
+    """Reads the rows of measured phases. Raises ResultsError where a folder is not a run's."""
+    side = Side(tuple(folders), tuple(read_manifest(folder) for folder in folders), {})
+    for number, (folder, manifest) in enumerate(zip(side.folders, side.manifests, strict=True)):
+        cells = {cell["key"]: cell for cell in manifest["cells"]}
+        for row in read_rows(folder):
+            if row.phase == "measure":
+                repeat = _repeat(side, cells, number, row.cell, row.expected_tier or FREE_LOAD)
+                (repeat.rows if counted(row) else repeat.left_out).append(row)
+        for sample in read_samples(folder):
+            _repeat(side, cells, number, sample.cell, sample.tier).samples.append(sample)
+    return side
+
+
+def point_name(cell: str) -> str:
+    """A cell's key without the number of its repeat."""
+    return _REPEAT.sub("", cell)
+
+
+def repeated(cell: str, times: int) -> list[str]:
+    """Keys for cells that measure the same thing so many times."""
+    return [f"{cell}#{number}" for number in range(1, times + 1)]
+
+
+def _repeat(side: Side, cells: dict[str, dict[str, Any]], folder: int, cell: str, tier: str) -> Repeat:
+    entry = cells.get(cell, {"key": cell, "config": None, "resolved": None, "overrides": {}})
+    point = side.points.setdefault((point_name(cell), tier), Point(tier, entry))
+    return point.repeats.setdefault((folder, cell), Repeat())
+
+
+def axes(point: Point) -> dict[str, Any]:
+    """Where a point lies: what a calibration's points and a report's residuals are told apart by."""
+    config, resolved = point.cell.get("config") or {}, point.cell.get("resolved") or {}
+    workload, cache = config.get("workload") or {}, config.get("cache") or {}
+    device = ((config.get("storage") or {}).get("device")) or {}
+    on_disk = point.tier.startswith("disk") or point.free
+    file_system = device.get("file_system") or (resolved.get("details") or {}).get("disk_file_system")
+    return {
+        "tier": point.tier,
+        "workload": workload.get("kind"),
+        "prompt_tokens": workload.get("prompt_tokens"),
+        "hit_rate": workload.get("hit_rate") if not point.free else None,
+        "chunk_tokens": cache.get("chunk_tokens"),
+        "concurrency": workload.get("concurrency"),
+        "device_bytes_per_s": (device.get("read_bandwidth") or device.get("bandwidth")) if on_disk else None,
+        "file_system": file_system if on_disk else None,
+    }
+
+
+def left_out_reasons(rows: Iterable[RequestRecord]) -> list[str]:
+    """Why rows count for nothing, each reason once."""
+    return list(dict.fromkeys(row.error or row.verdict_reason or "no evidence" for row in rows))

@@ -1,0 +1,285 @@
+"""`harness validate` of a table of published figures: each row asked of the simulator with a preset of its machine.
+
+    content = validate_published(Path("configs/validation/published.yaml"), Path("results/published"), 0.05, progress)
+
+Rows that the preset was fitted on are told apart from predicted ones. A published value is one number without its
+spread, so that a row's interval is only the rounding of what is printed, or the range that its document gives.
+"""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import yaml
+
+from harness.errors import NotComparable
+from harness.experiment.model import Experiment
+from harness.experiment.read import Cell
+from harness.measure.cell import Progress
+from harness.measure.run import RunRequest, run
+from harness.results import provenance
+from harness.results.folder import read_rows
+from harness.results.summary import counted
+from harness.stats import equivalence
+from harness.validation.document import Judged, content_of, write_document
+from harness.validation.equivalence import Figure, PointResult, worst
+from harness.validation.rounds import Rounds, hit_rates
+from simulator.calibration import Calibration, load_calibration
+
+_STATES = {"recompute": "recompute", "gpu": "gpu", "cpu": "cpu", "disk": "disk_cold"}
+_NEAR = 0.02  # 8K may be printed for 8,000 or 8,192 tokens
+NO_PRESET = "not predicted: configs/hardware has no preset of this machine"
+
+
+class Setup(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    hardware: str
+    model: str
+    cache: dict[str, Any]
+
+
+class Range(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What a document gives besides a single value, for the row of that setup, scheme and x."""
+
+    setup: str
+    scheme: str
+    x: str
+    low: float
+    high: float
+
+
+class Published(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The file: which preset stands for which setup, and what each experiment kept fixed."""
+
+    name: str
+    description: str
+    table: str
+    origin: str
+    setups: dict[str, Setup]
+    experiments: dict[str, dict[str, float]]
+    ranges: tuple[Range, ...]
+    rounds: Rounds
+    why: tuple[str, ...] = ()
+
+
+def is_published(path: Path) -> bool:
+    """Whether the file is a table of published figures, not an experiment."""
+    try:
+        raw = yaml.safe_load(path.read_text())
+    except (OSError, UnicodeDecodeError, yaml.YAMLError):
+        return False
+    return isinstance(raw, dict) and "table" in raw and "workload" not in raw
+
+
+def validate_published(path: Path, folder: Path, margin: float, command: str, progress: Progress) -> Judged:
+    """Predicts every row, writes validation.json.
+
+    Raises NotComparable where the file or its table cannot be used.
+    """
+    published, table = _read(path)
+    cells = {number: _cell(number, row, published) for number, row in enumerate(table) if _has_preset(row, published)}
+    made = RunRequest(
+        name=published.name,
+        cells=list(cells.values()),
+        engine="sim",
+        experiment={"path": path.name},
+        command=command,
+        folder=folder / "sim",
+    )
+    sim = run(made, progress)
+    points = [*_time_points(table, cells, _means(sim), published, margin), *_round_points(table, published, margin)]
+    content = content_of(
+        points,
+        margin,
+        worst([point.verdict for point in points]),
+        name=published.name,
+        command=command,
+        notes=_notes(table, points, published),
+        reference=_origin(published),
+        candidate=_simulator(),
+    )
+    write_document(folder, content)
+    return Judged(content)
+
+
+def _read(path: Path) -> tuple[Published, list[dict[str, str]]]:
+    try:
+        published = msgspec.convert(yaml.safe_load(path.read_text()), Published)
+        with (path.parent / published.table).open(newline="") as lines:
+            return published, list(csv.DictReader(lines))
+    except (OSError, msgspec.ValidationError, yaml.YAMLError) as error:
+        raise NotComparable(f"{path}: {' '.join(str(error).split())}; correct the file") from None
+
+
+def _has_preset(row: dict[str, str], published: Published) -> bool:
+    return row["setup"] in published.setups and row["experiment"] in published.experiments
+
+
+# ---- times to first token
+
+
+def _cell(number: int, row: dict[str, str], published: Published) -> Cell:
+    """The row as an experiment of the simulator's: whole chunks and one token, the nearest to what is printed."""
+    setup, (prompt_tokens, hit_rate, state) = published.setups[row["setup"]], _place(row, published)
+    chunk_tokens = setup.cache["chunk_tokens"]
+    chunks = round(prompt_tokens / chunk_tokens)
+    experiment = Experiment.model_validate(
+        {
+            "name": published.name,
+            "model": setup.model,
+            "workload": {
+                "kind": "prefix",
+                "prompt_tokens": chunks * chunk_tokens + 1,
+                "hit_rate": round(hit_rate * chunks) / chunks,
+            },
+            "measure": {"tiers": [state], "samples": 1},
+            "cache": setup.cache,
+            "engines": {"sim": {"hardware": setup.hardware, "max_batched_tokens": _step_tokens(setup)}},
+        }
+    )
+    return Cell(f"row {number + 2}", {}, experiment)
+
+
+def _step_tokens(setup: Setup) -> int:
+    """The step that the preset's constants were fitted for."""
+    return load_calibration(setup.hardware).fitted_on.max_num_batched_tokens
+
+
+def _place(row: dict[str, str], published: Published) -> tuple[float, float, str]:
+    """Prompt tokens, hit rate and warm state of a row, as its document has them."""
+    fixed = dict(published.experiments[row["experiment"]])
+    if row["x_name"] in ("prompt_tokens", "hit_rate"):
+        fixed[row["x_name"]] = float(row["x"])
+    hit_rate = fixed["hit_rate"] if row["scheme"] != "recompute" else 0.0
+    state = _STATES[row["scheme"]]
+    return fixed["prompt_tokens"], hit_rate, "recompute" if state == "gpu" and not hit_rate else state
+
+
+def _means(sim: Path) -> dict[str, float]:
+    times: dict[str, list[float]] = {}
+    for row in read_rows(sim):
+        if row.phase == "measure" and counted(row) and row.ttft_s is not None:
+            times.setdefault(row.cell, []).append(row.ttft_s)
+    return {cell: sum(values) / len(values) for cell, values in times.items()}
+
+
+def _time_points(
+    table: Sequence[dict[str, str]],
+    cells: dict[int, Cell],
+    means: dict[str, float],
+    published: Published,
+    margin: float,
+) -> list[PointResult]:
+    found = []
+    for number, cell in cells.items():
+        row = table[number]
+        calibration = load_calibration(published.setups[row["setup"]].hardware)
+        prompt_tokens, hit_rate, state = _place(row, published)
+        axes = {
+            "tier": state,
+            "source": f"{row['experiment'].split()[0]} {row['x']} {calibration.name}",
+            "prompt_tokens": round(prompt_tokens),
+            "hit_rate": hit_rate,
+            "constants": _role(state, prompt_tokens, hit_rate, float(row["value"]), calibration),
+        }
+        figure = _figure("ttft_mean_s", row, means[cell.key], published, margin)
+        found.append(_point(cell.key, axes, [figure]))
+    return found
+
+
+def _role(state: str, prompt_tokens: float, hit_rate: float, value: float, calibration: Calibration) -> str:
+    """'fitted': the preset was fitted on this row; 'printed twice': on another printed value of the same place."""
+    for point in calibration.fitted_on.points:
+        same_prompt = abs(point.prompt_tokens / prompt_tokens - 1) < _NEAR
+        hit = 0.0 if state == "recompute" else hit_rate
+        if point.tier == state and same_prompt and abs(point.hit_tokens / point.prompt_tokens - hit) < _NEAR:
+            return "fitted" if abs(point.measured_s / value - 1) < 1e-9 else "printed twice"
+    return "predicted"
+
+
+def _figure(metric: str, row: dict[str, str], predicted: float, published: Published, margin: float) -> Figure:
+    value = float(row["value"])
+    half = 0.5 * 10.0 ** -len(row["value"].partition(".")[2])
+    stated = (r for r in published.ranges if (r.setup, r.scheme, r.x) == (row["setup"], row["scheme"], row["x"]))
+    known = next(stated, None)
+    bottom, top = (known.low, known.high) if known else (value - half, value + half)
+    low, high = predicted / top - 1, predicted / bottom - 1
+    return Figure(
+        metric=metric,
+        reference=value,
+        candidate=predicted,
+        error=predicted / value - 1,
+        low=low,
+        high=high,
+        verdict=equivalence(low, high, margin),
+        samples=1,
+    )
+
+
+def _point(cell: str, axes: dict[str, Any], figures: Sequence[Figure]) -> PointResult:
+    return PointResult(
+        cell=cell,
+        tier=axes["tier"],
+        axes=axes,
+        figures=tuple(figures),
+        counts=(),
+        noise=(),
+        wasserstein_s=None,
+        left_out=0,
+    )
+
+
+# ---- hit rates by round
+
+
+def _round_points(table: Sequence[dict[str, str]], published: Published, margin: float) -> list[PointResult]:
+    """The document counts rounds from 0: nine are plotted, for the tenth is longer than the model takes."""
+    rounds = published.rounds
+    known = {scheme: hit_rates(rounds, scheme) for scheme in rounds.schemes}
+    found = []
+    for number, row in enumerate(table):
+        if row["setup"] != rounds.setup or row["metric"] != "hit_rate":
+            continue
+        by_seed = [rates[int(row["x"])] for rates in known[row["scheme"]]]
+        axes = {
+            "tier": "load",
+            "source": f"{row['scheme']} round {row['x']}",
+            "prompt_tokens": (int(row["x"]) + 1) * rounds.round_tokens,
+            "hit_rate": None,
+            "constants": "none needed",
+        }
+        figure = _figure("hit_rate", row, sum(by_seed) / len(by_seed), published, margin)
+        spread = f"{min(by_seed):.2f} to {max(by_seed):.2f} over {len(by_seed)} random orders"
+        found.append(_point(f"row {number + 2}", axes, [msgspec.structs.replace(figure, reason=spread)]))
+    return found
+
+
+# ---- the document
+
+
+def _origin(published: Published) -> dict[str, Any]:
+    facts = {"runs": [published.table], "created_at": None, "gpu_blocks": None, "block_tokens": None}
+    return {"engine": "published", "host": {}, "git": None, "versions": {}, **facts, "origin": published.origin}
+
+
+def _simulator() -> dict[str, Any]:
+    facts = {"runs": ["sim"], "created_at": provenance.now(), "gpu_blocks": None, "block_tokens": None}
+    return {"engine": "sim", "host": {}, "git": provenance.git(), "versions": {}, **facts}
+
+
+def _notes(table: Sequence[dict[str, str]], points: Sequence[PointResult], published: Published) -> list[str]:
+    """By role of the constants: how many rows, their MAPE; and the rows that nothing predicts."""
+    said = []
+    for role in ("fitted", "printed twice", "predicted", "none needed"):
+        own = [point for point in points if point.axes["constants"] == role]
+        errors = [abs(f.error) for point in own for f in point.figures if f.error is not None]
+        if errors:
+            passed = sum(point.verdict == "pass" for point in own)
+            said.append(f"{role}: {len(own)} rows, {passed} pass, MAPE {sum(errors) / len(errors):.1%}")
+    asked = {point.cell for point in points}
+    left = [f"{row['scheme']} {row['metric']} {row['x_name']} {row['x']}" for n, row in enumerate(table)
+            if f"row {n + 2}" not in asked]  # fmt: skip
+    return [*said, f"{NO_PRESET}: {', '.join(left)}" if left else "every row is predicted", *published.why]

@@ -1,0 +1,77 @@
+"""A calibration's points and those that it is held against, measured in turns.
+
+Machines get slower and faster by more, within minutes, than what is to be told apart: what is measured at another time
+is measured on another machine. So each pass measures all points of both kinds that share a running engine, each for a
+part of its time; and what needs an engine of its own runs between one such engine and the next. (Not between passes: an
+engine that is started again may be several percent quicker or slower than it was.)
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterable, Sequence
+
+from harness.experiment.read import Cell, changed
+from harness.experiment.workloads import PrefixWorkload
+from harness.measure.run import engine_key
+from harness.validation.points import repeated
+
+_FEWEST = 3
+
+
+def in_turns(micro: Sequence[Cell], cells: Sequence[Cell], passes: int) -> list[Cell]:
+    """Cells to run in this order: each point of both kinds once a pass, engine by engine; free loads, and what has an
+    engine without a point of the calibration, after the first engine.
+
+    micro: `micro_cells` of as many passes, whose keys end in #1, #2 …
+    """
+    fitted = _by_engine(micro)
+    beside = [c for c in cells if isinstance(c.experiment.workload, PrefixWorkload) and engine_key(c) in fitted]
+    held_out = _by_engine(beside)
+    first, *more = (_turns(points, held_out.get(key, []), passes) for key, points in fitted.items())
+    others = _by_engine(cell for cell in cells if cell not in beside)
+    return [*first, *itertools.chain(*others.values()), *itertools.chain(*more)]
+
+
+def _by_engine(cells: Iterable[Cell]) -> dict[str, list[Cell]]:
+    groups: dict[str, list[Cell]] = {}
+    for cell in cells:
+        groups.setdefault(engine_key(cell), []).append(cell)
+    return groups
+
+
+def _turns(fitted: Sequence[Cell], held_out: Sequence[Cell], passes: int) -> list[Cell]:
+    """All of one engine, pass by pass."""
+    divided = [part for cell in held_out for part in _divided(cell, passes)]
+    found: list[Cell] = []
+    for number in range(1, passes + 1):
+        found += _mixed(*([cell for cell in of if cell.key.endswith(f"#{number}")] for of in (fitted, divided)))
+    return found
+
+
+def _divided(cell: Cell, passes: int) -> list[Cell]:
+    """Cells of the same point that together take the cell's samples, or its time."""
+    measure = cell.experiment.measure
+    changes: dict[str, object] = {}
+    if measure.samples is not None:
+        changes["samples"] = math.ceil(measure.samples / passes)
+    if measure.budget is not None:
+        changes["budget"] = measure.budget / passes
+    if measure.until is not None:
+        limits = {name: getattr(measure.until, name) for name in ("min_samples", "max_samples")}
+        fewer = {name: max(_FEWEST, math.ceil(limit / passes)) for name, limit in limits.items()}
+        # Independent parts of a width each make a whole that is narrower by the root of their number.
+        width = min(0.99, measure.until.half_width * math.sqrt(passes))
+        changes["until"] = measure.until.model_dump(mode="json") | fewer | {"half_width": width}
+    part = changed(cell.experiment, measure=changes)
+    # The engine runs on from pass to pass, and is warm after the first.
+    warm = changed(part, measure={"warm_up": 0})
+    keys = repeated(cell.key, passes)
+    return [Cell(key, cell.overrides, warm if number else part) for number, key in enumerate(keys)]
+
+
+def _mixed(fitted: Sequence[Cell], held_out: Sequence[Cell]) -> list[Cell]:
+    """Both in their order, spread evenly among each other."""
+    places = [((index + 0.5) / len(of), cell) for of in (fitted, held_out) for index, cell in enumerate(of)]
+    return [cell for _, cell in sorted(places, key=lambda place: place[0])]

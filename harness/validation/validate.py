@@ -1,0 +1,292 @@
+"""`harness validate`: the same requests on a real engine and on the calibrated simulator, and a verdict on the model.
+
+    outcome = validate(Validation(cells=plan.cells(), calibration="mine.yaml", ...), progress)
+
+The real engine runs first, free loads several times, so that it can be held against itself (A/A). Where no calibration
+is given, its points are measured in turns with all that is validated, and fitted. The simulator then gets the
+engine's own resolved sizes. Points that do not resolve are sampled again while the budget lasts.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import statistics
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from harness.calibration.calibrate import calibrated, write_calibration
+from harness.errors import NotComparable, ResultsError
+from harness.experiment.model import EngineName, Experiment
+from harness.experiment.read import Cell, changed
+from harness.experiment.workloads import PrefixWorkload
+from harness.measure.cell import Progress
+from harness.measure.run import RunRequest, run
+from harness.results.summary import FREE_LOAD
+from harness.validation.comparable import check_apart, check_held_out, check_host, check_sides
+from harness.validation.document import Judged, document, write_document
+from harness.validation.equivalence import MARGIN, Comparison, PointResult, compare
+from harness.validation.known_limits import notes
+from harness.validation.points import Point, Side, point_name, read_side, repeated
+from harness.validation.schedule import in_turns
+from simulator.calibration import Calibration, load_calibration
+
+# The median of three is no slow pass of a machine that slows down now and then.
+LOAD_REPEATS = 3
+SIM_SAMPLES = 5
+MOST_SAMPLES = 400
+MOST_PASSES = 4
+# What a real engine and its cache server take to start, before the first sample: counted against the budget.
+START_S = 60.0
+
+
+class Micro(msgspec.Struct, frozen=True, kw_only=True):
+    """A calibration that is to be made: cells of so many passes, whose keys begin with the size."""
+
+    size: str
+    cells: list[Cell]
+    passes: int
+    experiment: Experiment
+
+
+class Validation(msgspec.Struct, frozen=True, kw_only=True):
+    """What to validate. real: finished runs to use instead of making one. budget_s: of the whole; what the first pass
+    over everything leaves of it is for sampling again, start of the engine included. calibration: a file, a name of
+    configs/hardware, or what to measure for one."""
+
+    name: str
+    cells: list[Cell]
+    engine: EngineName
+    calibration: str | Micro
+    experiment: dict[str, Any]
+    folder: Path
+    real: tuple[Path, ...] = ()
+    budget_s: float = 0.0
+    margin: float = MARGIN
+    command: str = ""
+
+
+def validate(request: Validation, progress: Progress) -> Judged:
+    """Runs both sides, judges them, writes validation.json.
+
+    Raises NotComparable before anything starts where a point is the calibration's own, and afterwards where the two
+    sides did not ask the same question; EngineError where the real engine fails.
+    """
+    deadline = time.monotonic() + request.budget_s
+    planned, source = planned_points(request.cells), request.calibration
+    if isinstance(source, Micro):
+        check_apart(planned, planned_points(source.cells))
+    else:
+        check_held_out(planned, load_calibration(source))
+    _make(request.folder)
+    real = list(request.real) or [_run_real(request, _first(request), "real", progress)]
+    if isinstance(source, Micro):
+        source = _calibrated(request, source, real[0])
+    calibration = load_calibration(source)
+    sim = _run_sim(request, source, real, progress)
+    while True:
+        reference, candidate = read_side(real), read_side([sim])
+        check_host(reference, calibration)
+        check_sides(reference, candidate)
+        comparison = compare(reference, candidate, request.margin)
+        more = [] if request.real else more_cells(comparison, reference, request.cells, deadline - time.monotonic())
+        if not more or len(real) >= MOST_PASSES:
+            break
+        real.append(_run_real(request, more, f"real-{len(real) + 1}", progress))
+    return _write(request, calibration, source, comparison, reference, candidate)
+
+
+def planned_points(cells: Sequence[Cell]) -> list[Point]:
+    """What the cells will measure, for checks before anything is measured."""
+    return [
+        Point(tier, {"key": cell.key, "config": cell.experiment.model_dump(mode="json")})
+        for cell in cells
+        for tier in cell.experiment.measure.tiers or (FREE_LOAD,)
+    ]
+
+
+def _make(folder: Path) -> None:
+    try:
+        folder.mkdir(parents=True)
+    except FileExistsError:
+        raise ResultsError(f"{folder}: exists already; choose another --out") from None
+    except OSError as error:
+        raise ResultsError(f"{folder}: cannot be made ({error.strerror}); choose a writable --out") from None
+
+
+def _write(
+    request: Validation,
+    calibration: Calibration,
+    source: str,
+    comparison: Comparison,
+    reference: Side,
+    candidate: Side,
+) -> Judged:
+    content = document(
+        comparison,
+        reference,
+        candidate,
+        name=request.name,
+        command=request.command,
+        experiment=request.experiment | {"path": Path(request.experiment["path"]).name},
+        calibration=_calibration_facts(calibration, source),
+        notes=notes(comparison, reference),
+    )
+    write_document(request.folder, content)
+    return Judged(content, reference, candidate)
+
+
+def compare_runs(reference: Path, candidate: Path, folder: Path, margin: float, command: str) -> Judged:
+    """Judges one run by another, writes validation.json.
+
+    Raises NotComparable where they did not ask the same question.
+    """
+    ours, theirs = read_side([reference]), read_side([candidate])
+    check_sides(ours, theirs)
+    name = str(ours.manifest["name"])
+    content = document(compare(ours, theirs, margin), ours, theirs, name=name, command=command)
+    _make(folder)
+    write_document(folder, content)
+    return Judged(content, ours, theirs)
+
+
+def _calibration_facts(calibration: Calibration, source: str) -> dict[str, Any]:
+    path = Path(source)
+    digest = hashlib.sha256(path.read_bytes()).hexdigest() if path.is_file() else None
+    facts = {name: getattr(calibration, name) for name in ("name", "date", "machine", "method", "good", "verdict")}
+    return {**facts, "sha256": digest, "fitted_points": len(calibration.fitted_on.points)}
+
+
+# ---- the real side
+
+
+def _first(request: Validation) -> list[Cell]:
+    """The cells of the first pass over everything."""
+    if not isinstance(request.calibration, Micro):
+        return with_repeats(request.cells)
+    micro = request.calibration
+    return in_turns(micro.cells, with_repeats(request.cells), micro.passes)
+
+
+def _calibrated(request: Validation, micro: Micro, real: Path) -> str:
+    """Fits a calibration to a run's points, and writes it; returns the file's name."""
+    path = request.folder / "calibration.yaml"
+    name = f"{request.name}-{request.folder.name}"
+    write_calibration(path, calibrated(real, name, micro.experiment, request.engine, micro.size))
+    return str(path)
+
+
+def _run_real(request: Validation, cells: list[Cell], name: str, progress: Progress) -> Path:
+    return run(_run_request(request, cells, request.engine, request.folder / name), progress)
+
+
+def _run_request(request: Validation, cells: list[Cell], engine: EngineName, folder: Path) -> RunRequest:
+    return RunRequest(
+        name=request.name,
+        cells=cells,
+        engine=engine,
+        experiment=request.experiment,
+        command=request.command,
+        folder=folder,
+    )
+
+
+def with_repeats(cells: Sequence[Cell]) -> list[Cell]:
+    """Free loads are sent LOAD_REPEATS times, on one running engine, which the first warms up: what it is compared with
+    itself by."""
+    found: list[Cell] = []
+    for cell in cells:
+        if isinstance(cell.experiment.workload, PrefixWorkload):
+            found.append(cell)
+            continue
+        again = changed(cell.experiment, measure={"warm_up": 0})
+        first, *others = repeated(cell.key, LOAD_REPEATS)
+        found.append(Cell(first, cell.overrides, cell.experiment))
+        found += [Cell(key, cell.overrides, again) for key in others]
+    return found
+
+
+def more_cells(comparison: Comparison, reference: Side, cells: Sequence[Cell], left_s: float) -> list[Cell]:
+    """Cells that sample points again that did not resolve, cheapest first, as far as the time goes.
+
+    A point whose interval no feasible number of samples would resolve is left as it is; so are free loads. Tiers of
+    one cell are interleaved: all for as many rounds as the least one needs, then the others without it, and so on.
+    """
+    by_key = {cell.key: cell for cell in cells}
+    wanted: list[tuple[float, int, PointResult]] = []
+    for point in comparison.points:
+        needed = [f.needed for f in point.figures if f.gates and f.needed is not None]
+        extra = max(needed, default=0) - _samples(point)
+        if point.tier != FREE_LOAD and 0 < extra <= MOST_SAMPLES and point.cell in by_key:
+            wanted.append((extra * _cost_s(reference.points[point.cell, point.tier]), extra, point))
+    chosen: dict[str, dict[str, int]] = {}
+    engines: set[str] = set()
+    for cost_s, extra, point in sorted(wanted, key=lambda each: each[0]):
+        experiment = by_key[point.cell].experiment
+        engine = repr((experiment.cache, experiment.storage))
+        cost_s += 0.0 if engine in engines else START_S
+        if cost_s <= left_s:
+            left_s -= cost_s
+            engines.add(engine)
+            chosen.setdefault(point.cell, {})[point.tier] = extra
+    return [again for key, cell in by_key.items() for again in _sampled_again(cell, chosen.get(key, {}))]
+
+
+def _sampled_again(cell: Cell, extra: dict[str, int]) -> list[Cell]:
+    """extra: samples a tier. Repeats of the cell whose tiers shrink as they have enough."""
+    steps = sorted(set(extra.values()))
+    found = []
+    for number, (before, samples) in enumerate(itertools.pairwise([0, *steps]), 1):
+        tiers = [tier for tier in cell.experiment.measure.tiers if extra.get(tier, 0) >= samples]
+        measure = {"tiers": tiers, "samples": samples - before, "until": None, "budget": None}
+        found.append(Cell(f"{cell.key}#{number}", cell.overrides, changed(cell.experiment, measure=measure)))
+    return found
+
+
+def _samples(point: PointResult) -> int:
+    return max((f.samples for f in point.figures), default=0)
+
+
+def _cost_s(point: Point) -> float:
+    """Seconds that one more sample takes, placing the prefix included: from the end of the one before to its end."""
+    samples = [sample for repeat in point.repeats.values() for sample in repeat.samples]
+    durations = [sample.ended_s - sample.started_s for sample in samples]
+    # Placing is other tiers' business too, so that the time between samples is not this one's own: twice its length.
+    return 2 * statistics.median(durations) + 0.5 if durations else 1.0
+
+
+# ---- the simulated side
+
+
+def _run_sim(request: Validation, calibration: str, real: Sequence[Path], progress: Progress) -> Path:
+    side, asked = read_side(real), {cell.key for cell in request.cells}
+    entries = [cell for cell in side.manifest["cells"] if point_name(cell["key"]) in asked]
+    if not entries:
+        raise NotComparable(f"{real[0]}: measured none of the points that the experiment asks for; name its own sizes")
+    unique = {cell.key: cell for cell in (sim_cell(entry, calibration) for entry in entries)}
+    return run(_run_request(request, list(unique.values()), "sim", request.folder / "sim"), progress)
+
+
+def sim_cell(entry: dict[str, Any], calibration: str) -> Cell:
+    """A real run's cell for the simulator: the same requests, and the sizes and limits that the engine resolved.
+
+    A free load is sent as often as it was there: a cache server may remember what an earlier pass used.
+    """
+    config, resolved = entry["config"], entry["resolved"] or {}
+    experiment = Experiment.model_validate_json(msgspec.json.encode(config), context={"resolved": True})
+    cache: dict[str, Any] = {"gpu": resolved.get("gpu_bytes") or config["cache"]["gpu"]}
+    if config["cache"]["cpu"] is not None:
+        cache["cpu"] = resolved.get("cpu_bytes") or config["cache"]["cpu"]
+    measure: dict[str, Any] = {}
+    key: str = entry["key"]
+    if isinstance(experiment.workload, PrefixWorkload):
+        measure = {"samples": SIM_SAMPLES, "until": None, "budget": None, "warm_up": 0}
+        key = point_name(key)
+    limits = (resolved.get("details") or {}).get("scheduler") or {}
+    sim = {"hardware": calibration, **{key: value for key, value in limits.items() if value is not None}}
+    chosen = changed(experiment, cache=cache, measure=measure, engines={"sim": config["engines"]["sim"] | sim})
+    return Cell(key, entry["overrides"], chosen)

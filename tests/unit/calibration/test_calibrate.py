@@ -1,0 +1,239 @@
+"""Calibrating against the simulator gives the simulator's own constants; a fit that does not foretell is not good."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+import yaml
+
+from harness.calibration.calibrate import calibrated, write_calibration
+from harness.calibration.points import micro_cells, points_of
+from harness.commands.calibrate import calibrate
+from harness.experiment.read import load_experiment
+from harness.measure.run import RunRequest, run
+from simulator.calibration import TRANSFER, Calibration, Point, load_calibration
+from simulator.fitting import fit
+from simulator.models import load_model
+from simulator.probing import simulated_s
+from tests.unit.measure.test_run_loop import Quiet
+
+TRUTH = {
+    "step_s": 0.0165,
+    "token_s": 1.4e-4,
+    "attention_s": 2.05e-7,
+    "attention_context_s": 2.6e-7,
+    "context_s": 3e-7,
+    "request_s": 2e-3,
+    "request_token_s": 3e-6,
+    "request_wait_s": 4e-3,
+    "request_chunk_s": 2e-5,
+    "cpu.read.latency_s": 3e-3,
+    "cpu.read.chunk_s": 1e-4,
+    "cpu.read.bytes_per_s": 6e9,
+    "page_cache.read.latency_s": 4e-3,
+    "page_cache.read.chunk_s": 6e-4,
+    "page_cache.read.bytes_per_s": 3e9,
+    "page_cache.read.shared_bytes_per_s": 5e9,
+    "disk.read.latency_s": 6e-3,
+    "disk.read.chunk_s": 1e-3,
+    "disk.read.bytes_per_s": 1e9,
+    "disk.read.shared_bytes_per_s": 1.5e9,
+}
+# What several points tell apart. The others trade against each other, and what they add up to is tested below.
+PLAIN = ("step_s", "token_s", "attention_s", "request_token_s", "cpu.read.bytes_per_s", "disk.read.bytes_per_s",
+         "disk.read.chunk_s", "disk.read.shared_bytes_per_s", "page_cache.read.bytes_per_s")  # fmt: skip
+# Lengths, hit rates and numbers at once that are in no fit.
+UNSEEN = [
+    Point(tier=tier, prompt_tokens=prompt, hit_tokens=hit, chunk_tokens=chunk, concurrency=count, measured_s=1.0)
+    for tier, prompt, hit, chunk, count in (
+        ("recompute", 1025, 0, 64, 1),
+        ("gpu", 2049, 2048, 64, 1),
+        ("cpu", 4097, 2048, 64, 1),
+        ("disk", 2049, 1024, 256, 1),
+        ("disk_cold", 4097, 4096, 256, 2),
+        ("recompute", 2049, 0, 256, 4),
+        ("disk_cold", 8193, 8192, 64, 1),
+    )
+]  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("calibrate")
+
+
+@pytest.fixture(scope="module")
+def truth(folder: Path) -> Calibration:
+    known = load_calibration("cpu-2core")
+    constants: dict[str, float | None] = dict(known.constants) | dict(TRUTH)
+    for device in ("cpu", "disk"):
+        constants |= {f"{device}.write.{of}": constants[f"{device}.read.{of}"] for of in TRANSFER}
+    constants |= {f"cpu.{way}.shared_bytes_per_s": constants["cpu.read.bytes_per_s"] for way in ("read", "write")}
+    made = msgspec.structs.replace(known, name="truth", constants=constants, assumed={}, synchronous_loads=True)
+    write_calibration(folder / "truth.yaml", made)
+    return load_calibration(folder / "truth.yaml")
+
+
+def experiment(folder: Path, **changes: Any) -> Path:
+    config: dict[str, Any] = {
+        "name": "calibration",
+        "workload": {"kind": "prefix", "prompt_tokens": 4097},
+        "measure": {"tiers": ["recompute"], "samples": 1},
+        "cache": {"gpu": "2GiB", "cpu": "2GiB", "disk": {"capacity": "4GiB"}},
+        "engines": {"sim": {"hardware": str(folder / "truth.yaml")}},
+        "sweep": {"cache.chunk_tokens": [64, 256]},
+    }
+    path = folder / "experiment.yaml"
+    path.write_text(yaml.safe_dump(config | changes))
+    return path
+
+
+@pytest.fixture(scope="module")
+def measured(folder: Path, truth: Calibration) -> Path:
+    assert truth.synchronous_loads
+    plan = load_experiment(experiment(folder))
+    cells = micro_cells(plan.experiment, (64, 256), 600.0)
+    made = RunRequest(name="c", cells=cells, engine="sim", experiment=plan.origin(), folder=folder / "run")
+    return run(made, Quiet())
+
+
+@pytest.fixture(scope="module")
+def found(measured: Path, folder: Path) -> Calibration:
+    return calibrated(measured, "found", load_experiment(experiment(folder)).experiment, "sim")
+
+
+def test_the_simulators_own_constants_are_found_again(found: Calibration) -> None:
+    assert {name: found.constants[name] for name in PLAIN} == {
+        name: pytest.approx(TRUTH[name], rel=0.05) for name in PLAIN
+    }
+    assert found.good, found.verdict
+
+
+@pytest.mark.parametrize("point", UNSEEN, ids=lambda p: f"{p.tier}-{p.prompt_tokens}-{p.concurrency}")
+def test_what_was_not_measured_is_foretold(point: Point, found: Calibration, truth: Calibration) -> None:
+    model = load_model("tiny-llama")
+    assert simulated_s(point, found, model) == pytest.approx(simulated_s(point, truth, model), rel=0.05)
+
+
+def test_a_file_holds_its_points_and_gives_the_same_fit(tmp_path: Path, found: Calibration) -> None:
+    write_calibration(tmp_path / "found.yaml", found)
+    again = load_calibration(tmp_path / "found.yaml")
+    assert again == found
+    settings = again.fitted_on
+    assert (settings.engine, settings.block_tokens, settings.max_num_batched_tokens) == ("sim", 32, 2048)
+    assert settings.gpu_blocks == 2**31 // (32 * 32768)
+    assert fit(settings, again.assumed, synchronous_loads=True).constants == again.constants
+    assert {(p.tier, p.chunk_tokens, p.concurrency) for p in settings.points} >= {
+        ("recompute", 64, 4), ("gpu", 64, 2), ("cpu", 256, 4), ("disk_cold", 256, 1),
+    }  # fmt: skip
+    assert all(p.fitted_s is not None and p.loo_error is not None and p.samples for p in settings.points)
+
+
+def test_points_are_medians_that_a_straggler_does_not_move(measured: Path) -> None:
+    points = points_of(measured)
+    assert all(p.low_s == p.high_s == p.measured_s for p in points), "the simulator repeats to the bit"
+    assert {p.metric for p in points if p.output_tokens > 1} == {"tpot_s"}
+
+
+def test_a_mechanism_that_the_model_lacks_makes_the_fit_not_good(
+    measured: Path, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def with_a_cliff(folder: Path, size: str) -> tuple[Point, ...]:
+        def changed(point: Point) -> Point:
+            slower = 1.6 if point.tier == "cpu" and point.prompt_tokens > 3000 else 1.0
+            return msgspec.structs.replace(point, measured_s=slower * point.measured_s)
+
+        return tuple(map(changed, points_of(folder, size)))
+
+    monkeypatch.setattr("harness.calibration.calibrate.points_of", with_a_cliff)
+    made = calibrated(measured, "cliff", load_experiment(experiment(folder)).experiment, "sim")
+    assert made.good is False
+    assert made.verdict is not None and "missed by" in made.verdict
+
+
+@pytest.mark.parametrize(
+    ("changes", "output", "budget", "text"),
+    [
+        ({}, "c.txt", "15min", "a calibration is a YAML file"),
+        ({}, "none/c.yaml", "15min", "there is no folder"),
+        ({}, "c.yaml", "15", "is not a time"),
+        ({}, "c.yaml", "30s", "starts of the engine"),
+        (
+            {"workload": {"kind": "sessions", "sessions": 1, "turns": 1, "concurrency": 1}, "measure": {}},
+            "c.yaml", "15min", "needs workload.kind prefix",
+        ),
+    ],
+)  # fmt: skip
+def test_mistakes_are_one_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], changes: dict[str, Any], output: str, budget: str, text: str
+) -> None:
+    path = experiment(tmp_path, engines={}, **changes)
+    assert calibrate(path, "sim", [], None, tmp_path / output, None, budget) == 2
+    said = capsys.readouterr().err
+    assert text in said and said.count("\n") == 1
+
+
+def test_another_limit_of_the_device_is_foretold(truth: Calibration) -> None:
+    """A limit below what the software does decides alone; twice the limit is half of the device's time."""
+    model = load_model("tiny-llama")
+    point = UNSEEN[-1]
+    slow, fast = (
+        simulated_s(msgspec.structs.replace(point, device_bytes_per_s=rate), truth, model) for rate in (1e8, 2e8)
+    )
+    moved = point.hit_tokens * model.kv_bytes_per_token
+    assert slow - fast == pytest.approx(moved / 1e8 - moved / 2e8)
+    unlimited, far = (
+        simulated_s(msgspec.structs.replace(point, device_bytes_per_s=rate), truth, model) for rate in (None, 1e12)
+    )
+    assert unlimited == far
+
+
+def test_loads_by_the_engines_own_thread_hold_up_its_steps(truth: Calibration) -> None:
+    """Four loads end before the step that computes for all of them; a thread of their own lets the first go ahead."""
+    model = load_model("tiny-llama")
+    point = msgspec.structs.replace(UNSEEN[2], prompt_tokens=2049, hit_tokens=2048, concurrency=4)
+    apart = msgspec.structs.replace(truth, synchronous_loads=False)
+    assert simulated_s(point, truth, model) > simulated_s(point, apart, model)
+
+
+def test_a_front_end_on_the_engines_core_slows_what_is_sent_together(truth: Calibration) -> None:
+    model = load_model("tiny-llama")
+    busy = {"request_s": 5e-3, "request_token_s": 0.0}
+    apart = msgspec.structs.replace(truth, constants=truth.constants | busy)
+    shared = msgspec.structs.replace(apart, shared_core=True)
+    alone = msgspec.structs.replace(UNSEEN[0], tier="gpu", prompt_tokens=1537, hit_tokens=1536, concurrency=1)
+    together = msgspec.structs.replace(alone, concurrency=4)
+    assert simulated_s(alone, shared, model) == pytest.approx(simulated_s(alone, apart, model))
+    assert simulated_s(together, shared, model) > 1.1 * simulated_s(together, apart, model)
+
+
+def test_a_point_of_one_noisy_sample_weighs_less(found: Calibration) -> None:
+    def error(outlier_samples: int) -> float:
+        noisy = [
+            msgspec.structs.replace(p, samples=20, low_s=0.95 * p.measured_s, high_s=1.05 * p.measured_s)
+            for p in found.fitted_on.points
+        ]
+        worst = max((p for p in noisy if p.tier == "recompute"), key=lambda p: p.prompt_tokens)
+        off = msgspec.structs.replace(worst, measured_s=1.5 * worst.measured_s, samples=outlier_samples)
+        settings = msgspec.structs.replace(found.fitted_on, points=(*(p for p in noisy if p is not worst), off))
+        constants = fit(settings, found.assumed, synchronous_loads=True).constants
+        return abs((constants["attention_s"] or 0.0) / (found.constants["attention_s"] or 1.0) - 1)
+
+    assert error(1) < 0.7 * error(20)
+
+
+def test_prompts_longer_than_the_experiments_own_are_not_measured(folder: Path) -> None:
+    short, long = (
+        micro_cells(load_experiment(experiment(folder, workload=workload)).experiment, (256,), 600.0)
+        for workload in ({"kind": "prefix", "prompt_tokens": length} for length in (3073, 3074))
+    )
+    lengths = [{int(cell.overrides["workload.prompt_tokens"]) for cell in cells} for cells in (short, long)]
+    assert lengths == [{513, 1537, 3073}, {513, 1537, 3073, 6145}]
+
+
+def test_points_warm_up_in_the_first_pass_alone(folder: Path) -> None:
+    cells = micro_cells(load_experiment(experiment(folder)).experiment, (64, 256), 600.0, passes=3)
+    assert {(cell.key[-2:], cell.experiment.measure.warm_up) for cell in cells} == {("#1", 1), ("#2", 0), ("#3", 0)}

@@ -1,0 +1,79 @@
+"""The vLLM adapter's control calls, against a server that fails where a real one cannot be made to."""
+
+import asyncio
+from pathlib import Path
+
+import pytest
+from aiohttp import web
+
+from harness.engines.vllm.engine import VllmEngine
+from harness.errors import EngineError
+from simulator.models import load_model
+from tests.unit.measure.test_run_loop import request as run_request
+
+METRICS = 'vllm:cache_config_info{num_gpu_blocks="64",block_size="32"} 1\n'
+
+
+class CutOff:
+    """Answers /server_info with an error, and hangs up on whoever asks again on that connection, as uvicorn does."""
+
+    def __init__(self, resets: int) -> None:
+        self.resets, self.cut = resets, set[object]()
+        self.app = web.Application(middlewares=[self._hang_up])
+        for path, answer in (("health", ""), ("metrics", METRICS), ("v1/models", '{"data": []}'), ("version", "{}")):
+            self.app.router.add_get(f"/{path}", self._says(answer))
+        self.app.router.add_get("/server_info", self._fails)
+        self.app.router.add_post("/reset_prefix_cache", self._reset)
+
+    @web.middleware
+    async def _hang_up(self, request: web.Request, handler: web.RequestHandler) -> web.StreamResponse:
+        if request.transport in self.cut:
+            request.transport.abort()
+        return await handler(request)
+
+    def _says(self, answer: str) -> web.RequestHandler:
+        async def handler(_request: web.Request) -> web.Response:
+            return web.Response(text=answer, content_type="text/plain")
+
+        return handler
+
+    async def _fails(self, request: web.Request) -> web.Response:
+        if request.keep_alive:
+            self.cut.add(request.transport)
+        return web.Response(status=500)
+
+    async def _reset(self, request: web.Request) -> web.Response:
+        self.resets -= 1
+        if self.resets < 0:
+            request.transport.abort()
+        return web.Response(text='{"success": true}')
+
+
+async def reset_after_ready(tmp_path: Path, server: CutOff, times: int) -> dict[str, int]:
+    runner = web.AppRunner(server.app)
+    await runner.setup()
+    site = web.TCPSite(runner, "127.0.0.1", 0)
+    await site.start()
+    url = f"http://127.0.0.1:{runner.addresses[0][1]}"
+    vllm = {"attach": {"url": url}}
+    cache, measure = {"block_tokens": 32, "gpu": "8MiB"}, {"tiers": ["gpu"], "samples": 1}
+    (cell,) = run_request(tmp_path, engine="vllm", engines={"vllm": vllm}, cache=cache, measure=measure).cells
+    engine = VllmEngine(cell.experiment, load_model(cell.experiment.model), tmp_path, lambda: 0.0)
+    try:
+        await engine.start()
+        scheduler = (await engine.ready()).details["scheduler"]
+        for _ in range(times):
+            await engine.reset(frozenset({"gpu"}))
+        return scheduler
+    finally:
+        await engine.stop()
+        await runner.cleanup()
+
+
+def test_a_server_that_tells_no_limits_and_hangs_up_is_measured_all_the_same(tmp_path: Path) -> None:
+    assert asyncio.run(reset_after_ready(tmp_path, CutOff(resets=2), 2)) == {}
+
+
+def test_a_server_that_dies_in_a_reset_is_told_in_one_line(tmp_path: Path) -> None:
+    with pytest.raises(EngineError, match=r"no longer answers .*; see its log"):
+        asyncio.run(reset_after_ready(tmp_path, CutOff(resets=1), 2))

@@ -1,0 +1,61 @@
+"""Which tiers a round samples, and when a tier has enough."""
+
+from collections import Counter
+
+import pytest
+
+from harness.experiment.measure import Measure, Until
+from harness.measure.sampling import Sampler
+from harness.stats import median_interval, relative_half_width
+
+
+def test_a_limited_time_is_shared_out_by_time_and_not_by_samples() -> None:
+    until = Until(half_width=0.001, min_samples=3, max_samples=1000)
+    sampler = Sampler(Measure(tiers=("recompute", "gpu", "cpu"), until=until, budget="240s"))
+    costs_s = {"recompute": 4.0, "gpu": 0.1, "cpu": 0.3}
+    taken, elapsed_s = Counter[str](), 0.0
+    assert sampler.round(0.0) == ["recompute", *["gpu"] * 3, *["cpu"] * 3], "it may be the only round"
+    while tiers := sampler.round(elapsed_s):
+        assert not taken or tiers == [tier for tier in costs_s if tier in tiers]
+        for tier in tiers:
+            elapsed_s += costs_s[tier]
+            taken[tier] += 1
+            sampler.add(tier, [float(taken[tier])], proven=True, took_s=costs_s[tier])
+    times_s = [taken[tier] * cost_s for tier, cost_s in costs_s.items()]
+    assert max(times_s) < 2.5 * min(times_s) and taken["gpu"] > 15 * taken["recompute"] > 15 * 3
+
+
+def test_computing_a_prefix_anew_is_time_of_the_tier_that_it_was_moved_down_for() -> None:
+    until = Until(half_width=0.001, min_samples=3, max_samples=1000)
+    sampler = Sampler(Measure(tiers=("gpu", "disk_cold"), until=until, budget="240s"))
+    taken, elapsed_s, last = Counter[str](), 0.0, ""
+    while tiers := sampler.round(elapsed_s):
+        for tier in tiers:
+            placing_s = 2.0 if (last, tier) == ("disk_cold", "gpu") else 0.1
+            elapsed_s, last = elapsed_s + placing_s + 0.2, tier
+            taken[tier] += 1
+            sampler.add(tier, [float(taken[tier])], proven=True, placing_s=placing_s, took_s=0.2)
+    assert 3 < taken["gpu"] / taken["disk_cold"] < 12
+
+
+def test_without_a_limit_every_round_has_every_tier() -> None:
+    sampler = Sampler(Measure(tiers=("recompute", "gpu"), samples=3))
+    for _ in range(3):
+        assert sampler.round(1e9) == ["recompute", "gpu"]
+        sampler.add("recompute", [1.0], proven=True, took_s=100.0)
+        sampler.add("gpu", [1.0], proven=True, took_s=0.1)
+    assert sampler.round(0.0) == []
+
+
+@pytest.mark.parametrize(("count", "confidence", "ranks"), [(5, 0.9, (1, 5)), (20, 0.95, (6, 15)), (60, 0.9, (24, 37))])
+def test_the_medians_interval_lies_between_the_textbooks_ranks(
+    count: int, confidence: float, ranks: tuple[int, int]
+) -> None:
+    values = [float(value) for value in range(count, 0, -1)]
+    assert median_interval(values, confidence) == ranks
+
+
+def test_few_values_have_no_interval_unless_they_are_one() -> None:
+    assert median_interval([1.0, 2.0, 3.0, 4.0, 5.0], 0.95) is None and relative_half_width([1.0, 2.0]) is None
+    assert median_interval([], 0.95) is None
+    assert median_interval([2.0, 2.0], 0.95) == (2.0, 2.0) and relative_half_width([2.0, 2.0]) == 0.0

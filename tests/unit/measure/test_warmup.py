@@ -1,0 +1,119 @@
+"""What the counters have to show for each state, and what follows when they do not."""
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from harness.engines.fake import FakeEngine
+from harness.experiment.model import Experiment
+from harness.experiment.workloads import PrefixWorkload
+from harness.measure.warmup import Probe, after_sample, expected_counters, place, prove, sealed
+from harness.records import Counters, Resolved
+from simulator.models import load_model
+from traces.request import RequestRecord
+
+TIERS = ("gpu", "cpu", "disk")
+ZEROS = dict.fromkeys(("computed_tokens", "external_tokens", "stores_begun", "stores_ended"), 0)
+ZEROS |= dict.fromkeys((f"{tier}_hit_tokens" for tier in TIERS), 0)
+ZEROS |= {"disk_loaded_chunks": 0, "disk_device_read_bytes": 0}
+KV_BYTES = 32768
+
+
+def probe(concurrency: int = 1, cpu_bytes: int | None = 2**30) -> Probe:
+    experiment = Experiment.model_validate(
+        {
+            "name": "x",
+            "workload": {"kind": "prefix", "prompt_tokens": 1025, "hit_rate": 0.5, "concurrency": concurrency},
+            "measure": {"tiers": ["gpu"], "samples": 1},
+            "cache": {"gpu": "1GiB", "cpu": "1GiB", "disk": {"capacity": "1GiB"}},
+        }
+    )
+    assert isinstance(experiment.workload, PrefixWorkload)
+    return Probe("c", experiment, experiment.workload, Resolved(kv_bytes_per_token=KV_BYTES, cpu_bytes=cpu_bytes))
+
+
+def row(name: str = "a", **fields: Any) -> RequestRecord:
+    return RequestRecord(id=name, scheduled_s=0.0, sent_s=0.0, prompt_tokens=1025, **fields)
+
+
+def moved(tier: str, one: Probe, **other: int | None) -> Counters:
+    """Counters that moved exactly as the tier needs, but for `other`."""
+    return Counters.of({**ZEROS, **expected_counters(one, tier).named(), **other})
+
+
+@pytest.mark.parametrize("tier", ["recompute", "gpu", "cpu", "disk", "disk_cold"])
+@pytest.mark.parametrize("concurrency", [1, 3])
+def test_each_state_is_proven_by_its_own_counters_and_by_no_other_states(tier: str, concurrency: int) -> None:
+    one = probe(concurrency)
+    rows = [row(cached_tokens=0 if tier == "recompute" else 512) for _ in range(concurrency)]
+    assert prove(one, tier, moved(tier, one), rows) == ("proven", None)
+    for other in {"recompute", "gpu", "cpu", "disk", "disk_cold"} - {tier}:
+        verdict, reason = prove(one, tier, moved(other, one), rows)
+        assert verdict == "contradicted" and reason is not None, (tier, other)
+
+
+@pytest.mark.parametrize(
+    ("tier", "other", "verdict", "reason"),
+    [
+        ("cpu", {"external_tokens": 256}, "contradicted", "external_tokens moved by 256, cpu needs 512"),
+        ("cpu", {"disk_hit_tokens": 256}, "contradicted", "disk_hit_tokens moved by 256, cpu needs 0"),
+        ("cpu", {"cpu_hit_tokens": None}, "unproven", "the engine does not report cpu_hit_tokens"),
+        ("gpu", {"computed_tokens": None}, "unproven", "the engine does not report computed_tokens"),
+        ("disk", {"disk_device_read_bytes": 512 * KV_BYTES}, "contradicted", "disk_device_read_bytes moved by"),
+        ("disk", {"disk_device_read_bytes": 4096}, "proven", None),
+        ("disk", {"disk_loaded_chunks": 1}, "contradicted", "disk_loaded_chunks moved by 1, disk needs 2"),
+        ("disk_cold", {"disk_device_read_bytes": 0}, "contradicted", "disk_device_read_bytes moved by 0"),
+        ("disk_cold", {"disk_device_read_bytes": 512 * KV_BYTES // 2}, "contradicted", "disk_device_read_bytes"),
+        ("disk_cold", {"disk_device_read_bytes": 512 * KV_BYTES + 4096}, "proven", None),
+        ("disk_cold", {"disk_device_read_bytes": None}, "unproven", "does not report disk_device_read_bytes"),
+    ],
+)
+def test_the_slightest_difference_is_named(
+    tier: str, other: dict[str, int | None], verdict: str, reason: str | None
+) -> None:
+    got = prove(probe(), tier, moved(tier, probe(), **other), [row()])
+    assert got[0] == verdict and (reason is None) == (got[1] is None) and (reason or "") in (got[1] or "")
+
+
+def test_sums_that_agree_do_not_hide_a_request_that_disagrees() -> None:
+    one = probe(concurrency=2)
+    rows = [row("a", cached_tokens=1024), row("b", cached_tokens=0)]
+    verdict, reason = prove(one, "gpu", moved("gpu", one), rows)
+    assert verdict == "contradicted" and reason == "request a had 1024 cached tokens, gpu needs 512"
+
+
+def test_a_failed_request_leaves_its_sample_unproven() -> None:
+    verdict, reason = prove(probe(), "gpu", moved("gpu", probe()), [row(error="boom")])
+    assert verdict == "unproven" and reason is not None and "boom" in reason
+
+
+def test_only_a_proven_row_says_who_served_it() -> None:
+    done = sealed(row(), probe(), "cpu", "proven", None)
+    assert done.tokens_by_tier == {"computed": 513, "gpu": 0, "cpu": 512, "disk": 0}
+    assert done.expected_hit_tokens == 512
+    doubtful = sealed(row(), probe(), "cpu", "contradicted", "why")
+    assert doubtful.tokens_by_tier == {} and doubtful.verdict_reason == "why"
+
+
+def test_after_a_sample_without_proof_the_next_starts_from_empty_tiers() -> None:
+    one = probe()
+    after_sample(one, "recompute", "proven", fresh_prefix=False)
+    assert one.resident == {"gpu", "cpu", "disk"} and one.stray_tokens == 513
+    engine = FakeEngine(one.experiment, load_model("tiny-llama"), lambda: 0.0)
+    sent: list[str] = []
+    after_sample(one, "cpu", "contradicted", fresh_prefix=False)
+    assert not one.resident
+    asyncio.run(place(engine, one, "cpu", 1, lambda row: sent.append(row.id)))
+    assert sent == ["warm-cpu-00001-000"] and one.resident == {"cpu", "disk"} and one.stray_tokens == 0
+
+
+def test_prompts_share_their_prefix_with_the_warm_up_and_their_suffix_with_nothing() -> None:
+    one = probe(concurrency=2)
+    [first, second] = one.requests("gpu", 0)
+    [warm, _] = one.warmers("gpu", 0)
+    assert first.prompt[0] == warm.prompt[0] != second.prompt[0]
+    suffixes = {r.prompt[-1] for tier in ("gpu", "cpu") for i in (0, 1) for r in one.requests(tier, i)}
+    assert len(suffixes) == 8 and first.prompt_tokens == 1025 and warm.prompt_tokens == 512
+    [fresh, _] = one.requests("recompute", 0, fresh_prefix=True)
+    assert fresh.prompt[0] != first.prompt[0]

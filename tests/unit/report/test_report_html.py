@@ -1,0 +1,279 @@
+"""report.html: complete in one file, honest about its evidence, and safe with any text."""
+
+from __future__ import annotations
+
+import json
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from harness.errors import ResultsError
+from harness.records import Counters, HostSample
+from harness.report.run.html import write_report
+from harness.report.words import TIMES, UNKNOWN
+from tests.support.report_runs import cell, folder_of, row, sample
+
+HOSTILE = "</script><img src=x onerror=alert(1)>"
+
+
+class Page(HTMLParser):
+    """What a browser would find: tags with attributes, scripts, table rows, and the text by section."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__()
+        self.tags: list[tuple[str, dict[str, str | None]]] = []
+        self.scripts: list[str] = []
+        self.rows: dict[str, list[list[str]]] = {}
+        self.text: dict[str, str] = {}
+        self.classes: dict[str, str] = {}
+        self._section, self._script, self._cell = "", False, False
+        self.feed(path.read_text(encoding="utf-8"))
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        found = dict(attrs)
+        self.tags.append((tag, found))
+        if tag == "section":
+            self._section = found.get("id") or ""
+            self.classes[self._section] = found.get("class") or ""
+        elif tag == "script":
+            self._script = True
+            self.scripts.append("")
+        elif tag == "tr":
+            self.rows.setdefault(self._section, []).append([])
+        elif tag in ("td", "th"):
+            self._cell = True
+            self.rows[self._section][-1].append("")
+
+    def handle_endtag(self, tag: str) -> None:
+        if tag == "script":
+            self._script = False
+        elif tag in ("td", "th"):
+            self._cell = False
+
+    def handle_data(self, data: str) -> None:
+        if self._script:
+            self.scripts[-1] += data
+            return
+        self.text[self._section] = self.text.get(self._section, "") + data
+        if self._cell:
+            self.rows[self._section][-1][-1] += data
+
+    def figure(self, name: str) -> dict[str, Any]:
+        places = [
+            n
+            for n, (_, attrs) in enumerate(t for t in self.tags if t[0] == "script")
+            if attrs.get("data-figure") == name
+        ]
+        figure: dict[str, Any] = json.loads(self.scripts[places[0]])
+        return figure
+
+    def figures(self) -> list[str]:
+        return [str(attrs["data-figure"]) for _, attrs in self.tags if "data-figure" in attrs]
+
+
+def report(path: Path, *args: Any, **kwargs: Any) -> Page:
+    target = write_report(folder_of(path / "run", *args, **kwargs))
+    assert target == path / "run" / "report.html"
+    return Page(target)
+
+
+def proven_rows() -> list[Any]:
+    gpu, none = {"computed": 1, "gpu": 4096, "cpu": 0}, {"computed": 4097, "gpu": 0, "cpu": 0}
+    rows = [row("gpu", t, at_s=n, by_tier=gpu, cached_tokens=4096) for n, t in enumerate((0.09, 0.10, 0.11))]
+    return rows + [row("recompute", t, at_s=n, by_tier=none, cached_tokens=0) for n, t in enumerate((2.9, 3.0, 3.1))]
+
+
+def test_the_file_is_complete_in_itself(tmp_path: Path) -> None:
+    page = report(tmp_path, proven_rows(), [sample("gpu", n) for n in range(3)])
+    for tag, attrs in page.tags:
+        for name in ("src", "href", "action", "data", "srcset", "poster"):
+            assert not attrs.get(name), f"<{tag}> fetches {attrs[name]}"
+    assert not [tag for tag, _ in page.tags if tag in ("link", "iframe", "object", "embed", "base", "img")]
+    policy = next(str(attrs["content"]) for _, attrs in page.tags if attrs.get("http-equiv"))
+    assert policy.startswith("default-src 'none';")
+    assert "http" not in policy
+    assert sum("plotly.js v" in script for script in page.scripts) == 1
+    assert "showSendToCloud: false" in page.scripts[-1]
+    assert "@import" not in (tmp_path / "run" / "report.html").read_text().split("<script")[0]
+
+
+def test_a_proven_run_says_what_it_found(tmp_path: Path) -> None:
+    page = report(tmp_path, proven_rows(), [sample("gpu", n) for n in range(3)])
+    finding = f"gpu: 30{TIMES} faster than recompute (mean TTFT 100 ms against 3.00 s at 4,097 prompt tokens)."
+    assert page.text["findings"].split("Findings")[1].strip() == finding
+    assert "6 rows measured, all proven" in page.text["evidence"]
+    assert page.classes["evidence"] == "banner good"
+    assert "state" not in page.text
+    assert page.figures() == ["ttft", "distribution", "sources", "timeline", "noise"]
+    assert [trace["name"] for trace in page.figure("ttft")["data"]] == ["recompute", "gpu"]
+    assert page.rows["figures"][1] == [
+        "base", "recompute", "3", "3.00 ± 0.25 s", "3.00 s", "3.08 s*", "3.10 s*", "3.3 %", "2", "0",
+    ]  # fmt: skip
+    assert [line[0] for line in page.rows["figures"]].count("cell") == 2
+    assert page.rows["source-table"][1:] == [
+        ["base", "recompute", "12,291", "12,291", "0", "0", "not reported"],
+        ["base", "gpu", "12,291", "3", "12,288", "0", "not reported"],
+    ]
+
+
+def test_contradicted_rows_are_counted_explained_and_left_out(tmp_path: Path) -> None:
+    rows = [row("disk", 0.2, at_s=n, lag_s=0.0) for n in range(2)]
+    rows.append(row("disk", 9.0, at_s=3, verdict="contradicted", verdict_reason="cpu served 4096 tokens"))
+    rows += [row("disk", 9.0, at_s=4, verdict="unproven", verdict_reason="no counters"), row("disk", None, at_s=5)]
+    doubt = sample(
+        "disk",
+        2,
+        "contradicted",
+        reason="cpu served 4096 tokens",
+        observed=Counters(hit_tokens={"cpu": 4096, "disk": 0}),
+        expected=Counters(hit_tokens={"disk": 4096}),
+    )
+    page = report(tmp_path, rows, [sample("disk", 0), doubt])
+    assert "5 rows measured, 2 in the figures, 3 left out" in page.text["evidence"]
+    for part in ("2 proven", "1 contradicted", "1 unproven", "1 error", "1 left out: cpu served 4096 tokens"):
+        assert part in page.text["evidence"]
+    for cure in ("make room in that tier", "reports tokens by source", "measure.request_timeout"):
+        assert cure in page.text["evidence"]
+    assert page.classes["evidence"] == "banner warn"
+    line = page.rows["figures"][1]
+    assert (line[2], line[3]) == ("2", "200 ± 0 ms")
+    assert line[9].startswith("3") and f"1 {TIMES} cpu served 4096 tokens" in line[9]
+    assert page.rows["doubts"][1:] == [
+        ["base", "disk", "2", "contradicted", "cpu served 4096 tokens",
+         "cpu_hit_tokens 4,096, disk_hit_tokens 0", "disk_hit_tokens 4,096"],
+    ]  # fmt: skip
+
+
+def test_only_errors(tmp_path: Path) -> None:
+    page = report(tmp_path, [row("gpu", None, at_s=n) for n in range(2)])
+    assert "2 rows measured, 0 in the figures, 2 left out" in page.text["evidence"]
+    assert page.classes["evidence"] == "banner bad"
+    assert "no finding" in page.text["findings"]
+    assert page.figures() == ["timeline"]
+
+
+def test_an_empty_run(tmp_path: Path) -> None:
+    page = report(tmp_path)
+    assert "No request was measured" in page.text["evidence"]
+    assert page.figures() == []
+    assert "figures" not in page.rows
+
+
+def test_a_failed_run_shows_its_error_and_its_log_at_once(tmp_path: Path) -> None:
+    folder = folder_of(tmp_path / "run", [row("gpu", 0.1)], status="failed", error=f"engine died {HOSTILE}")
+    (folder / "logs" / "engine.log").write_text(f"last words {HOSTILE}\x1b[31m\n")
+    page = Page(write_report(folder))
+    assert page.classes["state"] == "banner bad"
+    assert f"engine died {HOSTILE}" in page.text["state"]
+    assert "1 measured row" in page.text["state"]
+    assert f"last words {HOSTILE} [31m" in page.text["environment"]
+
+
+def test_an_unfinished_run_says_how_to_go_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    page = report(tmp_path, [row("gpu", 0.1)], status="started")
+    assert page.classes["state"] == "banner warn"
+    assert "--resume run" in page.text["state"]
+
+
+def test_hostile_text_stays_text(tmp_path: Path) -> None:
+    rows = [row("gpu", 0.1, cell=HOSTILE, id=HOSTILE), row("gpu", 0.1, cell="b", verdict="unproven")]
+    rows.append(row(HOSTILE, 0.1, cell="b", verdict="contradicted", verdict_reason=HOSTILE))
+    cells = [
+        cell(HOSTILE, {"k": HOSTILE}, config={"name": HOSTILE, "workload": {"kind": HOSTILE}}),
+        cell("b", {"k": 1}),
+    ]
+    samples = [sample(HOSTILE, 0, "unproven", reason=HOSTILE, cell=HOSTILE), sample("gpu", 1, cell=HOSTILE)]
+    page = report(
+        tmp_path, rows, samples, cells=cells, name=HOSTILE, engine=HOSTILE, versions={HOSTILE: HOSTILE},
+        host={"cpu": HOSTILE}, experiment={"path": HOSTILE, "sha256": HOSTILE},
+    )  # fmt: skip
+    assert not [tag for tag, _ in page.tags if tag == "img"]
+    assert len(page.scripts) == len(page.figures()) + 2
+    assert HOSTILE in page.text["doubts"] and HOSTILE in page.text["environment"]
+    dots = page.figure("timeline")["data"]
+    assert "&lt;/script&gt;" in dots[0]["text"][0]
+
+
+def test_a_free_load(tmp_path: Path) -> None:
+    rows = [row(None, 0.1, at_s=float(n), output_tokens=5, cached_tokens=2048) for n in range(4)]
+    load = sample("load", 0, None, observed=Counters(hit_tokens={"cpu": 8192}), host=HostSample())
+    page = report(tmp_path, rows, [load])
+    assert page.rows["throughput"][1] == ["base", "1.29/s", "5,290/s", "6.45/s", "50.0 %"]
+    finding = "TTFT: median 100 ms, p90 100 ms over 4 requests; 1.29 requests/s; 50.0 % of the prompt tokens came"
+    assert finding in page.text["findings"]
+    assert "claims no tier" in page.text["evidence"]
+    # With five output tokens there is a time per output token to show; a proven run of one token has none.
+    assert [line[0] for line in page.rows["figures"]].count("cell") == 3
+    assert "base: cpu_hit_tokens 8,192" in page.text["counters"]
+    assert page.figures() == ["distribution", "sources", "timeline"]
+    assert ["steal", "not reported"] in page.rows["environment"]
+
+
+def test_a_simulated_run_is_called_a_prediction(tmp_path: Path) -> None:
+    assert "a prediction, not a measurement" in report(tmp_path, proven_rows(), engine="sim").text[""]
+
+
+def test_a_late_sender_is_pointed_out(tmp_path: Path) -> None:
+    rows = [row("gpu", 0.1, at_s=n, lag_s=0.006) for n in range(3)]
+    rows += [row("cpu", 0.2, at_s=n, lag_s=0.006) for n in range(3)]
+    page = report(tmp_path, rows)
+    gpu, cpu = page.rows["lag"][1:]
+    assert gpu[:5] == ["base", "gpu", "6.00 ms", "6.00 ms", "6.0 %"]
+    assert "above 5 %" in gpu[5]
+    assert cpu[4:] == ["3.0 %", ""]
+
+
+def test_the_environment_sets_resolved_sizes_against_configured_ones(tmp_path: Path) -> None:
+    config = {"cache": {"gpu": 2**30, "cpu": 2**31, "disk": None, "chunk_tokens": 256}}
+    resolved = {"gpu_bytes": 2**30 - 2**20, "chunk_tokens": 256, "gpu_blocks": 1023}
+    trace = {"name": "prefix", "sha256": "ab" * 32, "requests": 30}
+    page = report(
+        tmp_path, cells=[cell(config=config, resolved=resolved, trace=trace)],
+        host={"cpu": "a cpu", "memory_bytes": 24 * 2**30}, git={"commit": "f00d", "dirty": True},
+        experiment={"path": "configs/experiments/a b.yaml", "sha256": "cd" * 32},
+    )  # fmt: skip
+    rows = page.rows["environment"]
+    assert ["gpu", "1GiB", "1023MiB"] in rows
+    assert ["cpu", "2GiB", "not reported"] in rows
+    assert ["disk", "not set", "not reported"] in rows
+    assert ["gpu_blocks", UNKNOWN, "1,023"] in rows
+    assert ["memory bytes", "24GiB"] in rows
+    assert ["git commit", "f00d with uncommitted changes"] in rows
+    assert ["base", "complete", "prefix", "30", "ab" * 32] in rows
+    assert "gpu: 1073741824" in page.text["environment"]
+    commands = page.text["reproduce"].split("Do it again")[1].split()
+    assert " ".join(commands[:8]) == "git checkout f00d harness run 'configs/experiments/a b.yaml' --engine"
+
+
+def test_a_manifest_of_nothing_but_its_schema(tmp_path: Path) -> None:
+    folder = folder_of(tmp_path / "run", [row("gpu", 0.1, cell="who")])
+    (folder / "manifest.json").write_text('{"schema": 1, "cells": null, "git": null, "host": null}')
+    page = Page(write_report(folder))
+    assert page.rows["figures"][1][:3] == ["who", "gpu", "1"]
+    assert "run" in page.text[""]
+
+
+def test_a_long_table_and_a_long_run_stay_small(tmp_path: Path) -> None:
+    rows = [row(None, 0.1, at_s=n / 100, cell=f"c{n % 600}", id=str(n)) for n in range(100_000)]
+    page = report(tmp_path, rows, cells=[cell(f"c{n}", {"k": n}) for n in range(600)])
+    assert "The first 500 of 600 lines" in page.text["figures"]
+    assert len([line for line in page.rows["figures"] if line[0].startswith("k=")]) == 2 * 500
+    drawn = sum(len(trace["text"]) for trace in page.figure("timeline")["data"] if "text" in trace)
+    assert drawn <= 6000
+    assert f"{drawn:,} of 100,000 requests are drawn" in "".join(page.text.values())
+    assert (tmp_path / "run" / "report.html").stat().st_size < 20e6
+
+
+def test_the_same_folder_gives_the_same_bytes(tmp_path: Path) -> None:
+    folder = folder_of(tmp_path / "run", proven_rows(), [sample("gpu", 0)])
+    first = write_report(folder).read_bytes()
+    assert write_report(folder).read_bytes() == first
+    assert not list(folder.glob("*.tmp"))
+
+
+def test_what_is_no_run_folder_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ResultsError, match="no manifest"):
+        write_report(tmp_path)

@@ -1,0 +1,108 @@
+"""What a report says of traced I/O: file systems side by side, and whose time each request's first token took."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from harness.records import IoTrace
+from harness.report.io.tables import render
+from harness.report.refresh import seal
+from harness.report.words import UNKNOWN
+from harness.results.folder import read_io
+from tests.support.report_runs import cell, folder_of, row
+from tests.unit.report.test_report_html import Page
+
+MIB = 2**20
+
+
+def traced_run(path: Path, requests: int) -> Path:
+    """Two cells of one request a second; each reads two blocks of 1 MiB for 100 ms each, the kth one k ms later."""
+    resolved: dict[str, Any] = {"chunk_tokens": 256, "kv_bytes_per_token": 4096, "details": {}}
+    cells = [cell(name, {"fs": name}, resolved={**resolved, "details": {"disk_file_system": name}}, device=None)
+             for name in ("ext4", "xfs")]  # fmt: skip
+    rows = [
+        row("disk_cold", 0.5 + number / 1000, cell=name, at_s=float(number), id=f"r{number}")
+        for name in ("ext4", "xfs")
+        for number in range(requests)
+    ]
+    folder = folder_of(path, rows, [], cells=cells)
+    for place, name in enumerate(("ext4", "xfs")):
+        own = folder / "io" / str(place)
+        own.mkdir(parents=True)
+        block, files = [], ["O 1 1 7 3 8 0", "T /d/chunk"]
+        for number in range(requests):
+            at_ns = number * 10**9 + 10**8
+            # xfs's two come one after the other, ext4's leave a gap.
+            second = 2048 if name == "xfs" else 4096
+            block += [f"B {at_ns} {at_ns + 10**6} {at_ns + 10**8} 0 {MIB} 0 1",
+                      f"B {at_ns} {at_ns + 10**8} {at_ns + 2 * 10**8} {second} {MIB} 0 1"]  # fmt: skip
+            files.append(f"R {at_ns} {3 * 10**8} 7 3 0 {2 * MIB}")
+        for kind, lines in (("block", block), ("files", files)):
+            text = "".join(json.dumps({"type": "printf", "data": f"{line}\n"}) + "\n" for line in lines)
+            (own / f"{kind}.jsonl").write_text(text)
+        about = IoTrace(cells=(name,), attempt=0, path="/d", device_number=1, pids=(7,), zero_ns=0, started_s=0.0,
+                        ended_s=float(requests), lost_events=0)  # fmt: skip
+        (own / "trace.json").write_bytes(msgspec.json.encode(about))
+    seal(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def long_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return traced_run(tmp_path_factory.mktemp("io") / "run", 250)
+
+
+def test_file_systems_stand_beside_each_other(long_run: Path) -> None:
+    page = Page(long_run / "report.html")
+    names = ["io-timeline", "io-order", "io-sizes", "io-latency", "io-split"]
+    assert [name for name in page.figures() if name.startswith("io-")] == names
+    table = {cells[0]: cells[1:] for cells in page.rows["io"]}
+    assert table[""] == ["ext4", "xfs"]
+    assert table["read: requests"] == ["500", "500"] and table["read: bytes"] == ["500MiB", "500MiB"]
+    # Of 499 steps, each request's second block follows its first on xfs.
+    assert table["read: sequential"] == ["0.0%", "50.1%"]
+    assert table["read: sizes from"] == ["1MiB 100%"] * 2
+    assert table["read: split by the kernel; D2C as a whole, p50"] == ["250, 199 ms"] * 2
+    assert table["each file: opened"] == ["1", "1"] and table["each file: bytes read"] == ["500MiB", "500MiB"]
+    assert table["write: requests"] == [UNKNOWN] * 2
+    assert table["requests not seen to complete"] == ["0"] * 2
+    order = page.figure("io-order")["data"]
+    assert sum(sum(bar["y"]) for bar in order if bar["name"] == "sequential") == 250
+
+
+def test_each_request_s_first_token_is_split_and_the_table_is_bounded(long_run: Path) -> None:
+    page = Page(long_run / "report.html")
+    head, *body = page.rows["io-requests"]
+    assert head[5:] == ["TTFT", "engine", "look-up", "file system, host", "device"]
+    assert "400 of 500 requests" in page.text["io-requests"] and "the first 100 of each" in page.text["io-requests"]
+    assert len(body) == 400
+    for cells in body:
+        ttft, *parts = map(float, cells[5:])
+        assert sum(parts) == pytest.approx(ttft, abs=0.03)
+        assert parts[3] == pytest.approx(199, abs=0.01) and parts[2] == pytest.approx(101, abs=0.01)
+    ext4 = [cells for cells in body if cells[1] == body[0][1]]
+    assert [cells[0] for cells in ext4[:100]] == [f"r{number}" for number in range(100)]
+    # The slowest are the last ones: each is 1 ms slower than the one before.
+    assert [cells[0] for cells in ext4[100:]] == [f"r{number}" for number in range(150, 250)]
+    assert {cells[3] for cells in ext4[:100]} == {"first"} and {cells[3] for cells in ext4[100:]} == {"slow"}
+    assert ("table", {"class": "sortable"}) in page.tags
+
+
+def test_means_are_of_the_first_requests_and_not_of_the_slowest(long_run: Path) -> None:
+    io = read_io(long_run)
+    assert io is not None
+    assert "TTFT  549.5 ms" in render([io]) and "(means of 100 requests)" in render([io])
+
+
+def test_a_short_run_shows_every_request(tmp_path: Path) -> None:
+    page = Page(traced_run(tmp_path / "run", 3) / "report.html")
+    assert "All 6 requests" in page.text["io-requests"] and len(page.rows["io-requests"]) == 7
+    # In each second, two requests are at the device for 99 and 100 ms, one after the other.
+    bars = [bar for bar in page.figure("io-timeline")["data"] if bar["type"] == "bar"]
+    depths = [bar["y"] for bar in bars if bar["yaxis"] in ("y3", "y4")]
+    assert [round(sum(depth), 2) for depth in depths if any(depth)] == [5.97, 5.97]

@@ -1,0 +1,162 @@
+"""Calibrations and models as shipped: what they state follows from what they list."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import msgspec
+import pytest
+import yaml
+
+from simulator.calibration import Assumption, FittedOn, Point, State, load_calibration
+from simulator.errors import CalibrationError
+from simulator.fitting import fit, predicted_s
+from simulator.models import CONFIGS, ModelSpec, load_model
+from simulator.simulate import Simulator
+from traces.request import Request, Segment
+
+ABSENT = ("request_wait_s", "request_chunk_s", "response_s", "poll_s")
+SHIPPED = sorted(path.stem for path in (CONFIGS / "hardware").glob("*.yaml"))
+
+
+@pytest.mark.parametrize("name", SHIPPED)
+def test_the_constants_of_a_file_are_the_fit_to_its_points(name: str) -> None:
+    calibration = load_calibration(name)
+    again = fit(calibration.fitted_on, calibration.assumed, synchronous_loads=calibration.synchronous_loads).constants
+    assert calibration.constants.keys() == again.keys()
+    for constant, stated in calibration.constants.items():
+        assert stated == (None if again[constant] is None else pytest.approx(again[constant], rel=1e-5)), constant
+
+
+@pytest.mark.parametrize("name", SHIPPED)
+def test_a_file_says_where_it_comes_from_and_why_it_assumes(name: str) -> None:
+    calibration = load_calibration(name)
+    assert calibration.name == name
+    assert all((calibration.source, calibration.date, calibration.machine, calibration.method))
+    assert all(len(assumption.why) > 20 for assumption in calibration.assumed.values())
+
+
+def point(tier: State, prompt_tokens: int, hit_tokens: int, measured_s: float, chunk_tokens: int = 256) -> Point:
+    return Point(
+        tier=tier, prompt_tokens=prompt_tokens, hit_tokens=hit_tokens, chunk_tokens=chunk_tokens, measured_s=measured_s
+    )
+
+
+def test_the_fit_finds_known_constants_again() -> None:
+    truth = {
+        "token_s": 2e-4,
+        "attention_s": 3e-9,
+        "request_s": 0.05,
+        "cpu.read.latency_s": 0.01,
+        "cpu.read.bytes_per_s": 8e9,
+    }
+
+    def ttft_s(prompt: int, hit: int) -> float:
+        computed = prompt - hit
+        compute_s = truth["token_s"] * computed + truth["attention_s"] * computed * (hit + computed / 2)
+        load_s = truth["cpu.read.latency_s"] + hit * 32768 / truth["cpu.read.bytes_per_s"] if hit else 0.0
+        return truth["request_s"] + compute_s + load_s
+
+    lengths = (1000, 4000, 16000, 64000)
+    points = [point("recompute", n, 0, ttft_s(n, 0)) for n in lengths]
+    points += [point("cpu", n, n - 1, ttft_s(n, n - 1)) for n in lengths]
+    nothing = Assumption(value=0.0, why="the truth has none of it")
+    assumed = dict.fromkeys((*ABSENT, "step_s", "context_s", "request_token_s", "cpu.read.chunk_s"), nothing)
+    assumed["attention_context_s"] = Assumption(same_as="attention_s", why="the truth knows one attention")
+    fitted_on = FittedOn(model="tiny-llama", max_num_batched_tokens=65536, points=tuple(points))
+    found = fit(fitted_on, assumed).constants
+    assert {name: found[name] for name in truth} == pytest.approx(truth, rel=1e-4)
+    assert found["disk.read.latency_s"] is None
+
+
+@pytest.mark.parametrize("name", SHIPPED)
+def test_the_simulator_says_what_the_fit_says(name: str) -> None:
+    """A lone prompt in the simulator takes what the constants say of it: the two are one model."""
+    calibration = load_calibration(name)
+    settings = calibration.fitted_on
+    chunk_tokens = settings.points[0].chunk_tokens
+    for hit_tokens, prompt_tokens in ((0, 2000), (8 * chunk_tokens, 8 * chunk_tokens + 1)):
+        simulator = Simulator(
+            load_model(settings.model),
+            calibration,
+            "vllm-0.32",
+            "lmcache-0.5.6-mp",
+            gpu_blocks=9000,
+            block_tokens=16,
+            chunk_tokens=chunk_tokens,
+            cpu_bytes=8 << 30,
+            disk_bytes=8 << 30,
+            odirect=True,
+            max_num_batched_tokens=settings.max_num_batched_tokens,
+            max_num_seqs=8,
+        )
+        prompt = (Segment(1, prompt_tokens),)
+        simulator.submit(Request(id="warm", prompt=prompt, output_tokens=1), 0.0)
+        (done,) = simulator.advance()
+        sent_s = 0.0
+        if hit_tokens:
+            simulator.drain()
+            simulator.reset({"gpu", "cpu"})
+            sent_s = simulator.now_s
+            simulator.submit(Request(id="hit", prompt=prompt, output_tokens=1), sent_s)
+            (done,) = simulator.advance()
+            assert done.disk == hit_tokens
+        lone = point("disk_cold" if hit_tokens else "recompute", prompt_tokens, hit_tokens, math.nan, chunk_tokens)
+        assert done.first_token_s is not None
+        assert done.first_token_s - sent_s == pytest.approx(predicted_s(lone, calibration), rel=1e-9)
+
+
+def test_an_unknown_constant_is_an_error_that_names_it() -> None:
+    with pytest.raises(CalibrationError, match=r"rtx-a5000-nfs: page_cache\.read\.latency_s is unknown"):
+        load_calibration("rtx-a5000-nfs").constant("page_cache.read.latency_s")
+
+
+def test_a_calibration_must_be_whole(tmp_path: Path) -> None:
+    good = yaml.safe_load((CONFIGS / "hardware" / "cpu-2core.yaml").read_text())
+    bad = tmp_path / "bad.yaml"
+    for change, text in (
+        ({"constants": good["constants"] | {"step_ms": 1.0}}, "step_ms missing or unknown"),
+        ({"constants": good["constants"] | {"step_s": -1.0}}, r"constants\.step_s: -1\.0 is not a possible cost"),
+        ({"assumed": {"step_s": {"why": "because"}}}, "needs either value or same_as"),
+        ({"tuned_by": "hand"}, "tuned_by"),
+    ):
+        bad.write_text(yaml.safe_dump(good | change))
+        with pytest.raises(ValueError, match=text) as caught:
+            load_calibration(bad)
+        assert str(caught.value).startswith(str(bad)) and "\n" not in str(caught.value)
+
+
+def test_kv_bytes_of_the_shipped_models() -> None:
+    assert load_model("tiny-llama").kv_bytes_per_token == 32768
+    assert load_model("llama-3.2-3b").kv_bytes_per_token == 114688
+
+
+def test_latent_attention_keeps_one_vector_a_token() -> None:
+    plain = load_model("llama-3.2-3b")
+    latent = msgspec.structs.replace(plain, layers=61, mla_latent_dim=512, mla_rope_dim=64)
+    assert latent.kv_bytes_per_token == 61 * 576 * 2
+
+
+@pytest.mark.parametrize(
+    ("change", "text"),
+    [
+        ({"dtype": "int3"}, "dtype 'int3' is unknown"),
+        ({"layers": 0}, "layers must be at least 1"),
+        ({"mla_latent_dim": 512}, "go together"),
+        ({"heads": 3}, "heads"),
+        ({"head_dim": "x"}, r"head_dim"),
+    ],
+)
+def test_a_model_file_is_checked(tmp_path: Path, change: dict[str, object], text: str) -> None:
+    good = yaml.safe_load((CONFIGS / "models" / "tiny-llama.yaml").read_text())
+    bad = tmp_path / "bad.yaml"
+    bad.write_text(yaml.safe_dump(good | change))
+    with pytest.raises(ValueError, match=text):
+        load_model(bad)
+
+
+def test_a_missing_name_lists_the_known_ones() -> None:
+    with pytest.raises(ValueError, match=r"no such file; configs/models has .*llama-3\.2-3b, .*tiny-llama"):
+        load_model("gpt")
+    assert isinstance(load_model(CONFIGS / "models" / "tiny-llama.yaml"), ModelSpec)

@@ -1,0 +1,75 @@
+"""Why points miss: what the model is known to lack where it matters, and what the host did, from the samples."""
+
+from typing import Any
+
+import pytest
+
+from harness.records import HostSample
+from harness.stats import Equivalence
+from harness.validation.equivalence import Comparison, Figure, PointResult
+from harness.validation.known_limits import notes
+from harness.validation.points import Point, Repeat, Side
+from tests.support.report_runs import row, sample
+
+
+def figure(metric: str, error: float, verdict: Equivalence) -> Figure:
+    return Figure(metric=metric, reference=1.0, candidate=1 + error, error=error, low=error, high=error,
+                  verdict=verdict, samples=9)  # fmt: skip
+
+
+def point(workload: str, concurrency: int, error: float, counts: Equivalence = "pass") -> PointResult:
+    axes: dict[str, Any] = {"workload": workload, "concurrency": concurrency}
+    time = figure("ttft_mean_s", error, "pass" if abs(error) < 0.05 else "not resolvable")
+    count = figure("gpu_hit_tokens", 0.0, counts)
+    return PointResult(cell="c", tier="gpu", axes=axes, figures=(time,), counts=(count,), noise=(), wasserstein_s=None,
+                       left_out=0)  # fmt: skip
+
+
+def said(*points: PointResult, side: Side | None = None) -> list[str]:
+    comparison = Comparison(reference="vllm", candidate="sim", margin=0.05, points=points)
+    return notes(comparison, side or Side((), (), {}))
+
+
+def side(*beside: tuple[float | None, float]) -> Side:
+    """Of one point: the core's loop around each sample, and its TTFT."""
+    repeat = Repeat()
+    for index, (loop_s, ttft_s) in enumerate(beside):
+        repeat.samples.append(sample("gpu", index, host=HostSample(core_loop_s=loop_s)))
+        repeat.rows.append(row("gpu", ttft_s, sample=index))
+    return Side((), (), {("c", "gpu"): Point("gpu", {}, {(0, "c"): repeat})})
+
+
+def test_what_the_model_lacks_is_told_of_the_points_that_miss() -> None:
+    assert said(point("prefix", 1, 0.01), point("prefix", 4, -0.04)) == []
+    alone, together, load = point("prefix", 1, 0.2), point("prefix", 2, -0.06), point("trace", 2, 0.07)
+    assert said(alone) == []
+    race, stores, starts = said(alone, together, load)
+    assert "sent at once is a race" in race and race.endswith("1 of 3 points with an error beyond ± 5%.")
+    assert "stores" in stores and "1 of 3 points" in stores
+    assert "starts of an engine" in starts and "1 of 3 points" in starts
+    (ticks,) = said(point("synthetic", 1, 0.0, counts="fail"), point("prefix", 1, 0.0, counts="fail"))
+    assert "ticks" in ticks and ticks.endswith("1 of 2 points with unequal counts.")
+
+
+def test_the_host_is_told_where_its_core_was_timed_and_something_misses() -> None:
+    slow = side(*[(1e-4 * (1 + i / 10), 0.02 * (1 + i / 10)) for i in range(10)])
+    (host,) = said(point("prefix", 1, 0.2), side=slow)
+    assert "took 45% longer or more" in host and "one in ten 81%" in host and "correlation with TTFT 1.00" in host
+    assert said(point("prefix", 1, 0.0), side=slow) == []
+    assert said(point("prefix", 1, 0.2), side=side((None, 0.1), (None, 0.2))) == []
+
+
+def test_a_sample_that_was_measured_again_counts_by_its_last_attempt() -> None:
+    again = side(*[(1e-4 * (1 + i / 10), 0.02 * (1 + i / 10)) for i in range(10)])
+    again.points["c", "gpu"].repeats[0, "c"].samples.append(
+        sample("gpu", 0, "contradicted", attempt=1, host=HostSample(core_loop_s=1e-5))
+    )
+    (host,) = said(point("prefix", 1, 0.2), side=again)
+    assert "took 45% longer or more" in host and "correlation with TTFT 1.00" in host
+
+
+@pytest.mark.filterwarnings("error")
+def test_too_few_samples_or_a_core_that_never_changed_tell_of_no_correlation() -> None:
+    for few in (side((1e-4, 0.1), (2e-4, 0.2)), side(*[(1e-4, 0.1 + i) for i in range(9)])):
+        (host,) = said(point("prefix", 1, 0.2), side=few)
+        assert "correlation" not in host

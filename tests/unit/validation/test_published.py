@@ -1,0 +1,61 @@
+"""The table of published figures: what is fitted, what is predicted, and that nothing is chosen a row."""
+
+import csv
+from pathlib import Path
+
+import pytest
+
+from harness.commands.validate import validate as validate_command
+from harness.report.validation.html import write_comparison
+from harness.validation.published import is_published, validate_published
+from harness.validation.rounds import Rounds, hit_rates
+from tests.unit.measure.test_run_loop import Quiet
+
+TABLE = Path("configs/validation/published.yaml")
+
+
+def test_every_row_is_judged_or_named_as_not_predicted(tmp_path: Path) -> None:
+    judged = validate_published(TABLE, tmp_path / "out", 0.05, "", Quiet())
+    content = judged.content
+    write_comparison(tmp_path / "out", *judged)
+    with TABLE.with_name("published_figures.csv").open() as lines:
+        rows = list(csv.DictReader(lines))
+    judged = {int(point["cell"].removeprefix("row ")) - 2 for point in content["points"]}
+    left = next(note for note in content["notes"] if note.startswith("not predicted"))
+    assert len(judged) + left.count(",") + 1 == len(rows) and len(judged) >= 24
+    for point in content["points"]:
+        [figure] = point["figures"]
+        assert figure["reference"] == float(rows[int(point["cell"].removeprefix("row ")) - 2]["value"])
+    roles = {point["cell"]: point["axes"]["constants"] for point in content["points"]}
+    assert sum(role == "fitted" for role in roles.values()) == 14, "as many as both presets have points"
+    exact = [p for p in content["points"] if "4000ada" in p["axes"]["source"] and roles[p["cell"]] == "fitted"]
+    assert len(exact) == 4 and all(abs(p["figures"][0]["error"]) < 1e-3 for p in exact), "as many constants as points"
+    assert content["verdict"] == "fail"
+    for name in ("report.html", "validation.md", "validation.json"):
+        assert str(tmp_path) not in (tmp_path / "out" / name).read_text()
+
+
+def test_the_command_knows_a_table_from_an_experiment(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert is_published(TABLE) and not is_published(Path("configs/experiments/quickstart.yaml"))
+    assert not is_published(tmp_path / "nowhere.yaml")
+    assert validate_command(TABLE, None, [], "vllm", [], [], "0s", 0.05, tmp_path / "out") == 1
+    assert "published" in capsys.readouterr().out
+    broken = tmp_path / "broken.yaml"
+    broken.write_text(TABLE.read_text().replace("clients: 20", "clients: many"))
+    assert validate_command(broken, None, [], "vllm", [], [], "0s", 0.05, tmp_path / "no") == 2
+    assert "rounds.clients" in capsys.readouterr().err
+
+
+def test_rounds_that_fit_hit_all_but_their_own_turn_and_a_full_pool_loses_some() -> None:
+    cache = {"block_tokens": 64, "chunk_tokens": 64, "gpu": "6GiB", "cpu": "6GiB"}
+    rounds = Rounds("", "qwen3-8b", "rtx-a5000-nfs", 4, 6, 4096, 2, (1, 2), cache, {"small": "7GiB", "large": "1TiB"})
+    for rates in hit_rates(rounds, "large"):
+        assert rates == pytest.approx([number / (number + 1) for number in range(6)])
+    small = hit_rates(rounds, "small")
+    assert all(rates[:2] == [0.0, 0.5] and rates[5] < 5 / 6 for rates in small) and small[0] != small[1]
+
+
+def test_rounds_end_where_the_model_does() -> None:
+    cache = {"block_tokens": 64, "chunk_tokens": 64, "gpu": "8GiB", "cpu": "4GiB"}
+    rounds = Rounds("", "qwen3-8b", "rtx-a5000-nfs", 1, 10, 4096, 1, (1,), cache, {"pool": "1TiB"})
+    assert [len(rates) for rates in hit_rates(rounds, "pool")] == [9]

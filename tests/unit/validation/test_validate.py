@@ -1,0 +1,237 @@
+"""`harness validate` end to end: the simulator stands in for the real engine, with true and with wrong constants."""
+
+import itertools
+import json
+import statistics
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+import yaml
+
+from harness.commands.calibrate import calibrate as calibrate_command
+from harness.commands.validate import planned_cells
+from harness.commands.validate import validate as validate_command
+from harness.errors import NotComparable
+from harness.experiment.read import changed, load_experiment
+from harness.report.validation.html import findings, write_comparison
+from harness.results.folder import read_manifest, read_rows
+from harness.validation.equivalence import compare
+from harness.validation.points import axes, read_side
+from harness.validation.validate import MOST_SAMPLES, Validation, more_cells, sim_cell, validate
+from tests.support.noisy_runs import noisy_copy, sim_run, wrong_calibration
+from tests.unit.measure.test_run_loop import Quiet
+
+CONFIG: dict[str, Any] = {
+    "name": "validated",
+    "workload": {"kind": "prefix", "prompt_tokens": 3073, "hit_rate": 1.0},
+    "measure": {"tiers": ["recompute", "gpu", "cpu", "disk_cold"], "samples": 10},
+    "cache": {"gpu": "1GiB", "cpu": "1GiB", "disk": {"capacity": "4GiB"}, "chunk_tokens": 128},
+    "sizes": {
+        "pairs": {"workload.concurrency": 2},
+        "load": {
+            "workload": {"kind": "trace", "trace": "tiny_conversation", "block_tokens": 32, "concurrency": 2},
+            "measure": {},
+        },
+    },
+}
+SIZES = (None, "pairs", "load")
+
+
+def request(tmp_path: Path, calibration: Path | str, sizes: tuple[str | None, ...] = SIZES, **more: Any) -> Validation:
+    path = tmp_path / "experiment.yaml"
+    path.write_text(yaml.safe_dump(CONFIG))
+    plans = {size: load_experiment(path, size=size) for size in sizes}
+    fields: dict[str, Any] = {"engine": "sim", "folder": tmp_path / "out", "experiment": plans[sizes[0]].origin()}
+    return Validation(name="v", cells=planned_cells(plans), calibration=str(calibration), **(fields | more))
+
+
+def test_the_true_constants_pass_every_point_and_every_count(tmp_path: Path) -> None:
+    judged = validate(request(tmp_path, "cpu-2core"), Quiet())
+    content = judged.content
+    write_comparison(tmp_path / "out", *judged)
+    assert content["verdict"] == "pass" and content["overall"]["points"] == 9
+    assert content["overall"]["counts_equal"] == content["overall"]["counts"] > 40
+    assert content["overall"]["mape"] == pytest.approx(0, abs=1e-9) and all(content["overall"]["targets"].values())
+    load = content["points"][-1]
+    assert load["tier"] == "load" and load["noise"] and load["cell"] == "load:base"
+    assert {row.cell for row in read_rows(tmp_path / "out" / "real") if row.cell.startswith("load")} == {
+        "load:base#1", "load:base#2", "load:base#3",
+    }  # fmt: skip
+    for name in ("validation.json", "validation.md", "report.html"):
+        assert str(tmp_path) not in (tmp_path / "out" / name).read_text()
+
+
+def test_a_bandwidth_that_is_a_tenth_too_high_fails_where_it_matters(tmp_path: Path) -> None:
+    """Of a slow device, as a reference device is: there the transfer is most of the time."""
+    slow = wrong_calibration(tmp_path / "slow.yaml", 0.1)
+    wrong = wrong_calibration(tmp_path / "wrong.yaml", 0.11)
+    run = sim_run(tmp_path / "truth", {key: CONFIG[key] for key in CONFIG if key != "sizes"}, slow)
+    real = noisy_copy(run, tmp_path / "real", seed=1, spread=0.01)
+    content = validate(request(tmp_path, wrong, (None,), real=(real,), engine="fake"), Quiet()).content
+    verdicts = {point["tier"]: point["verdict"] for point in content["points"]}
+    assert verdicts == {"recompute": "pass", "gpu": "pass", "cpu": "pass", "disk_cold": "fail"}
+    assert not any("calls its fit not good" in line for line in findings(content))
+    content["calibration"] |= {"good": False, "verdict": "missed by 20 %"}
+    assert "The calibration itself calls its fit not good: missed by 20 %." in findings(content)
+    right = request(tmp_path, slow, (None,), real=(real,), engine="fake", folder=tmp_path / "right")
+    assert validate(right, Quiet()).content["verdict"] == "pass"
+
+
+def test_points_that_the_calibration_was_fitted_on_are_refused_before_anything_runs(tmp_path: Path) -> None:
+    seen = request(tmp_path, "cpu-2core", (None,))
+    cells = [
+        msgspec.structs.replace(cell, experiment=changed(cell.experiment, workload={"prompt_tokens": 2049}))
+        for cell in seen.cells
+    ]
+    with pytest.raises(NotComparable, match=r"was fitted on it \(prompt_tokens 2049\)"):
+        validate(msgspec.structs.replace(seen, cells=cells), Quiet())
+    assert not (tmp_path / "out").exists()
+
+
+def test_points_that_a_calibration_is_to_be_fitted_on_are_refused_before_anything_runs(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def refusal(**workload: Any) -> str:
+        path = tmp_path / "experiment.yaml"
+        path.write_text(yaml.safe_dump(CONFIG | {"workload": CONFIG["workload"] | workload, "sizes": {"micro": {}}}))
+        turns = ("micro", "5min", 2)
+        assert validate_command(path, None, [], "sim", [], [], "0s", 0.05, tmp_path / "out", turns) == 2
+        return capsys.readouterr().err
+
+    assert "base recompute: the calibration is to be fitted on it (prompt_tokens 3073)" in refusal()
+    partial = refusal(prompt_tokens=1537, hit_rate=0.5)
+    assert "base recompute" in partial and "(and 2 more such points)" in partial, "of half a hit: GPU and CPU RAM"
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_calibration_of_another_machine_is_refused(tmp_path: Path) -> None:
+    run = sim_run(tmp_path / "truth", {key: CONFIG[key] for key in CONFIG if key != "sizes"})
+    real = noisy_copy(run, tmp_path / "real", seed=1, spread=0.0)
+    known = yaml.safe_load(Path("configs/hardware/cpu-2core.yaml").read_text())
+    known["fitted_on"]["host"] = {"cpu": "another", "cores": None}
+    (tmp_path / "other.yaml").write_text(yaml.safe_dump(known))
+    with pytest.raises(NotComparable, match=r"unlike hosts: cpu is .*, another in calibration cpu-2core"):
+        validate(request(tmp_path, tmp_path / "other.yaml", (None,), real=(real,), engine="fake"), Quiet())
+
+
+def test_the_simulators_disk_is_as_fast_as_the_reference_device(tmp_path: Path) -> None:
+    cold_s = []
+    for limit in (50, 100):
+        device = {"device": {"bandwidth": f"{limit}MiB/s", "size": "4GiB"}}
+        config = {key: CONFIG[key] for key in CONFIG if key != "sizes"} | {"storage": device}
+        side = read_side([sim_run(tmp_path / str(limit), config)])
+        point = side.points["base", "disk_cold"]
+        assert axes(point)["device_bytes_per_s"] == limit * 2**20 and axes(point)["file_system"] == "ext4"
+        cold_s.append(statistics.fmean(row.ttft_s or 0 for row in point.rows))
+    assert cold_s[0] - cold_s[1] == pytest.approx(3072 * 32 / 1024 * (1 / 50 - 1 / 100), rel=0.01)
+
+
+def test_the_simulator_gets_what_the_engine_resolved(tmp_path: Path) -> None:
+    """Not what the experiment hoped for: fewer blocks, and the scheduler's own limits."""
+    run = sim_run(tmp_path / "real", {key: CONFIG[key] for key in CONFIG if key != "sizes"})
+    entry = read_manifest(run)["cells"][0]
+    limits = {"max_batched_tokens": 1024, "max_sequences": 8}
+    entry["config"]["measure"] |= {"samples": None, "until": {}, "budget": 60.0}
+    entry["resolved"] |= {"gpu_bytes": 500 * 32 * 32768, "cpu_bytes": 2**31, "details": {"scheduler": limits}}
+    experiment = sim_cell(entry, "cpu-2core").experiment
+    assert experiment.cache.gpu == 500 * 32 * 32768 and experiment.cache.cpu == 2**31
+    assert experiment.engines.sim.max_batched_tokens == 1024 and experiment.engines.sim.max_sequences == 8
+    assert experiment.engines.sim.hardware == "cpu-2core" and experiment.measure.samples == 5
+
+
+def test_what_does_not_resolve_is_sampled_again_while_the_time_lasts(tmp_path: Path) -> None:
+    run = sim_run(tmp_path / "truth", {key: CONFIG[key] for key in CONFIG if key != "sizes"})
+    cells = request(tmp_path, "cpu-2core", (None,)).cells
+    real = read_side([noisy_copy(run, tmp_path / "real", seed=1, spread=0.15)])
+    comparison = compare(real, read_side([run]))
+    needed = {p.tier: max((f.needed or 0 for f in p.figures if f.gates), default=0) for p in comparison.points}
+    unclear = [tier for tier, samples in needed.items() if 10 < samples <= 10 + MOST_SAMPLES]
+    more = more_cells(comparison, real, cells, left_s=1e6)
+    rounds = [(cell.experiment.measure.tiers, cell.experiment.measure.samples or 0) for cell in more]
+    assert len(unclear) > 1 and list(rounds[0][0]) == unclear, "all tiers are interleaved at first"
+    assert [len(tiers) for tiers, _ in rounds] == list(range(len(rounds), 0, -1))
+    assert all(cell.key.startswith("base#") for cell in more)
+    for tier, samples in needed.items():
+        assert sum(n for tiers, n in rounds if tier in tiers) == (samples - 10 if tier in unclear else 0)
+    assert more_cells(comparison, real, cells, left_s=61.0) == []
+
+
+def test_samples_of_a_second_pass_count_with_those_of_the_first(tmp_path: Path) -> None:
+    run = sim_run(tmp_path / "truth", {key: CONFIG[key] for key in CONFIG if key != "sizes"})
+    again = noisy_copy(run, tmp_path / "again", seed=2, spread=0.1)
+    for name in ("rows.jsonl", "manifest.json", "samples.jsonl"):
+        (again / name).write_text((again / name).read_text().replace('"base"', '"base#1"'))
+    side = read_side([noisy_copy(run, tmp_path / "real", seed=1, spread=0.1), again])
+    assert len(side.points) == 4
+    assert {figure.samples for point in compare(side, read_side([run])).points for figure in point.figures} == {20}
+
+
+def test_the_command_and_its_mistakes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "experiment.yaml"
+    path.write_text(yaml.safe_dump(CONFIG))
+
+    def command(calibration: str | None, sizes: list[str], budget: str, out: Path) -> int:
+        return validate_command(path, calibration, [], "sim", [], sizes, budget, 0.05, out)
+
+    assert command("cpu-2core", ["pairs"], "0s", tmp_path / "out") == 0
+    assert json.loads((tmp_path / "out" / "validation.json").read_text())["calibration"]["name"] == "cpu-2core"
+    assert "disk_cold" in capsys.readouterr().out
+    assert command(None, [], "0s", tmp_path / "no") == 2
+    assert command("cpu-2core", ["none"], "0s", tmp_path / "no") == 2
+    assert command("cpu-2core", [], "soon", tmp_path / "no") == 2
+    assert command("cpu-2core", ["pairs"], "0s", tmp_path / "out") == 2
+    errors = capsys.readouterr().err.splitlines()
+    assert len(errors) == 4 and all(line.startswith("harness: ") for line in errors)
+    assert not (tmp_path / "no").exists()
+
+
+def test_what_a_calibration_finds_foretells_points_that_it_never_saw(tmp_path: Path) -> None:
+    """The simulator calibrated on itself: other lengths, hit rates, concurrency, chunk sizes, and a faster device."""
+    config = yaml.safe_load(Path("configs/validation/cpu_vllm.yaml").read_text())
+    config["measure"] |= {"samples": 10, "until": None}
+    config["sizes"].pop("trace")
+    path, found = tmp_path / "experiment.yaml", tmp_path / "found.yaml"
+    path.write_text(yaml.safe_dump(config))
+    assert calibrate_command(path, "sim", [], "calibration", found, tmp_path / "run", "10min") == 0
+    sizes = ["lengths", "hits", "concurrency", "chunk64", "ext4_200"]
+    assert validate_command(path, str(found), [], "sim", [], sizes, "0s", 0.05, tmp_path / "out") == 0
+    content = json.loads((tmp_path / "out" / "validation.json").read_text())
+    assert content["overall"]["points"] == 25 and all(content["overall"]["targets"].values())
+    assert len({point["axes"]["device_bytes_per_s"] for point in content["points"]}) == 3
+
+
+def test_a_calibration_is_measured_in_turns_with_what_it_is_held_against(tmp_path: Path) -> None:
+    config = yaml.safe_load(Path("configs/validation/cpu_vllm.yaml").read_text())
+    config["measure"] |= {"samples": 10, "until": None}
+    path = tmp_path / "experiment.yaml"
+    path.write_text(yaml.safe_dump(config))
+    turns, sizes = ("calibration", "10min", 3), ["lengths", "ext4_200"]
+    assert validate_command(path, None, [], "sim", [], sizes, "0s", 0.05, tmp_path / "out", turns) == 0
+    content = json.loads((tmp_path / "out" / "validation.json").read_text())
+    assert content["overall"]["points"] == 9 and content["overall"]["mape"] < 0.01
+    assert content["calibration"]["name"] == "cpu_vllm-out" and content["calibration"]["good"]
+    assert {figure["samples"] for point in content["points"] for figure in point["figures"]} == {12, 10}
+
+    cells = read_manifest(tmp_path / "out" / "real")["cells"]
+    keys = [cell["key"] for cell in cells]
+    held_out = [key for key in keys if not key.startswith("calibration:")]
+    lengths = [f"lengths:workload.prompt_tokens={n}#{p}" for p in (1, 2, 3) for n in (1793, 2817)]
+    assert held_out == [*lengths, "ext4_200:base"]
+    places = [keys.index(key) for key in held_out]
+    assert all(later - earlier > 1 for earlier, later in itertools.pairwise(places))
+    engines = keys[: places[-1]], keys[places[-1] + 1 :]
+    assert ["chunk_tokens=64" in key for key in keys if key.startswith("calibration:")] == [
+        *[False] * (len(engines[0]) - len(lengths)), *[True] * len(engines[1])
+    ], "what the calibration has no point of, another device, lies between its two engines"  # fmt: skip
+    warm_up = {cell["key"]: cell["config"]["measure"]["warm_up"] for cell in cells}
+    for engine in engines:
+        passes = [int(key[-1]) for key in engine]
+        assert passes == sorted(passes) and set(passes) == {1, 2, 3}
+        assert [warm_up[key] for key in engine] == [int(number == 1) for number in passes]
+
+    real = [tmp_path / "out" / "real"]
+    assert validate_command(path, None, real, "sim", [], sizes, "0s", 0.05, tmp_path / "again", turns) == 0
+    first, again = ((tmp_path / folder / "calibration.yaml").read_text() for folder in ("out", "again"))
+    assert again == first.replace("cpu_vllm-out", "cpu_vllm-again")
