@@ -1,10 +1,10 @@
-//! Memory that will be needed soon.
+//! Prefetching of memory into the processor's caches.
 
-/// Has the processor bring in the cache line at an address while other work goes on. Nothing is read.
+/// Has the processor fetch the cache line at an address while other work goes on. It reads nothing.
 #[inline(always)]
 pub fn fetch<T>(at: *const T) {
     #[cfg(target_arch = "x86_64")]
-    // SAFETY: no address is wrong to ask for.
+    // SAFETY: a prefetch of any address is allowed.
     unsafe {
         use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
         _mm_prefetch::<_MM_HINT_T0>(at.cast());

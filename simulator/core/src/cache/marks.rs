@@ -5,7 +5,7 @@ use crate::chunks::spans::{Span, span_at};
 use crate::chunks::{ExtentId, NEW, NONE};
 
 impl Cache {
-    /// Divides spans before the chunk of that number, counted from their first one: that of the span which begins there.
+    /// Divides spans before the chunk of that number. Returns the index of the span that begins there.
     pub fn divide(&mut self, spans: &mut Vec<Span>, number: usize) -> usize {
         let (index, skip) = span_at(spans, number);
         if skip == 0 {
@@ -16,7 +16,7 @@ impl Cache {
         index + 1
     }
 
-    /// Leaves the first `len` of its chunks to a span that has more, and returns the span of the others.
+    /// Leaves the first `len` chunks to a span that has more. Returns the span of the others.
     pub fn split_span(&mut self, span: &mut Span, len: usize) -> Span {
         let (mut at, mut left) = (span.at, len as u64);
         if at != NONE && at != NEW {
@@ -33,7 +33,7 @@ impl Cache {
         rest
     }
 
-    /// Leaves no more than the first `most` of the marked chunks, and says how many those are.
+    /// Unmarks all but the first `most` of the marked chunks. Returns how many stay marked.
     pub fn keep_first(&mut self, marks: &mut Vec<Span>, most: u64) -> u64 {
         let (mut kept, mut number, mut index) = (0, 0, 0);
         while index < marks.len() {
@@ -53,16 +53,16 @@ impl Cache {
         kept
     }
 
-    /// The extents of spans, in memory that is lent: it goes back to `gathered`.
+    /// The extents of spans, in the memory of `gathered`: the caller puts it back.
     #[inline(always)]
     pub(super) fn gather(&mut self, spans: impl Iterator<Item = Span>) -> Vec<ExtentId> {
         let mut extents = std::mem::take(&mut self.gathered);
         extents.clear();
-        spans.for_each(|span| extents.extend(self.chunks.lie_in(span)));
+        spans.for_each(|span| extents.extend(self.chunks.extents_of(span)));
         extents
     }
 
-    /// Makes each mark one of a single extent, though extents were cut since.
+    /// Divides marks where their extents were cut since: each is a single extent then.
     pub(super) fn divide_as_cut(&self, marks: &mut Vec<Span>) {
         let mut index = 0;
         while index < marks.len() {

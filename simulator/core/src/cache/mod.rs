@@ -1,7 +1,7 @@
-//! What one tier holds, with LMCache's bookkeeping (l1_manager.py): what is resident, being written or being read. In
-//! which order it goes, the eviction policy says; that loop is here, once.
+//! What one level holds, with LMCache's bookkeeping (l1_manager.py): chunks that are resident, being written or being
+//! read. The one loop that evicts is here; the eviction policy says which chunk goes next.
 //!
-//! The policy knows a key from the moment at which room for it is reserved. Counts of chunks stand for bytes.
+//! The policy knows a key from the moment at which the cache reserves room for it. Counts of chunks stand for bytes.
 
 mod marks;
 
@@ -19,20 +19,20 @@ pub struct Cache {
     capacity: u64,
     used: u64,
     tracked: u64,
-    /// Chunks that are settled.
+    /// Settled chunks: resident, without readers or further writes.
     evictable: u64,
     chunks: Chunks,
     eviction: Policy,
-    /// Keys that went, until somebody takes them out; if they are noted.
+    /// Keys that went since the caller last took them, if `notes_gone`.
     gone: Vec<Key>,
     notes_gone: bool,
-    /// Kept for their memory only.
+    /// Scratch memory.
     gathered: Vec<ExtentId>,
     passed: Vec<ExtentId>,
 }
 
 impl Cache {
-    /// loose: its chunks can be found without the prompt that they belong to.
+    /// loose: callers name chunks without the prompt that they belong to.
     pub fn new(capacity: u64, eviction: EvictionKind, lease: Ticks, loose: bool, notes_gone: bool) -> Self {
         let eviction = eviction.make(capacity, lease);
         let chunks = Chunks::new(loose || eviction.one_by_one());
@@ -45,13 +45,13 @@ impl Cache {
         self.eviction.clock(now);
     }
 
-    /// Where the chunk of that number of a prompt is held or reserved.
+    /// Where the cache holds the chunk of that number of a prompt, or has reserved room for it.
     #[inline(always)]
     pub fn find(&self, cursor: &mut PromptCursor, prompt: &[Key], number: usize) -> Found {
         self.chunks.find(cursor, prompt, number)
     }
 
-    /// Makes an extent of the first chunks of what was found, no more than so many.
+    /// Makes an extent of the first chunks of what `find` found, `most` at most.
     #[inline(always)]
     pub fn cut(&mut self, place: Found, most: usize) -> ExtentId {
         let (mut at, len) = (place.at, place.len.min(most));
@@ -74,7 +74,7 @@ impl Cache {
 
     /// The keys of a span's chunks.
     pub fn keys(&self, span: Span) -> impl Iterator<Item = Key> {
-        self.chunks.lie_in(span).flat_map(move |at| self.chunks[at].keys().iter().copied())
+        self.chunks.extents_of(span).flat_map(move |at| self.chunks[at].keys().iter().copied())
     }
 
     pub fn holds(&self, at: ExtentId) -> bool {
@@ -94,7 +94,7 @@ impl Cache {
         self.gone.clear();
     }
 
-    /// Held or reserved, as a share of what there is room for.
+    /// Held and reserved chunks, as a share of the capacity.
     pub fn usage(&self) -> f64 {
         if self.capacity == 0 { 0.0 } else { self.used as f64 / self.capacity as f64 }
     }
@@ -108,19 +108,19 @@ impl Cache {
         self.tracked
     }
 
-    /// A store would not write this chunk: it is resident or being stored.
+    /// The chunk is resident, or a store is writing it: another store would not.
     pub fn has(&self, at: ExtentId) -> bool {
         at != NONE && (self.chunks[at].is(RESIDENT | STORING))
     }
 
-    /// Chunks that could come, if `evicts` in the place of others.
+    /// How many chunks a write could bring; `evicts`: also in the place of others.
     pub fn room(&self, evicts: bool) -> u64 {
         let ready = || self.eviction.ready(&self.chunks).unwrap_or(self.evictable);
         self.capacity.saturating_sub(self.used) + if evicts { ready() } else { 0 }
     }
 
-    /// Room for the marked chunks of a range, all of them or none, if `evicts` in the place of others. True: all marked
-    /// chunks have their places now.
+    /// Reserves room for all marked chunks of a range or for none; `evicts`: also in the place of others. True: all marked
+    /// chunks have their extents now.
     pub fn reserve(
         &mut self,
         range: &ChunkRange,
@@ -143,7 +143,7 @@ impl Cache {
                 self.eviction.miss(&self.chunks, at);
                 self.make_room(self.chunks[at].chunks());
             }
-            // It is not resident, so not settled either, before or after.
+            // The chunk is not resident, so it is not settled, before or after.
             let extent = &mut self.chunks[at];
             self.used += extent.chunks();
             extent.staged += 1;
@@ -156,7 +156,7 @@ impl Cache {
         true
     }
 
-    /// Ends a store. Chunks stay marked that became resident; the others were so already, and their room is given back.
+    /// Ends a store. Chunks that became resident stay marked. The others were resident already: the cache frees their room.
     pub fn admit_stored(&mut self, marks: &mut Vec<Span>) {
         self.divide_as_cut(marks);
         let mut queued = true;
@@ -180,11 +180,11 @@ impl Cache {
         self.gathered = extents;
     }
 
-    /// Ends a read from below; each of the chunks has one more reader.
+    /// Ends a read from a lower level: each chunk has one more reader.
     pub fn admit_loaded(&mut self, marks: &[Span], temporary: bool) {
         let extents = self.gather(marked(marks));
         for &at in extents.iter().rev() {
-            // It is read from now on, so not settled.
+            // The chunk has a reader from now on, so it is not settled.
             let extent = &mut self.chunks[at];
             extent.readers += 1;
             if extent.admit(temporary) {
@@ -197,7 +197,7 @@ impl Cache {
         self.gathered = extents;
     }
 
-    /// Ends writes that brought nothing.
+    /// Ends writes that failed.
     pub fn give_up(&mut self, marks: &[Span]) {
         let extents = self.gather(marked(marks));
         for &at in &extents {
@@ -210,7 +210,7 @@ impl Cache {
         self.gathered = extents;
     }
 
-    /// Ends a store that brought nothing.
+    /// Ends a store that failed.
     pub fn give_up_stored(&mut self, marks: &[Span]) {
         let extents = self.gather(marked(marks));
         extents.iter().for_each(|&at| self.chunks[at].set(STORING, false));
@@ -218,7 +218,7 @@ impl Cache {
         self.give_up(marks);
     }
 
-    /// One more reader for chunks that are there.
+    /// Gives resident chunks one more reader.
     pub fn lock(&mut self, spans: impl Iterator<Item = Span>) {
         let extents = self.gather(spans);
         for &at in &extents {
@@ -244,7 +244,7 @@ impl Cache {
         self.gathered = extents;
     }
 
-    /// Counts a use of those of the chunks that are known, the first as the last use.
+    /// Uses the chunks of a range that the cache knows, the first chunk last.
     pub fn touch(&mut self, range: &ChunkRange) {
         let (mut cursor, mut extents) = (PromptCursor::new(), self.gather(std::iter::empty()));
         let mut number = range.first();
@@ -265,20 +265,20 @@ impl Cache {
         self.gathered = extents;
     }
 
-    /// Picks up to `count` of the resident keys that nobody reads, and drops them. One that is being written once more
-    /// is picked and stays. Returns how many went.
+    /// Picks up to `count` resident chunks without readers, and drops them. It picks, but does not drop, a chunk with
+    /// another write in flight. Returns how many went.
     pub fn drop_some(&mut self, count: u64) -> u64 {
         let used = self.used;
         self.evict(|_, picked| count - picked.min(count));
         used - self.used
     }
 
-    /// Evicts until no more than so many are held, as far as it can.
+    /// Evicts, as far as it can, until it holds `most` chunks.
     pub fn shrink(&mut self, most: u64) {
         self.evict(|cache, _| cache.used.saturating_sub(most));
     }
 
-    /// Drops everything. What the policy remembers of chunks that are not there stays, as in LMCache's clear.
+    /// Drops everything. The policy keeps what it remembers of chunks that went, as in LMCache's clear.
     pub fn clear(&mut self) {
         for at in self.chunks.places().collect::<Vec<_>>() {
             if self.chunks[at].queued() {
@@ -289,7 +289,7 @@ impl Cache {
         (self.used, self.tracked, self.evictable) = (0, 0, 0);
     }
 
-    /// When a chunk that may not go now may, by time alone.
+    /// When time alone next makes a chunk evictable.
     pub fn next_change(&self) -> Option<Ticks> {
         self.eviction.next_change()
     }
@@ -298,7 +298,7 @@ impl Cache {
         self.evict(|cache, _| (cache.used + count).saturating_sub(cache.capacity));
     }
 
-    /// Evicts until nothing is left that may go, or that is `lacking`, told how many were picked.
+    /// Evicts until no chunk may go or `lacking` is 0. `lacking` gets the number of picked chunks.
     fn evict(&mut self, lacking: impl Fn(&Self, u64) -> u64) {
         let (mut picked, mut next) = (0, NONE);
         loop {
@@ -315,7 +315,7 @@ impl Cache {
                 self.passed.push(at);
                 continue;
             }
-            // What may go and is not being written is settled, and lies in a queue.
+            // A victim without a write in flight is settled and in a queue.
             let count = extent.chunks().min(most);
             if self.notes_gone {
                 self.gone.extend(extent.keys().iter().rev().take(count as usize));
@@ -330,7 +330,7 @@ impl Cache {
             self.eviction.remove(&mut self.chunks, at, true);
             self.chunks.remove(at);
         }
-        self.chunks.expect(next);
+        self.chunks.prefetch(next);
         self.passed.drain(..).for_each(|at| self.chunks[at].set(PASSED, false));
     }
 
@@ -344,7 +344,7 @@ impl Cache {
         }
     }
 
-    /// Takes the resident copy away, and the key out of the order even if a write to it is in flight.
+    /// Removes the resident copy, and removes the key from the eviction order even while a write to it is in flight.
     #[inline(never)]
     fn remove(&mut self, at: ExtentId) {
         self.used -= self.chunks[at].chunks();
@@ -390,7 +390,7 @@ impl Cache {
         self.chunks.iter().flat_map(|extent| extent.keys().iter().copied()).collect()
     }
 
-    /// What must hold at any moment.
+    /// Panics unless the books agree, as they must at any moment.
     pub fn check(&self) {
         let count = |which: fn(&Extent) -> bool| -> u64 {
             self.chunks.iter().filter(|extent| which(extent)).map(Extent::chunks).sum()
@@ -414,14 +414,14 @@ impl Cache {
         }
     }
 
-    /// And once nothing is read or written.
+    /// As `check`, once no read or write is in flight.
     pub fn check_idle(&self) {
         self.check();
         assert!(self.chunks.iter().all(|extent| extent.staged == 0 && extent.readers == 0));
     }
 }
 
-/// Which of these uses hit a cache of so many chunks that starts empty and takes each chunk that it lacks.
+/// Which of these uses hit a cache of `capacity` chunks that starts empty and takes each chunk that it lacks.
 pub fn replay(eviction: EvictionKind, capacity: u64, keys: &[Key]) -> Vec<bool> {
     let mut cache = Cache::new(capacity, eviction, 0, true, false);
     let mut marks = Vec::new();

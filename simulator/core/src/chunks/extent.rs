@@ -1,4 +1,4 @@
-//! Extents: chunks in a row of a prompt that are in the same state and neighbours in the same queue.
+//! An extent: chunks in a row of a prompt that have the same state and are neighbours in the same queue.
 
 use std::slice;
 use std::sync::Arc;
@@ -12,38 +12,39 @@ pub type ExtentId = u32;
 pub const NONE: ExtentId = ExtentId::MAX;
 /// An extent that is yet to be made.
 pub const NEW: ExtentId = ExtentId::MAX - 1;
-/// What a chunk is, bit by bit.
+/// A chunk's state, bit by bit: the level holds it.
 pub const RESIDENT: u8 = 1;
-/// Gone with its last reader.
+/// The chunk goes with its last reader.
 pub const TEMPORARY: u8 = 2;
+/// A store is writing the chunk.
 pub const STORING: u8 = 4;
-/// Brought in by a look-up that has not been answered yet.
+/// A look-up brought the chunk in and has not been answered yet.
 pub const FRESH: u8 = 8;
-/// Not to be picked again by the eviction that goes on.
+/// The eviction that goes on has passed the chunk over.
 pub const PASSED: u8 = 16;
-/// From this bit on: which of its policy's queues it lies in.
+/// From this bit on: which of the policy's queues has the chunk.
 pub(super) const QUEUE_BIT: u32 = 5;
 pub(super) const NO_QUEUE: u8 = 3;
 
-/// A cache line of the processor each, for in a large tier most lie in none of its caches.
+/// One cache line each: in a large level, most extents are in none of the processor's caches.
 #[derive(Clone, Debug)]
 #[repr(align(64))]
 pub struct Extent {
-    /// Its first chunk's.
+    /// The first chunk's key.
     pub key: Key,
-    /// Where the others' keys are, if it has others: a prompt's, and the number of the first chunk in that.
+    /// If the extent has further chunks: the prompt's keys, and the number of the first chunk among them.
     pub(super) prompt: Option<Arc<[Key]>>,
     pub(super) first: u32,
     pub(super) len: u16,
-    /// Writes in flight, each with room of its own; at most one of them is a store, so MOST_PREFETCHES bounds them.
+    /// Writes in flight, each with its own room. At most one is a store, so MOST_PREFETCHES bounds their number.
     pub staged: u16,
     pub readers: u32,
-    /// Its neighbours in its queue.
+    /// The neighbours in the queue.
     pub older: ExtentId,
     pub newer: ExtentId,
-    /// What was cut off its end, for those who hold both.
+    /// The extent that was cut off this one's end: a span that was made before has both.
     pub(super) rest: ExtentId,
-    /// The name in `GroupCounts` of the group that its first chunk is of.
+    /// The first chunk's group in `GroupCounts`.
     pub(super) group: u32,
     /// The policy's own note.
     pub uses: u8,
@@ -59,12 +60,12 @@ impl Extent {
         self.state = if on { self.state | what } else { self.state & !what };
     }
 
-    /// What was cut off its end.
+    /// The extent that was cut off this one's end.
     pub fn rest(&self) -> ExtentId {
         self.rest
     }
 
-    /// How many chunks it has.
+    /// The number of chunks.
     pub fn chunks(&self) -> u64 {
         u64::from(self.len)
     }
@@ -84,13 +85,13 @@ impl Extent {
         self.queue() != NO_QUEUE
     }
 
-    /// In that queue from now on; None: in none.
-    pub fn lies_in(&mut self, queue: Option<u8>) {
+    /// Notes the queue that has the extent from now on; None: none has.
+    pub fn set_queue(&mut self, queue: Option<u8>) {
         let queue = queue.unwrap_or(NO_QUEUE);
         self.state = (self.state & !(NO_QUEUE << QUEUE_BIT)) | (queue << QUEUE_BIT);
     }
 
-    /// Ends one write. True: it became resident by it.
+    /// Ends one write. True: this made the extent resident.
     pub fn admit(&mut self, temporary: bool) -> bool {
         let comes = !self.is(RESIDENT);
         self.staged -= 1;
@@ -101,17 +102,17 @@ impl Extent {
         comes
     }
 
-    /// Resident, read by nobody and not being written once more.
+    /// Resident, without readers, and without another write in flight.
     pub fn settled(&self) -> bool {
         self.is(RESIDENT) && self.readers == 0 && self.staged == 0
     }
 
-    /// How many of its chunks are settled: all or none.
+    /// How many chunks are settled: all or none.
     pub fn settled_chunks(&self) -> u64 {
         if self.settled() { self.chunks() } else { 0 }
     }
 
-    /// May be picked to go.
+    /// An eviction may pick the extent.
     pub fn free(&self) -> bool {
         self.state & (RESIDENT | PASSED) == RESIDENT && self.readers == 0
     }

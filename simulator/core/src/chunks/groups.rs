@@ -2,30 +2,29 @@
 
 use crate::keys::Key;
 
-/// Chunks of a prompt by so many, of which `GroupCounts` knows whether an extent begins with one of them. A row has whole
-/// groups.
+/// Chunks of a prompt in a group. A row has whole groups.
 pub const GROUP: usize = 8;
 
-/// How many extents begin in each group, which is named by its own first chunk's key; where groups share a place, in
-/// all of theirs. So a look or two tell of a row of chunks that they lie nowhere, as most of a prompt do when they are
-/// stored. A count that has come to its limit stays there. Empty: nothing is counted.
+/// How many extents begin in each group. The key of a group's first chunk names it; groups may share a count. One or two
+/// looks tell that a level lacks a row of chunks, as it lacks most of a prompt that a request stores. A count that has
+/// come to its limit stays there. Empty: nothing is counted.
 #[derive(Debug, Default)]
 pub struct GroupCounts(Vec<u8>);
 
 impl GroupCounts {
-    /// The name of the group of the chunk of that number.
+    /// The group of the chunk of that number.
     pub fn group_of(prompt: &[Key], number: usize) -> u32 {
         (prompt[number - number % GROUP] >> 24) as u32
     }
 
-    /// Counts these groups, in at least so many places.
+    /// Counts these groups, in at least `places` counts.
     pub fn of(places: usize, groups: impl Iterator<Item = u32>) -> Self {
         let mut counts = Self(vec![0; places.next_power_of_two()]);
         groups.for_each(|group| counts.add(group));
         counts
     }
 
-    /// How many places there are.
+    /// The number of counts.
     pub fn len(&self) -> usize {
         self.0.len()
     }
@@ -38,7 +37,7 @@ impl GroupCounts {
         group as usize & self.0.len().wrapping_sub(1)
     }
 
-    /// Surely no extent begins with a chunk of that group.
+    /// No extent begins with a chunk of that group. False: one may.
     pub fn is_empty(&self, group: u32) -> bool {
         self.0.get(self.place(group)) == Some(&0)
     }

@@ -1,10 +1,10 @@
-//! Chunks that a tier knows.
+//! The chunks of one level, as extents.
 //!
-//! What is stored together is mostly used together and goes together, so chunks in a row of a prompt that are in the same
-//! state and lie side by side in a queue, the last of them next to go, are one extent. It is cut where only a range of it
-//! is concerned. An extent lies in one queue at most; its state and its links share one place. A chunk's key tells all
-//! that comes before it in its prompt, so a prompt is walked along, extent by extent: only an extent's first chunk is in
-//! the index. No extent reaches from one row into the next, so that a cursor to any chunk begins not far before it.
+//! Requests mostly store, use and lose chunks together. So chunks in a row of a prompt that have the same state and are
+//! neighbours in a queue are one extent; its last chunk goes first. The level cuts an extent where an operation concerns
+//! only a part of it. An extent is in one queue at most; its state and its links are in one record. A chunk's key depends
+//! on all chunks before it in its prompt. So a search goes along the prompt, extent by extent, and the index has only the
+//! first chunk of each extent. No extent crosses the border of a row, so that a search for any chunk starts close to it.
 
 mod extent;
 mod groups;
@@ -22,11 +22,11 @@ use extent::{NO_QUEUE, QUEUE_BIT};
 use groups::{GROUP, GroupCounts};
 use spans::Span;
 
-/// Extents end before each chunk of a prompt whose number divides by this.
+/// Chunks of a prompt in a row: extents end at the rows' borders.
 const ROW: usize = 16;
 
-/// Where a chunk of a prompt lies: `skip` chunks behind the first one of an extent, or NONE. So many chunks from it on
-/// lie in the same extent, or nowhere; more of those may follow.
+/// Where a level has a chunk of a prompt: `skip` chunks behind the first one of the extent `at`; NONE: it lacks the chunk.
+/// The same holds for `len` chunks from this one on, and maybe for more.
 #[derive(Clone, Copy, Debug)]
 pub struct Found {
     pub at: ExtentId,
@@ -34,7 +34,7 @@ pub struct Found {
     pub len: usize,
 }
 
-/// Up to where a prompt has been walked along: an extent that has the next chunk begins with it.
+/// How far a search along a prompt has come: an extent that has the next chunk begins with it.
 #[derive(Clone, Copy, Debug)]
 pub struct PromptCursor(usize);
 
@@ -44,19 +44,20 @@ impl PromptCursor {
     }
 }
 
-/// An extent by its first chunk. `tag` is a range of its key: those that differ are told apart without a look at it.
+/// An entry of the index: an extent by its first chunk. `tag` is a part of the key: it mostly tells keys apart without a
+/// look at the extent.
 #[derive(Clone, Copy, Debug)]
-struct First {
+struct IndexEntry {
     tag: u32,
     at: ExtentId,
 }
 
-impl First {
+impl IndexEntry {
     fn new(key: Key, at: ExtentId) -> Self {
         Self { tag: (key >> 24) as u32, at }
     }
 
-    /// A table takes its places from the low bits and its marks from the high ones.
+    /// The table takes positions from the low bits and control bytes from the high ones.
     fn hash(&self) -> u64 {
         u64::from(self.tag) << 32 | u64::from(self.tag)
     }
@@ -64,11 +65,11 @@ impl First {
 
 #[derive(Debug)]
 pub struct Chunks {
-    /// Each chunk is an extent by itself, and may be named without its prompt.
+    /// Each chunk is an extent by itself, and callers may name it without its prompt.
     single: bool,
     groups: GroupCounts,
-    /// By their tags, so that no extent has to be looked at when the table is made anew.
-    index: HashTable<First>,
+    /// Hashed by tag, so that the table grows without a look at the extents.
+    index: HashTable<IndexEntry>,
     places: Vec<Extent>,
     spare: Vec<ExtentId>,
 }
@@ -79,7 +80,7 @@ impl Chunks {
         Self { single, groups: GroupCounts::default(), index, places, spare }
     }
 
-    /// Where the chunk of that number of a prompt lies.
+    /// Where the level has the chunk of that number of a prompt.
     #[inline(always)]
     pub fn find(&self, cursor: &mut PromptCursor, keys: &[Key], number: usize) -> Found {
         let begins = self.single || cursor.0 == number;
@@ -99,12 +100,12 @@ impl Chunks {
     /// The extent that begins with that chunk.
     #[inline(always)]
     fn first(&self, key: Key) -> ExtentId {
-        let sought = First::new(key, NONE);
-        let same = |first: &First| first.tag == sought.tag && self[first.at].key == key;
+        let sought = IndexEntry::new(key, NONE);
+        let same = |first: &IndexEntry| first.tag == sought.tag && self[first.at].key == key;
         self.index.find(sought.hash(), same).map_or(NONE, |first| first.at)
     }
 
-    /// How many chunks from that one on, with which no extent begins, are the first one of none.
+    /// No extent begins with that chunk: how many chunks from it on begin none, as far as one look tells.
     #[inline(always)]
     fn absent(&self, keys: &[Key], number: usize) -> usize {
         match self.groups.is_empty(GroupCounts::group_of(keys, number)) {
@@ -113,8 +114,8 @@ impl Chunks {
         }
     }
 
-    /// How many of the keys, the first of which is that of its first chunk, are those of an extent's chunks. Where two
-    /// agree, those before them do too.
+    /// How many of the keys are those of the extent's chunks; the first one is. Where two keys agree, those before them do
+    /// too.
     #[inline(always)]
     fn alike(&self, at: ExtentId, keys: &[Key]) -> usize {
         let ours = self[at].keys();
@@ -125,12 +126,12 @@ impl Chunks {
         ours.iter().zip(keys).take_while(|(ours, theirs)| ours == theirs).count()
     }
 
-    /// What dropping that extent, and then the next one of its queue, will look at is fetched meanwhile.
+    /// Has the processor fetch what the next eviction will read: this extent's prompt, and the next extent of its queue.
     #[inline(always)]
-    pub fn expect(&self, at: ExtentId) {
+    pub fn prefetch(&self, at: ExtentId) {
         let Some(extent) = self.places.get(at as usize) else { return };
         if let Some(prompt) = &extent.prompt {
-            // Its count of users stands before the keys.
+            // The prompt's reference count stands before the keys.
             fetch(prompt.as_ptr().wrapping_sub(2));
         }
         if let Some(next) = self.places.get(extent.newer as usize) {
@@ -138,9 +139,9 @@ impl Chunks {
         }
     }
 
-    /// The extents that a span's chunks lie in.
+    /// The extents that have a span's chunks.
     #[inline(always)]
-    pub fn lie_in(&self, span: Span) -> impl Iterator<Item = ExtentId> {
+    pub fn extents_of(&self, span: Span) -> impl Iterator<Item = ExtentId> {
         let (mut at, mut left) = (span.at, span.len);
         std::iter::from_fn(move || {
             if left == 0 {
@@ -152,7 +153,7 @@ impl Chunks {
         })
     }
 
-    /// Gives places to those of a range's chunks that are to have NEW ones.
+    /// Makes extents for the chunks of a range that are marked NEW.
     pub fn add(&mut self, range: &ChunkRange, marks: &mut Vec<Span>) {
         let (mut number, mut index) = (range.first(), 0);
         while index < marks.len() {
@@ -169,7 +170,7 @@ impl Chunks {
         }
     }
 
-    /// An extent of a prompt's chunks from that number on, up to `end` or the end of its row.
+    /// Makes an extent of a prompt's chunks from that number on, up to `end` or the end of the row.
     #[inline(always)]
     fn add_row(&mut self, range: &ChunkRange, number: usize, end: usize) -> Span {
         let len = if self.single { 1 } else { (end - number).min(ROW - number % ROW) };
@@ -205,12 +206,12 @@ impl Chunks {
             }
         };
         self.groups.add(self[at].group);
-        let first = First::new(key, at);
-        self.index.insert_unique(first.hash(), first, First::hash);
+        let first = IndexEntry::new(key, at);
+        self.index.insert_unique(first.hash(), first, IndexEntry::hash);
         at
     }
 
-    /// Keeps most groups in places of their own.
+    /// Grows the group counts with the extents, so that few groups share a count.
     fn count_groups(&mut self) {
         const PLACES_PER_EXTENT: usize = 4;
         if self.single || self.places.len() * PLACES_PER_EXTENT / 2 <= self.groups.len() {
@@ -220,19 +221,19 @@ impl Chunks {
         self.groups = GroupCounts::of(self.places.len() * PLACES_PER_EXTENT, groups);
     }
 
-    /// Cuts an extent behind its first `len` chunks, and returns the other range, which lies in no queue yet.
+    /// Cuts an extent behind its first `len` chunks. Returns the other part, which is in no queue yet.
     pub fn cut(&mut self, at: ExtentId, len: usize) -> ExtentId {
         let whole = self[at].clone();
         let first = whole.first + len as u32;
         let group = whole.prompt.as_deref().map_or(0, |prompt| GroupCounts::group_of(prompt, first as usize));
-        let range = Extent { key: whole.keys()[len], group, first, len: whole.len - len as u16, ..whole };
-        let other = self.keep(range);
-        self[other].lies_in(None);
+        let rest = Extent { key: whole.keys()[len], group, first, len: whole.len - len as u16, ..whole };
+        let other = self.keep(rest);
+        self[other].set_queue(None);
         (self[at].len, self[at].rest) = (len as u16, other);
         other
     }
 
-    /// Takes the last chunks off an extent that has more than so many.
+    /// Takes the last `count` chunks off an extent that has more.
     pub fn shorten(&mut self, at: ExtentId, count: u64) {
         self[at].len -= count as u16;
     }
@@ -241,7 +242,7 @@ impl Chunks {
     pub fn remove(&mut self, at: ExtentId) {
         let extent = &mut self[at];
         extent.prompt = None;
-        let (first, group) = (First::new(extent.key, at), extent.group);
+        let (first, group) = (IndexEntry::new(extent.key, at), extent.group);
         self.groups.remove(group);
         if let Ok(found) = self.index.find_entry(first.hash(), |other| other.at == at) {
             found.remove();
@@ -257,7 +258,7 @@ impl Chunks {
         self.spare.clear();
     }
 
-    /// Where all extents lie.
+    /// The names of all extents.
     pub fn places(&self) -> impl Iterator<Item = ExtentId> {
         self.index.iter().map(|first| first.at)
     }

@@ -1,12 +1,12 @@
-//! Pieces: how those who hold or mark chunks in a row of a prompt name them.
+//! Spans: names for chunks in a row of a prompt that a hit holds, or that a read or a write marks.
 
 use super::extent::{ExtentId, NEW, NONE};
 use crate::keys::{ChunkRange, Key};
 
-/// Chunks in a row, from an extent's first one on. It may have been cut since: `Chunks::lie_in`.
+/// Chunks in a row, from an extent's first one on. The extent may have been cut since: `Chunks::extents_of`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Span {
-    /// NONE: they are not marked. NEW: they are to come.
+    /// NONE: the chunks are not marked. NEW: their extents are yet to be made.
     pub at: ExtentId,
     pub len: u32,
 }
@@ -22,7 +22,7 @@ pub fn marked(marks: &[Span]) -> impl Iterator<Item = Span> {
     marks.iter().copied().filter(|span| span.at != NONE)
 }
 
-/// Adds a span; marks in a row for chunks that are not there are one.
+/// Adds a span. Joins it to the last one if both are NONE, or both NEW.
 pub fn push_span(marks: &mut Vec<Span>, span: Span) {
     match marks.last_mut() {
         Some(last) if last.at == span.at && matches!(span.at, NONE | NEW) => last.len += span.len,
@@ -35,7 +35,7 @@ pub fn count(marks: &[Span]) -> u64 {
     marked(marks).map(|span| u64::from(span.len)).sum()
 }
 
-/// In which of the spans the chunk of that number lies, counted from their first one, and how far behind its first one.
+/// The index of the span that has the chunk of that number, and the chunk's position in the span.
 pub fn span_at(spans: &[Span], number: usize) -> (usize, usize) {
     let mut left = number;
     for (index, span) in spans.iter().enumerate() {
@@ -47,7 +47,7 @@ pub fn span_at(spans: &[Span], number: usize) -> (usize, usize) {
     (spans.len(), 0)
 }
 
-/// Takes the marks off the first so many of the marked chunks, which are to come.
+/// Unmarks the first `count` of the marked chunks, all of them NEW.
 pub fn drop_first(marks: &mut Vec<Span>, count: u64) {
     let (mut left, mut index) = (count as u32, 0);
     while left > 0 && index < marks.len() {
@@ -64,7 +64,7 @@ pub fn drop_first(marks: &mut Vec<Span>, count: u64) {
     }
 }
 
-/// The keys of a range's marked chunks.
+/// The keys of the marked chunks of a range.
 pub fn keys(range: &ChunkRange, marks: &[Span]) -> impl Iterator<Item = Key> {
     let mut end = 0;
     let ranges = marks.iter().map(move |span| {

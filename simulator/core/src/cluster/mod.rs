@@ -1,7 +1,7 @@
-//! Several engines of one kind on one clock, a router before them, and cache tiers of their own or shared.
+//! Several engines of one kind on one clock, a router in front of them, and cache tiers of their own or shared.
 //!
-//! Of what happens at one moment, transfers end and requests arrive first, then requests that are sent are routed, then
-//! steps end, then steps begin. Within each: in the order in which they were begun or submitted, or of the instances.
+//! Of the events of one moment, transfers end and requests arrive first; then the router routes the requests sent; then
+//! steps end; then steps begin. Within each kind, the order is that of beginning or submission, or of the instances.
 
 mod next_events;
 mod routing;
@@ -21,10 +21,10 @@ use crate::time::{FOREVER, Ticks};
 use next_events::NextEvents;
 pub use routing::Routing;
 
-/// A shared server knows a request by its slot and, from this bit on, its instance.
+/// A shared server's name for a request: its slot and, from this bit on, its instance.
 const INSTANCE_BIT: u32 = 32;
 
-/// The tiers that the instances have in common. A shared tier is one tier on one device.
+/// The tiers that the instances share. A shared tier is one tier on one device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Sharing {
     Nothing,
@@ -50,9 +50,9 @@ pub struct Cluster {
     /// Unfinished requests of each instance.
     loads: Vec<u64>,
     next_events: NextEvents,
-    /// Instances that have acted at this moment, and may begin a step.
+    /// Instances that have acted at this moment and may begin a step.
     acted: Vec<usize>,
-    /// What all instances share; lent to the one that acts.
+    /// The server that all instances share. The cluster lends it to the instance that acts.
     server: Option<Box<Server>>,
     /// Which instance has the shared lower levels now.
     lower_at: usize,
@@ -114,14 +114,14 @@ impl Cluster {
         self.now
     }
 
-    /// Nothing is asked, computed or transferred.
+    /// True if no request is unfinished and no transfer is in flight.
     pub fn idle(&self) -> bool {
         self.ids.is_empty()
             && self.engines.iter().all(Engine::idle)
             && self.server.as_ref().is_none_or(|server| server.tiers.idle())
     }
 
-    /// Requests that run, and that wait to (for a transfer, too), by instance.
+    /// By instance: requests that run, and that wait to run or for a transfer.
     pub fn queues(&self) -> Vec<(usize, usize)> {
         self.engines.iter().map(Engine::queues).collect()
     }
@@ -148,7 +148,8 @@ impl Cluster {
     }
 
     /// Runs until `until` or the first moment at which requests complete, and returns those, each with its instance.
-    /// FOREVER: until requests complete or nothing is left to do. Error: requests wait for what can never come.
+    /// FOREVER: until requests complete or nothing is left to do. Error: requests wait for blocks that
+    /// nothing will free.
     pub fn advance(&mut self, until: Ticks) -> Result<Vec<(usize, Completion)>, String> {
         loop {
             self.end_transfers();
@@ -168,7 +169,7 @@ impl Cluster {
         }
     }
 
-    /// Runs until `until`, completions or not, and gives `take` what `advance` would return one after another.
+    /// Runs until `until`, completions or not, and gives `take` each completion in the order of `advance`.
     pub fn advance_all(
         &mut self,
         until: Ticks,
@@ -186,8 +187,8 @@ impl Cluster {
         }
     }
 
-    /// Instances that nothing connects run one after another: what each works on stays in the processor's caches, which
-    /// halves the time. The result is that of one moment after another.
+    /// Runs instances that share nothing one after another: the data of each stays in the processor's caches, which halves
+    /// the time. The result is that of one moment after another.
     fn advance_each(&mut self, until: Ticks, mut take: impl FnMut(usize, Completion)) -> Result<(), String> {
         for instance in std::mem::take(&mut self.acted) {
             self.next_events.set(instance, self.now);
@@ -196,7 +197,7 @@ impl Cluster {
         let (mut order, mut completions, mut last) = (Vec::new(), Vec::new(), self.now);
         for (instance, engine) in self.engines.iter_mut().enumerate() {
             let mut next = self.next_events.at(instance);
-            // How often it has acted at one moment: all instances do so once before any does so again.
+            // How often the instance has acted at one moment: all instances act once before any acts again.
             let mut turn = 0;
             while next <= until && next != FOREVER {
                 turn = if next <= engine.now() { turn + 1 } else { 0 };
@@ -214,13 +215,13 @@ impl Cluster {
             }
             self.next_events.set(instance, next);
         }
-        // One after another without anything between them: the processor waits for many of them at once.
+        // A loop of its own: the processor waits for many of these cache misses at once.
         completions.iter().flatten().for_each(|done| _ = self.ids.remove(&done.id));
         self.now = if until == FOREVER { last } else { last.max(until) };
         if until == FOREVER && !self.ids.is_empty() {
             return Err(self.stuck());
         }
-        // Each instance's are in order, and this sort takes such rows as they are.
+        // Each instance's completions are in order, and this sort is fast for sorted runs.
         order.sort();
         for (_, _, instance, index) in order {
             completions[index].take().into_iter().for_each(|done| take(instance, done));
@@ -242,7 +243,7 @@ impl Cluster {
         self.next_events.first().0.min(self.sends.next_at()).min(transfer)
     }
 
-    /// Does something with an instance that has the shared tiers meanwhile.
+    /// Calls `act` with an instance, which has the shared tiers meanwhile.
     fn with_shared_tiers<T>(&mut self, instance: usize, act: impl FnOnce(&mut Engine) -> T) -> T {
         if self.sharing == Sharing::Lower && self.lower_at != instance {
             let mut holder = self.engines[self.lower_at].server_mut().take();
@@ -263,20 +264,20 @@ impl Cluster {
         result
     }
 
-    /// Ends the shared tiers' transfers that are due, and tells those who wait for them.
+    /// Ends the shared tiers' transfers that are due, and tells the instances whose requests wait for them.
     fn end_transfers(&mut self) {
         while let Some((at, ended)) = self.server.as_mut().and_then(|server| server.end_next(self.now)) {
             let Some((instance, ended)) = addressed(ended) else { continue };
             let engine = &mut self.engines[instance];
             if engine.transfer_ended(at, ended) {
-                // Without a step in flight it may begin one now.
+                // An instance without a step in flight may begin one now.
                 let next = if engine.has_step() { engine.next_event_at() } else { self.now };
                 self.next_events.bring_forward(instance, next);
             }
         }
     }
 
-    /// Routes what is sent up to `until`; the instances know then when it arrives.
+    /// Routes the requests sent up to `until`. The instances then know when these arrive.
     fn route_sends(&mut self, until: Ticks) {
         while self.sends.next_at() <= until
             && let Some((at, submission)) = self.sends.pop()
@@ -295,7 +296,7 @@ impl Cluster {
         match self.routing {
             Routing::RoundRobin => (self.routed % self.engines.len() as u64) as usize,
             Routing::LeastLoaded => least_loaded(),
-            // What no instance can serve need not be looked for.
+            // No instance can serve this request: its prefix does not matter.
             Routing::PrefixAware if self.engines[0].refusal(submission).is_some() => least_loaded(),
             Routing::PrefixAware => {
                 let config = self.engines[0].config();
@@ -312,7 +313,7 @@ impl Cluster {
         }
     }
 
-    /// Lets the instances act that are due; what completes is taken from them.
+    /// Lets the instances act that are due, and takes their completions.
     fn run_due(&mut self) {
         while let (at, instance) = self.next_events.first()
             && at <= self.now
@@ -329,7 +330,7 @@ impl Cluster {
     }
 
     fn begin_steps(&mut self) {
-        // Those that acted before completions were taken, and again after, are in there twice.
+        // An instance is in here twice if it acted before the caller took completions, and again after.
         self.acted.sort_unstable();
         self.acted.dedup();
         let mut acted = std::mem::take(&mut self.acted);
@@ -346,7 +347,7 @@ impl Cluster {
     }
 }
 
-/// The instance that a shared server's answer is for, and the answer as that instance knows it.
+/// The instance that waits for the transfer, and the end with that instance's own slot.
 fn addressed(ended: Ended) -> Option<(usize, Ended)> {
     let split = |slot: Slot| (slot >> INSTANCE_BIT, slot & ((1 << INSTANCE_BIT) - 1));
     match ended {

@@ -1,24 +1,24 @@
-//! Who acts next: a tournament of the instances' next next_events.
+//! Which instance acts next: a tournament tree of the instances' next events.
 
 use crate::time::{FOREVER, Ticks};
 
-/// The next moment of each of a number of instances. Setting one takes a match on each round.
+/// The moment of each instance's next event. Setting one replays a match in each round.
 pub struct NextEvents {
     at: Vec<Ticks>,
-    /// The winner of each match, the final first, then the next round's two, and so on. Winners of round `rounds`
-    /// are the instances themselves.
+    /// The winner of each match: the final first, then the two semi-finals, and so on. The last entries are the instances
+    /// themselves.
     winners: Vec<usize>,
     places: usize,
 }
 
 impl NextEvents {
-    /// None of them acts.
+    /// No instance has an event.
     pub fn new(instances: usize) -> Self {
         let places = instances.next_power_of_two();
-        let mut next_events = Self { at: vec![FOREVER; places], winners: vec![0; 2 * places], places };
-        (0..places).for_each(|instance| next_events.winners[places + instance] = instance);
-        (0..places).for_each(|instance| next_events.set(instance, FOREVER));
-        next_events
+        let mut events = Self { at: vec![FOREVER; places], winners: vec![0; 2 * places], places };
+        (0..places).for_each(|instance| events.winners[places + instance] = instance);
+        (0..places).for_each(|instance| events.set(instance, FOREVER));
+        events
     }
 
     pub fn set(&mut self, instance: usize, at: Ticks) {
@@ -35,14 +35,14 @@ impl NextEvents {
         self.at[instance]
     }
 
-    /// It acts at `at` too.
+    /// The instance acts at `at`, too.
     pub fn bring_forward(&mut self, instance: usize, at: Ticks) {
         if at < self.at[instance] {
             self.set(instance, at);
         }
     }
 
-    /// The first moment, and of the instances that act then the one of the lowest number.
+    /// The first moment, and the instance of the lowest number that acts then.
     pub fn first(&self) -> (Ticks, usize) {
         let instance = self.winners[1];
         (self.at[instance], instance)
@@ -56,16 +56,16 @@ mod tests {
     #[test]
     fn the_first_moment_wins_and_the_lowest_number_among_equals() {
         for instances in [1, 2, 5, 8] {
-            let mut next_events = NextEvents::new(instances);
-            assert_eq!(next_events.first(), (FOREVER, 0));
-            next_events.set(instances - 1, 7);
-            assert_eq!(next_events.first(), (7, instances - 1));
-            next_events.bring_forward(instances / 2, 9);
-            assert_eq!(next_events.first(), (7, instances - 1));
-            (0..instances).for_each(|instance| next_events.set(instance, 5));
-            assert_eq!(next_events.first(), (5, 0));
-            next_events.set(0, 6);
-            assert_eq!(next_events.first(), if instances == 1 { (6, 0) } else { (5, 1) });
+            let mut events = NextEvents::new(instances);
+            assert_eq!(events.first(), (FOREVER, 0));
+            events.set(instances - 1, 7);
+            assert_eq!(events.first(), (7, instances - 1));
+            events.bring_forward(instances / 2, 9);
+            assert_eq!(events.first(), (7, instances - 1));
+            (0..instances).for_each(|instance| events.set(instance, 5));
+            assert_eq!(events.first(), (5, 0));
+            events.set(0, 6);
+            assert_eq!(events.first(), if instances == 1 { (6, 0) } else { (5, 1) });
         }
     }
 }

@@ -1,14 +1,14 @@
 //! The router's rules.
 
-/// Which instance gets a request, decided at the moment at which it is sent.
+/// Which instance gets a request. The router decides at the moment at which the request is sent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Routing {
-    /// The n-th request that is sent goes to instance n modulo their number.
+    /// The n-th request sent goes to instance n modulo their number.
     RoundRobin,
-    /// The one with the fewest unfinished requests; of those, the lowest number.
+    /// The instance with the fewest unfinished requests; of those, the lowest number.
     LeastLoaded,
-    /// The one that holds the longest prefix of the prompt, in whole blocks on its GPU or in whole chunks in the tiers
-    /// that it can load from, whichever reaches further; of those, the least loaded.
+    /// The instance that holds the longest prefix of the prompt: in whole blocks on its GPU, or in whole chunks in the tiers
+    /// that it can load from, whichever reaches further. Of those, the least loaded.
     PrefixAware,
 }
 

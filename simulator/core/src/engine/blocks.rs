@@ -1,8 +1,8 @@
-//! The GPU's block pool with prefix caching, as in vLLM's block_pool.py: one free queue in eviction order, blocks
-//! that stay findable by key until they are handed out again, and no merging of equal blocks.
+//! The GPU's block pool with prefix caching, as in vLLM's block_pool.py. It has one free queue in eviction order. Blocks
+//! stay findable by key until the pool hands them out again. It does not merge equal blocks.
 //!
-//! Blocks come, are used and go in runs, so the pool keeps extents: blocks in a row of one run that have the same
-//! users and lie side by side in the free queue. `blocks_oracle.rs` says block by block what must come out.
+//! Requests take, use and release blocks in runs. So the pool keeps extents: blocks in a row of one run that have the
+//! same users and are neighbours in the free queue. `tests/blocks_oracle.rs` does the same block by block; tests compare.
 
 use std::collections::hash_map::Entry;
 
@@ -15,24 +15,24 @@ const NONE: ExtentId = u32::MAX;
 
 #[derive(Clone, Copy, Debug)]
 struct Extent {
-    /// None: blocks without a key, all alike.
+    /// None: blocks without a key, which are all alike.
     key: Option<Key>,
     /// The blocks are numbers `start` to `start + blocks - 1` of the key's run.
     start: u32,
     blocks: u32,
     users: u32,
-    /// The index has it: of the extents of its key it stands first.
+    /// The index has this extent: it is the first one of its key.
     leads: bool,
-    /// Neighbours in the free queue; meaningful while users == 0. Within an extent the last block is next to go.
+    /// Neighbours in the free queue, valid while users == 0. Of an extent, the pool hands out the last block first.
     before: ExtentId,
     after: ExtentId,
-    /// The next extent of the same key; of equal blocks the one that came first to hold the key stands first.
+    /// The next extent of the same key. Of equal blocks, the first to get the key stands first.
     twin: ExtentId,
-    /// What was split off its end, for those who hold both.
+    /// The extent that was split off this one's end: earlier holders have both.
     rest: ExtentId,
 }
 
-/// Cached blocks in a row that lie in one extent, `skip` blocks behind its start.
+/// Cached blocks in a row of one extent, `skip` blocks behind its start.
 #[derive(Clone, Copy, Debug)]
 struct Span {
     extent: ExtentId,
@@ -40,12 +40,12 @@ struct Span {
     blocks: u32,
 }
 
-/// What the pool holds of a prompt. Good until the pool changes.
+/// The cached prefix of a prompt. Valid until the pool changes.
 #[derive(Clone, Debug, Default)]
 pub struct Cached {
     spans: Vec<Span>,
     pub end: BlockCursor,
-    /// Blocks that nobody uses: taking them takes them out of the free queue.
+    /// Blocks without users: `take` takes them out of the free queue.
     pub unused: u64,
 }
 
@@ -58,7 +58,7 @@ pub struct Held {
 }
 
 impl Held {
-    /// Makes room for what a request of these runs will hold.
+    /// Reserves memory for what a request of these runs will hold.
     pub fn expect(&mut self, runs: &[BlockRun]) {
         self.spans.reserve(runs.len());
     }
@@ -77,7 +77,7 @@ pub struct BlockPool {
     tail: ExtentId,
     free: u64,
     blocks: u64,
-    /// "evicted": a run's key, and which of its blocks.
+    /// "evicted": a run's key, and the block's number in the run.
     pub journal: Journal,
 }
 
@@ -105,7 +105,7 @@ impl BlockPool {
         self.blocks
     }
 
-    /// The longest prefix of the runs' first `most` blocks that is cached.
+    /// The longest cached prefix of the runs' first `most` blocks.
     pub fn find(&self, runs: &[BlockRun], most: u64) -> Cached {
         let mut cached = Cached::default();
         while cached.end.blocks < most && cached.end.run < runs.len() {
@@ -123,11 +123,11 @@ impl BlockPool {
         cached
     }
 
-    /// The first `wanted` blocks of the run whose extents begin with `first`, as far as they are cached.
+    /// Adds the first `wanted` blocks of the run whose extents begin with `first`, as far as they are cached.
     fn find_in_run(&self, first: ExtentId, wanted: u32, runs: &[BlockRun], cached: &mut Cached) {
         let (mut at, mut from) = (0, first);
         while at < wanted {
-            // Where an extent that stands before the one that is found begins, that one answers.
+            // An earlier extent answers from where it begins.
             let (mut id, mut stop) = (from, wanted);
             let extent = loop {
                 if id == NONE {
@@ -141,7 +141,7 @@ impl BlockPool {
                 }
                 id = extent.twin;
             };
-            // Those passed over end before `at` and need not be looked at again, unless one begins behind it.
+            // The extents passed over end before `at`: the next search skips them, unless one begins behind it.
             from = if stop == wanted { extent.twin } else { first };
             stop = stop.min(extent.start + extent.blocks);
             cached.spans.push(Span { extent: id, skip: at - extent.start, blocks: stop - at });
@@ -151,11 +151,11 @@ impl BlockPool {
         }
     }
 
-    /// One more user for cached blocks: a request's first ones.
+    /// Gives cached blocks one more user: they become a request's first blocks.
     pub fn take(&mut self, cached: &Cached, held: &mut Held) {
         for &Span { extent, mut skip, blocks } in &cached.spans {
             let mut id = extent;
-            // A piece before this one may have split the extent.
+            // A span before this one may have split the extent.
             while skip > 0 && skip >= self.extents[id as usize].blocks {
                 skip -= self.extents[id as usize].blocks;
                 id = self.extents[id as usize].rest;
@@ -175,7 +175,7 @@ impl BlockPool {
         held.findable = cached.end;
     }
 
-    /// Hands out up to `count` blocks from the head of the free queue, and says how many. What they held is gone.
+    /// Hands out up to `count` blocks from the head of the free queue, and drops their contents. Returns how many.
     pub fn allocate(&mut self, count: u64, held: &mut Held) -> u64 {
         let count = count.min(self.free);
         let mut left = count;
@@ -241,8 +241,8 @@ impl BlockPool {
         self.extents[last as usize].twin = id;
     }
 
-    /// One user less for each block of a request. The request's tail comes first in the free queue; blocks without a
-    /// key go to its front.
+    /// Takes one user from each block of a request. The request's tail goes first in the free queue; blocks without a key
+    /// go to its front.
     pub fn release(&mut self, held: &mut Held) {
         for (first, blocks) in held.spans.drain(..).rev() {
             if self.extents[first as usize].blocks == blocks {
@@ -263,7 +263,7 @@ impl BlockPool {
         (held.findable, held.plain) = (BlockCursor::default(), 0);
     }
 
-    /// Forgets all contents. All blocks must be free.
+    /// Drops all contents. All blocks must be free.
     pub fn reset(&mut self) {
         self.first.clear();
         self.extents.clear();
@@ -283,7 +283,7 @@ impl BlockPool {
         (self.extents.len() - 1) as ExtentId
     }
 
-    /// Cuts an extent behind its first `blocks` blocks, and returns the other part.
+    /// Cuts an extent behind its first `blocks` blocks. Returns the other part.
     fn split(&mut self, id: ExtentId, blocks: u32) -> ExtentId {
         let whole = self.extents[id as usize];
         let (start, left) = (whole.start + blocks, whole.blocks - blocks);
@@ -382,7 +382,7 @@ const PLAIN: Extent = Extent {
 
 #[cfg(test)]
 impl BlockPool {
-    /// What the blocks in the free queue hold, next to be handed out first.
+    /// The contents of the blocks in the free queue, in the order in which the pool hands them out.
     pub fn queue(&self) -> Vec<Option<(Key, u32)>> {
         let (mut blocks, mut at) = (Vec::new(), self.head);
         while at != NONE {

@@ -1,18 +1,17 @@
 //! What a step of the engine costs.
 //!
 //! step = t0 + a Σq + b Σq²/2 + e Σqc + d Σc, with q the new tokens of a sequence in this step and c its context before
-//! it. Attention among new tokens (b) and against what the KV cache holds (e) have costs of their own: the one reads what
-//! was just computed, the other reads pages. d is the reading of a sequence's context, which a single new token waits for
-//! as much as thousands do.
+//! it. Attention among new tokens (b) and against the KV cache (e) have costs of their own: the first reads fresh values,
+//! the second reads pages. d is the time to read a sequence's context, the same for one new token and for thousands.
 
 use crate::time::{self, Ticks};
 
-/// Seconds: per step, per new token, per pair of new tokens attended, per pair of a new token and one of its context, per
-/// token of a sequence's context. Before the scheduler sees a request, the front end, which takes one thing after another,
-/// spends request_s (HTTP), per prompt token request_token_s (parsing) and per prompt chunk request_chunk_s (what is asked
-/// of the cache server); then request_wait_s passes beside other requests (messages between processes). Its first token and
-/// its last pass the front end for response_s; those between count in the steps. A step of nothing but asking the cache
-/// server for an answer takes poll_s.
+/// Seconds: per step, per new token, per pair of new tokens, per pair of a new token and a token of its context, per token
+/// of a sequence's context. The front end does one task after another. For each request it spends request_s (HTTP),
+/// request_token_s a prompt token (parsing) and request_chunk_s a prompt chunk (its questions to the cache server). Then
+/// request_wait_s passes, for all requests at once (messages between processes), until the scheduler sees the request. The
+/// front end spends response_s on a first and on a last token; those between count in the steps. A step that only asks the
+/// cache server for an answer takes poll_s.
 #[derive(Clone, Copy, Debug, Default)]
 #[cfg_attr(feature = "python", derive(pyo3::FromPyObject))]
 pub struct CostConfig {
@@ -27,9 +26,9 @@ pub struct CostConfig {
     pub request_chunk_s: f64,
     pub response_s: f64,
     pub poll_s: f64,
-    /// The engine's own thread copies what is loaded, one request after another, and no step runs meanwhile.
+    /// The engine's own thread copies what requests load, one request after another, and no step runs meanwhile.
     pub synchronous_loads: bool,
-    /// The front end has no core of its own: while it works on a request, each gets half of the engine's.
+    /// The front end shares the engine's core: while both have work, each gets half.
     pub shared_core: bool,
 }
 
@@ -70,7 +69,7 @@ impl Work {
     }
 }
 
-/// Decode steps in a row: what the first one takes, and by how much each takes longer than the one before it.
+/// Decode steps in a row: the time of the first one, and by how much each step is longer than the one before.
 #[derive(Clone, Copy, Debug)]
 pub struct Pace {
     first: Ticks,
@@ -78,10 +77,10 @@ pub struct Pace {
 }
 
 impl Pace {
-    /// Time of so many steps.
+    /// The time of the first `steps` steps.
     pub fn steps(&self, steps: u64) -> Ticks {
         let k = u128::from(steps);
-        // k(k-1)/2 is written so that no step wraps for k = 0.
+        // k(k-1)/2, without a wrap for k = 0.
         self.first * k + self.growth * (k * k.saturating_sub(1) / 2)
     }
 
@@ -90,7 +89,7 @@ impl Pace {
         if most == 0 || self.steps(most) < room {
             return most;
         }
-        // Real numbers come close; what they miss by, integers find.
+        // Real numbers come close; integers correct the rest.
         let (half, room_real) = (self.growth as f64 / 2.0, room as f64);
         let rest = self.first as f64 - half;
         let guess = 2.0 * room_real / (rest + (rest * rest + 4.0 * half * room_real).sqrt());
@@ -103,7 +102,7 @@ impl Pace {
     }
 }
 
-/// The largest n up to `most` for which `holds`, which is true of 0 and, once false, stays so.
+/// The largest n up to `most` for which `holds`. It is true for 0; once false, it stays false.
 pub fn largest(most: u64, holds: impl Fn(u64) -> bool) -> u64 {
     if most == 0 || holds(most) {
         return most;
@@ -146,7 +145,7 @@ impl Cost {
             + self.context * work.context
     }
 
-    /// What decode steps in a row of `sequences` take whose contexts sum up to `context` at the first.
+    /// The pace of decode steps of `sequences` sequences, whose contexts sum up to `context` at the first step.
     pub fn pace(&self, sequences: u64, context: u64) -> Pace {
         let (n, c) = (u128::from(sequences), u128::from(context));
         let first = Work { new_tokens: n, new_pairs_twice: n, context_pairs: c, context: c };
@@ -154,13 +153,13 @@ impl Cost {
         Pace { first: self.step(&first), growth }
     }
 
-    /// Time that the front end spends on a request, before it turns to the next one.
+    /// The time that the front end spends on a request.
     pub fn front_end(&self, prompt_tokens: u64, prompt_chunks: u64) -> Ticks {
         let (tokens, chunks) = (u128::from(prompt_tokens), u128::from(prompt_chunks));
         self.request + self.request_token * tokens + self.request_chunk * chunks
     }
 
-    /// Time on the way to the scheduler that requests pass beside each other.
+    /// The time on the way to the scheduler, which requests spend at once.
     pub fn wait(&self) -> Ticks {
         self.request_wait
     }

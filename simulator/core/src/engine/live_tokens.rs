@@ -1,7 +1,7 @@
-//! What a server on the wall clock needs: tokens as they come, when to look again, and how long the queues are.
+//! For a server on the wall clock: tokens as they come, the next event, and the queues.
 //!
-//! `advance(until)` takes no step that ends after `until`, and a step that is under way is not changed by what arrives
-//! later: tokens up to `until` are final.
+//! `advance(until)` ends no step after `until`, and later arrivals do not change a step under way: tokens up to `until`
+//! are final.
 
 use super::Engine;
 use super::request::Request;
@@ -11,15 +11,15 @@ use crate::time::{FOREVER, Ticks};
 pub type Tokens = (String, usize);
 
 impl Engine {
-    /// The next moment at which anything can happen, if nothing is submitted before; None: nothing will. Between
-    /// `advance`s that returned no completion.
+    /// The moment of the next event if nothing is submitted before; None: there is none. Valid once `advance` has returned
+    /// no completion.
     pub fn next_event(&self) -> Option<Ticks> {
         let next = self.next_event_at().min(self.next_token());
         (next != FOREVER).then_some(next)
     }
 
-    /// How many tokens each unfinished request got since the last call: those that got their `first` among them, or the
-    /// others. It needs `record_token_times`; those of a completion, which hold what was not counted here, go with it.
+    /// How many tokens each unfinished request got since the last call. `first`: the requests that got their first token
+    /// among them; else the others. Needs `record_token_times`. A completion has the tokens after the last call.
     pub fn take_tokens(&mut self, first: bool) -> Vec<Tokens> {
         let begins = |request: &Request| request.first_token == request.tokens.first().copied();
         let told = |request: &Request| request.first_token.is_some() && !request.tokens.is_empty();
@@ -28,7 +28,7 @@ impl Engine {
         asked.map(|request| (request.id.clone(), std::mem::take(&mut request.tokens).len())).collect()
     }
 
-    /// Requests that run, and that wait to (for a transfer, too).
+    /// Requests that run, and that wait to run or for a transfer.
     pub fn queues(&self) -> (usize, usize) {
         (self.running.len(), self.waiting.len() + self.holding.len())
     }

@@ -1,4 +1,4 @@
-//! What the engine keeps of a request, and what it says of it in the end.
+//! A request: as a caller submits it, as the engine keeps it, and its completion.
 
 use std::ops::{Deref, Range};
 use std::sync::Arc;
@@ -9,7 +9,7 @@ use crate::tiers::Hit;
 use crate::tiers::config::MOST_LEVELS;
 use crate::time::Ticks;
 
-/// A prompt's segments; those of prompts that are handed in together lie in one row.
+/// A prompt's segments. Prompts that are submitted together share one row of segments.
 #[derive(Clone, Debug)]
 pub struct Prompt {
     row: Arc<[Segment]>,
@@ -17,7 +17,7 @@ pub struct Prompt {
 }
 
 impl Prompt {
-    /// None: the row has no such segments.
+    /// None: the row does not have this range.
     pub fn new(row: &Arc<[Segment]>, range: Range<usize>) -> Option<Self> {
         row.get(range.clone()).map(|_| Self { row: row.clone(), range })
     }
@@ -36,7 +36,7 @@ impl Deref for Prompt {
     }
 }
 
-/// A request as it is handed in. `reply_id` names the stream of the tokens that will be generated.
+/// A request as a caller submits it. `reply_id` names the stream of the tokens that the engine will generate.
 #[derive(Clone, Debug)]
 pub struct Submission {
     pub id: String,
@@ -46,7 +46,7 @@ pub struct Submission {
 }
 
 impl Submission {
-    /// None: more tokens than can be counted.
+    /// None: more tokens than fit 64 bits.
     pub fn prompt_tokens(&self) -> Option<u64> {
         self.prompt.iter().try_fold(0u64, |sum, segment| sum.checked_add(segment.tokens))
     }
@@ -109,19 +109,19 @@ pub enum Lookup {
 pub enum Status {
     #[default]
     Waiting,
-    /// Holds its blocks while the tiers fill them.
+    /// The request holds its blocks while the tiers fill them.
     Loading,
     /// The tiers have filled them.
     Loaded,
     Running,
-    /// Answered; its blocks are held until its stores have ended.
+    /// The request has all tokens; it holds its blocks until its stores have ended.
     Finished,
 }
 
 #[derive(Clone, Debug, Default)]
 pub struct Request {
     pub id: String,
-    /// The reply's hash id: what is left of the id once the request has been answered.
+    /// The reply's hash id, which names the request after its completion.
     pub owner: i64,
     pub prompt: u64,
     pub output: u64,
@@ -131,16 +131,16 @@ pub struct Request {
     pub chunks: ChunkRange,
     pub status: Status,
     pub blocks: Held,
-    /// Tokens whose KV is there; after scheduling it counts the step in flight.
+    /// Tokens with KV on the GPU; after scheduling, the step in flight counts too.
     pub computed: u64,
     pub generated: u64,
     pub preemptions: u64,
     pub lookup: Lookup,
-    /// Schedules that still have to ask for the look-up's answer in vain.
+    /// How many more schedules pass before the engine sees the look-up's answer.
     pub polls_left: u64,
     pub stored_chunks: u64,
     pub stores_in_flight: u64,
-    /// Tokens that are at the front end: the first, the last, or both.
+    /// Tokens at the front end: the first, the last, or both.
     pub answers: u64,
     pub sources: Sources,
     pub first_token: Option<Ticks>,
@@ -149,7 +149,7 @@ pub struct Request {
 }
 
 impl Request {
-    /// Tokens known so far: the prompt and what was generated.
+    /// Tokens known so far: prompt and generated ones.
     pub fn tokens_known(&self) -> u64 {
         self.prompt + self.generated
     }
@@ -159,7 +159,7 @@ impl Request {
         self.generated > 0 && self.computed + 1 == self.tokens_known()
     }
 
-    /// True if so many more tokens neither need a new block nor fill one.
+    /// True if `tokens` more tokens neither need a new block nor fill one.
     #[inline(always)]
     pub fn stays_in_block(&self, tokens: u64, block_tokens: u64) -> bool {
         let (end, blocks) = (self.computed + tokens, &self.blocks);
@@ -167,12 +167,12 @@ impl Request {
             && end < (blocks.findable.blocks + 1).saturating_mul(block_tokens)
     }
 
-    /// True once it has finished and none of its stores reads from its blocks.
+    /// True once the request has finished and no store reads from its blocks.
     pub fn retires(&self) -> bool {
         self.status == Status::Finished && self.stores_in_flight == 0
     }
 
-    /// What it says in the end. Its blocks, and what its stores need, are left of it.
+    /// The completion. The request keeps its blocks, and what its stores need.
     pub fn finish(&mut self) -> Completion {
         self.runs.clear();
         (self.chunks, self.lookup) = (ChunkRange::default(), Lookup::NotAsked);

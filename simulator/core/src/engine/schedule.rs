@@ -13,21 +13,21 @@ use crate::keys::{BlockRun, Key};
 use crate::tiers::Slot;
 use crate::tiers::config::MOST_LEVELS;
 
-/// What came of looking at a waiting request.
+/// What the scheduler decides about a waiting request.
 enum Verdict {
-    /// It runs in this step, with so many tokens.
+    /// The request runs in this step, with so many tokens.
     Run(u64),
-    /// It waits for a transfer; the next request may go ahead of it.
+    /// The request waits for a transfer; the next one may go ahead of it.
     Skip,
-    /// It waits for blocks, and all those behind it too.
+    /// The request waits for blocks, and so do all behind it.
     Block,
 }
 
-/// The prefix that a waiting request would start with.
+/// The cached prefix that a waiting request would start with.
 struct Prefix {
     local: Cached,
     local_tokens: u64,
-    /// Tokens that the tiers hold beyond the local ones.
+    /// Tokens that the tiers hold beyond the GPU's.
     external_tokens: u64,
 }
 
@@ -57,7 +57,7 @@ impl Engine {
         batch
     }
 
-    /// Gets a running request the blocks for more tokens. False: it was preempted itself.
+    /// Gets a running request the blocks for more tokens. False: it had to preempt this request itself.
     fn grow(&mut self, slot: Slot, tokens: u64, preempted: &mut bool) -> bool {
         let end = self.requests[slot].computed + tokens;
         loop {
@@ -144,7 +144,7 @@ impl Engine {
         }
     }
 
-    /// Asks the tiers once, and at later schedules for their answer. False: there is none yet.
+    /// Asks the tiers once; later schedules ask for their answer. False: there is none yet.
     fn looked_up(&mut self, slot: Slot, batch: &mut Batch) -> bool {
         let name = self.server_slot(slot);
         let Some(server) = &mut self.server else { return true };
@@ -181,7 +181,7 @@ impl Engine {
         Prefix { local, local_tokens, external_tokens }
     }
 
-    /// Tokens of the longest prefix that its caches hold now: whole blocks on the GPU, or whole chunks in the tiers.
+    /// Tokens of the longest prefix that this engine holds now: whole blocks on the GPU, or whole chunks in the tiers.
     pub(crate) fn held_tokens(&mut self, runs: &[BlockRun], chunk_keys: &[Key]) -> u64 {
         self.catch_up();
         self.give_blocks_now();
@@ -190,7 +190,7 @@ impl Engine {
         (blocks * self.config.block_tokens).max(chunks * self.config.chunk_tokens)
     }
 
-    /// Whether all tokens known and, leaving `reserved` blocks alone, those up to `end` find room beside `local`.
+    /// Whether the GPU has blocks for all known tokens beside `local`, and for those up to `end` besides `reserved` ones.
     fn fits(&mut self, slot: Slot, local: &Cached, end: u64, reserved: u64) -> bool {
         let request = &self.requests[slot];
         let held = request.blocks.len() + local.end.blocks;
@@ -216,7 +216,7 @@ impl Engine {
         self.run_from(slot, prefix.local_tokens, tokens)
     }
 
-    /// Gives the request its blocks and begins to load them. It waits, and others may run.
+    /// Gives the request its blocks and begins to load them. It waits meanwhile; others may run.
     fn admit_load(&mut self, slot: Slot, prefix: Prefix) -> Verdict {
         let end = prefix.local_tokens + prefix.external_tokens;
         let reserved = self.reserved_blocks();
@@ -301,7 +301,7 @@ impl Engine {
         }
     }
 
-    /// Blocks that requests which are prefilling or loading will need to get through what they know.
+    /// Blocks that prefilling and loading requests still need for their known tokens.
     fn reserved_blocks(&self) -> u64 {
         self.prefilling.iter().map(|&slot| self.lacking(slot, self.requests[slot].tokens_known())).sum()
     }
@@ -310,7 +310,7 @@ impl Engine {
     #[inline(always)]
     pub(super) fn lacking(&self, slot: Slot, end: u64) -> u64 {
         let held = self.requests[slot].blocks.len();
-        // Divisions are dear where every step asks this of every request.
+        // Every step asks this of every request, and divisions are slow.
         match end <= held.saturating_mul(self.config.block_tokens) {
             true => 0,
             false => end.div_ceil(self.config.block_tokens) - held,
@@ -341,7 +341,7 @@ impl Engine {
         self.note_prefilling(slot, prefills);
     }
 
-    /// Few do at a time.
+    /// Notes whether a request prefills. Few do at a time.
     #[inline(always)]
     fn note_prefilling(&mut self, slot: Slot, prefills: bool) {
         match (self.prefilling.iter().position(|&other| other == slot), prefills) {

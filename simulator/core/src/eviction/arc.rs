@@ -1,5 +1,5 @@
-//! ARC (Megiddo and Modha, FAST 2003): chunks used once and chunks used again, a ghost list of each, and a share of the
-//! capacity for the first that ghosts which come back shift. The share is a real number, as in libCacheSim.
+//! ARC (Megiddo and Modha, FAST 2003): chunks used once and chunks used again, with a ghost list of each. Ghosts that
+//! return shift the capacity's share for chunks used once. The share is a real number, as in libCacheSim.
 
 use super::Eviction;
 use super::ghosts::Ghosts;
@@ -23,7 +23,7 @@ pub struct Arc {
     again: Queue,
     once_ghosts: Ghosts,
     again_ghosts: Ghosts,
-    /// The paper's p: how many chunks used once are aimed at.
+    /// The paper's p: the target number of chunks used once.
     target: f64,
     returning: Option<Returning>,
     /// The victim that leaves no ghost.

@@ -1,10 +1,9 @@
-//! FIFO.
+//! FIFO: the chunk that came first goes.
 
 use super::Eviction;
 use super::queue::Queue;
 use crate::chunks::{Chunks, ExtentId};
 
-/// The chunk that came first goes.
 #[derive(Debug)]
 pub struct Fifo(Queue);
 

@@ -1,10 +1,10 @@
-//! What a policy remembers of chunks that went.
+//! Ghosts: keys of evicted chunks that a policy remembers.
 
 use std::collections::BTreeMap;
 
 use crate::keys::{Key, KeyMap};
 
-/// Keys of chunks that went, the oldest first.
+/// Keys of evicted chunks, the oldest first.
 #[derive(Debug, Default)]
 pub struct Ghosts {
     order: BTreeMap<u64, Key>,

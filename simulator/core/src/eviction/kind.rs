@@ -1,4 +1,4 @@
-//! The policies by name, and the one that a cache has.
+//! The policies by name, and the factory.
 
 use super::Eviction;
 use super::arc::Arc;
@@ -46,14 +46,14 @@ impl EvictionKind {
     }
 }
 
-/// LRU decides most often by far, so it is called without a detour.
+/// Most caches use LRU: the cache calls it directly.
 #[derive(Debug)]
 pub enum Policy {
     Lru(Lru),
     Other(Box<dyn Eviction>),
 }
 
-/// Calls the policy, whichever it is.
+/// Calls the policy.
 macro_rules! either {
     ($policy:expr, $verb:ident($($given:expr),*)) => {
         match $policy {

@@ -1,5 +1,5 @@
-//! Mooncake's order: a use leases a chunk for a while, and of those whose lease has run out the one goes whose lease ran
-//! out first. A write gives a lease of no time.
+//! Mooncake's order: a use leases a chunk for a while. Of the chunks without a lease, the one goes whose lease ran out
+//! first. A write gives a lease of length 0.
 
 use std::collections::BTreeMap;
 
@@ -9,7 +9,7 @@ use crate::chunks::{Chunks, ExtentId};
 use crate::keys::{Key, KeyMap};
 use crate::time::Ticks;
 
-/// When a lease runs out, and a number that tells leases of one moment apart, the first given first.
+/// When a lease runs out, and a number that orders leases of one moment, the first granted first.
 type End = (Ticks, u64);
 
 #[derive(Debug)]

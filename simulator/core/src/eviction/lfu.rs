@@ -1,4 +1,5 @@
-//! LFU.
+//! LFU: the least often used chunk goes; of several, the one with that number of uses for the longest time. The policy
+//! forgets a chunk that went.
 
 use std::collections::BTreeMap;
 
@@ -6,12 +7,10 @@ use super::Eviction;
 use super::queue::Queue;
 use crate::chunks::{Chunks, ExtentId};
 
-/// The least often used chunk goes; of several, the one that has been used so often for the longest time. A chunk that
-/// went is forgotten.
 #[derive(Debug, Default)]
 pub struct Lfu {
     by_uses: BTreeMap<u32, Queue>,
-    /// How often each was used, by place.
+    /// The number of uses, by extent.
     uses: Vec<u32>,
 }
 

@@ -1,8 +1,8 @@
-//! LMCache 0.5.6's ARC (lmcache/v1/distributed/eviction_policy/arc.py): not the paper's.
+//! LMCache 0.5.6's ARC (lmcache/v1/distributed/eviction_policy/arc.py), which differs from the paper's.
 //!
-//! Ticks choose its victims, not the chunk that comes. Its capacity is the most chunks that it has ever known. A ghost
-//! that comes back shifts the target when room for it is reserved, and then counts as used once; what was chosen to go
-//! leaves a ghost when it goes, however it goes.
+//! Ticks choose the victims, not the chunk that comes. The capacity is the largest number of chunks so far. A ghost that
+//! returns shifts the target when the cache reserves room for it, and then counts as used once. A chosen chunk leaves a
+//! ghost when it goes, for whatever reason.
 
 use super::Eviction;
 use super::ghosts::Ghosts;
@@ -12,9 +12,9 @@ use crate::keys::Key;
 
 const ONCE: u8 = 0;
 const AGAIN: u8 = 1;
-/// In `Chunk::uses`: room is reserved, and its write has yet to end.
+/// In `Extent::uses`: the cache has reserved room, and the write has yet to end.
 const AWAITED: u8 = 1;
-/// In `Chunk::uses`: chosen to go.
+/// In `Extent::uses`: the policy chose the chunk as a victim.
 const CHOSEN: u8 = 2;
 
 #[derive(Debug)]
@@ -24,9 +24,9 @@ pub struct LmcacheArc {
     again: Queue,
     once_ghosts: Ghosts,
     again_ghosts: Ghosts,
-    /// How many chunks used once are aimed at.
+    /// The target number of chunks used once.
     target: f64,
-    /// Chunks used once that the eviction which goes on chose and that stay, as they are being written once more.
+    /// Chunks used once that the current eviction chose and that stay, as another write of them is in flight.
     passed: Vec<ExtentId>,
 }
 
@@ -63,7 +63,7 @@ impl LmcacheArc {
         self.grow();
     }
 
-    /// A ghost comes back, if it is one, and shifts the target.
+    /// Shifts the target if the key is a ghost. True: it was one.
     fn returns(&mut self, key: Key) -> bool {
         let (once, again) = (self.once_ghosts.len() as f64, self.again_ghosts.len() as f64);
         if self.once_ghosts.remove(key) {

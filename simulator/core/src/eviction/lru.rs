@@ -1,10 +1,9 @@
-//! LRU.
+//! LRU: the least recently used chunk goes.
 
 use super::Eviction;
 use super::queue::Queue;
 use crate::chunks::{Chunks, ExtentId};
 
-/// The least recently used chunk goes.
 #[derive(Debug)]
 pub struct Lru(Queue);
 
@@ -34,7 +33,7 @@ impl Eviction for Lru {
         self.0.renew_all(chunks, extents);
     }
     fn used_all(&mut self, chunks: &mut Chunks, extents: &[ExtentId]) {
-        // Whether it is the first use makes no difference here.
+        // LRU treats a first use like any other.
         self.0.renew_all(chunks, extents);
     }
     fn victim(&mut self, chunks: &mut Chunks, from: ExtentId) -> Option<ExtentId> {

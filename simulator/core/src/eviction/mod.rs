@@ -1,7 +1,8 @@
-//! Which chunk goes next. The loop that evicts is `Cache`'s; a policy supplies what differs.
+//! Which chunk goes next. `Cache` has the loop that evicts; a policy has what differs.
 //!
 //! LRU, FIFO, LFU, S3-FIFO and ARC decide as the reference implementations of libCacheSim 0.3.5 do, for chunks of one
-//! size. A chunk that is locked is passed over; where the queue that should give one has only such, the other one does.
+//! size. A policy passes over locked chunks. If the queue that should give a victim has only locked ones, the other queue
+//! gives it.
 
 pub mod kind;
 
@@ -21,21 +22,21 @@ use crate::chunks::{Chunks, ExtentId, FRESH};
 use crate::time::Ticks;
 
 pub trait Eviction: Debug + Send + Sync {
-    /// The time from now on, for policies that know one.
+    /// Sets the time, for policies that depend on it.
     fn clock(&mut self, _now: Ticks) {}
 
-    /// When a chunk that may not go now may, by time alone; None: never.
+    /// When time alone next makes a chunk evictable; None: never.
     fn next_change(&self) -> Option<Ticks> {
         None
     }
 
-    /// How many chunks the policy lets go now, of those that nobody reads or writes; None: all of them.
+    /// How many settled chunks the policy lets go now; None: all of them.
     fn ready(&self, _chunks: &Chunks) -> Option<u64> {
         None
     }
 
-    /// It knows single chunks only, each an extent by itself, and room is made for one after another: which one goes may
-    /// depend on the one that comes. Otherwise chunks of an extent are one in its queue.
+    /// The policy knows single chunks only, each an extent by itself. The cache makes room for one after another, as the
+    /// victim may depend on the chunk that comes. Otherwise an extent's chunks are one entry of a queue.
     fn one_by_one(&self) -> bool {
         true
     }
@@ -43,21 +44,21 @@ pub trait Eviction: Debug + Send + Sync {
     /// `other` was cut off the end of an extent.
     fn cut(&mut self, _chunks: &mut Chunks, _at: ExtentId, _other: ExtentId) {}
 
-    /// A chunk that is not there is about to come, before room is made for it.
+    /// A chunk that the cache lacks is about to come; the cache has not made room for it yet.
     fn miss(&mut self, _chunks: &Chunks, _at: ExtentId) {}
 
-    /// Room for a chunk was taken.
+    /// The cache has reserved room for a chunk.
     fn insert(&mut self, chunks: &mut Chunks, at: ExtentId);
 
-    /// A chunk was written, or its room taken once more: part of the use that brought it.
+    /// A write of a chunk ended, or another write reserved room: part of the use that brought the chunk.
     fn written(&mut self, _chunks: &mut Chunks, _at: ExtentId) {}
 
-    /// The look-up that brought a chunk uses it: part of that one use, if the policy sees it so.
+    /// The look-up that brought a chunk uses it. Policies may count both as one use.
     fn used_first(&mut self, chunks: &mut Chunks, at: ExtentId) {
         self.written(chunks, at);
     }
 
-    /// A chunk was used again.
+    /// A request used a chunk again.
     fn used(&mut self, chunks: &mut Chunks, at: ExtentId);
 
     /// `written` for each, the last one first.
@@ -65,7 +66,7 @@ pub trait Eviction: Debug + Send + Sync {
         extents.iter().rev().for_each(|&at| self.written(chunks, at));
     }
 
-    /// `used`, or `used_first` if it is that, for each that lies in a queue, the last one first.
+    /// `used_first` or `used` for each extent that is in a queue, the last one first.
     fn used_all(&mut self, chunks: &mut Chunks, extents: &[ExtentId]) {
         for &at in extents.iter().rev() {
             if !chunks[at].queued() {
@@ -80,10 +81,10 @@ pub trait Eviction: Debug + Send + Sync {
         }
     }
 
-    /// The chunk to go next, of those that are free; None: no chunk is. May set others back. `from`: the one that lay
-    /// behind the last victim of the same eviction, or NONE; what lies before it in the same queue is not free.
+    /// The free chunk that goes next; None: no chunk is free. It may move other chunks. `from`: the neighbour of the same
+    /// eviction's last victim, or NONE; chunks before it in the queue are not free.
     fn victim(&mut self, chunks: &mut Chunks, from: ExtentId) -> Option<ExtentId>;
 
-    /// A chunk goes: evicted, or else given up by whoever brought it.
+    /// A chunk goes: the cache evicted it, or its write failed.
     fn remove(&mut self, chunks: &mut Chunks, at: ExtentId, evicted: bool);
 }

@@ -1,4 +1,4 @@
-//! The queues that eviction policies keep chunks in.
+//! A queue of extents, oldest first, for eviction policies.
 
 use crate::chunks::{Chunks, Extent, ExtentId, NONE};
 
@@ -19,13 +19,13 @@ impl Queue {
         self.len
     }
 
-    /// Puts an extent that lies in no queue at the new end.
+    /// Appends an extent that is in no queue at the new end.
     #[inline(always)]
     pub fn push(&mut self, chunks: &mut Chunks, at: ExtentId) {
         let previous = self.newest;
         let chunk = &mut chunks[at];
         (chunk.older, chunk.newer) = (previous, NONE);
-        chunk.lies_in(Some(self.id));
+        chunk.set_queue(Some(self.id));
         match previous {
             NONE => self.oldest = at,
             other => chunks[other].newer = at,
@@ -34,11 +34,11 @@ impl Queue {
         self.len += 1;
     }
 
-    /// Takes out an extent that lies in this queue.
+    /// Takes out an extent of this queue.
     #[inline(always)]
     pub fn take(&mut self, chunks: &mut Chunks, at: ExtentId) {
         let Extent { older, newer, .. } = chunks[at];
-        chunks[at].lies_in(None);
+        chunks[at].set_queue(None);
         match older {
             NONE => self.oldest = newer,
             other => chunks[other].newer = newer,
@@ -50,7 +50,7 @@ impl Queue {
         self.len -= 1;
     }
 
-    /// `other` was cut off the end of an extent that lies in this queue: it goes before that.
+    /// `other` was cut off the end of an extent of this queue: it goes right before that extent.
     pub fn cut(&mut self, chunks: &mut Chunks, at: ExtentId, other: ExtentId) {
         let older = chunks[at].older;
         match older {
@@ -59,7 +59,7 @@ impl Queue {
         }
         (chunks[other].older, chunks[other].newer) = (older, at);
         chunks[at].older = other;
-        chunks[other].lies_in(Some(self.id));
+        chunks[other].set_queue(Some(self.id));
         self.len += 1;
     }
 
@@ -67,8 +67,8 @@ impl Queue {
         self.renew_row(chunks, at, at);
     }
 
-    /// Renews the extents, the last one first; those that lie in no queue are passed over. What was brought together lies
-    /// together, and moves at once.
+    /// Moves the extents to the new end, the last one first; skips extents that are in no queue. Extents that came together
+    /// are neighbours and move at once.
     pub fn renew_all(&mut self, chunks: &mut Chunks, extents: &[ExtentId]) {
         let (mut first, mut last) = (NONE, NONE);
         for &at in extents.iter().rev() {
@@ -84,7 +84,7 @@ impl Queue {
         self.renew_row(chunks, first, last);
     }
 
-    /// Moves the extents from `first` to `last`, as they lie, to the new end.
+    /// Moves the neighbours from `first` to `last` to the new end, in their order.
     #[inline(always)]
     fn renew_row(&mut self, chunks: &mut Chunks, first: ExtentId, last: ExtentId) {
         if last == NONE || last == self.newest {
@@ -101,12 +101,12 @@ impl Queue {
         self.newest = last;
     }
 
-    /// The oldest extent that may go.
+    /// The oldest free extent.
     pub fn first_free(&self, chunks: &Chunks) -> Option<ExtentId> {
         self.free_from(chunks, self.oldest)
     }
 
-    /// The oldest extent that may go of those from `at` on; from the oldest on, if that is NONE.
+    /// The oldest free extent from `at` on; NONE: from the oldest on.
     #[inline(always)]
     pub fn free_from(&self, chunks: &Chunks, at: ExtentId) -> Option<ExtentId> {
         let mut at = if at == NONE { self.oldest } else { at };

@@ -1,8 +1,8 @@
-//! S3-FIFO (Yang et al., SOSP 2023) with libCacheSim's definitions: a tenth of the capacity, rounded down, is the small
-//! queue's, the ghost queue remembers nine tenths, two uses in the small queue lead into the main one, uses are counted
-//! up to three there. Until the first eviction, what the small queue has no room for goes into the main one.
+//! S3-FIFO (Yang et al., SOSP 2023) with libCacheSim's definitions. The small queue has a tenth of the capacity, rounded
+//! down; the ghost queue remembers nine tenths. Two uses in the small queue lead into the main one, which counts up to
+//! three uses. Until the first eviction, chunks for which the small queue has no room go into the main one.
 //!
-//! libCacheSim takes nothing into a small queue of one object, so below 20 chunks it never hits; here it takes one.
+//! libCacheSim's small queue takes no object if its size is one, so below 20 chunks it never hits; here it takes one.
 
 use super::Eviction;
 use super::ghosts::Ghosts;
@@ -26,7 +26,7 @@ pub struct S3Fifo {
     main_room: u64,
     ghost_room: u64,
     has_evicted: bool,
-    /// The ghost that the chunk which comes next was.
+    /// The key of the next chunk to come, if it was a ghost.
     returning: Option<Key>,
 }
 

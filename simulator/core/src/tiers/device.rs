@@ -1,9 +1,9 @@
 //! Modelled devices: one direction (reads or writes) of something that moves bytes.
 //!
-//! A transfer is a row of operations, a chunk each. Alone it takes latency + (chunks x chunk + bytes x byte) / depth;
-//! all transfers together move no more than a byte in shared_byte, and no more than a chunk in shared_chunk (what one
-//! interpreter spends on it). So n transfers of large data get min(1 / shared_byte, size / shared_chunk,
-//! n depth size / (chunk + size byte)) bytes a second. A device never sleeps; it says when a transfer will have ended.
+//! A transfer is a row of operations, a chunk each. Alone it takes latency + (chunks x chunk + bytes x byte) / depth.
+//! All transfers together move at most a byte in shared_byte, and at most a chunk in shared_chunk (one interpreter's time
+//! for it). So n transfers of large data get min(1 / shared_byte, size / shared_chunk, n depth size / (chunk + size byte))
+//! bytes a second. A device never sleeps; it says when a transfer ends.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -17,7 +17,7 @@ pub struct DeviceConfig {
     pub byte_s: f64,
     pub shared_byte_s: f64,
     pub shared_chunk_s: f64,
-    /// Operations that a transfer has in flight; 0 is taken as 1.
+    /// Operations that a transfer has in flight; 0 means 1.
     pub depth: u64,
 }
 
@@ -43,7 +43,7 @@ impl Rates {
         }
     }
 
-    /// Time of a transfer that has the device for itself, without its latency.
+    /// The time of a transfer alone on the device, without its latency.
     fn alone(&self, chunks: u64, bytes: u64) -> Ticks {
         let (chunks, bytes) = (u128::from(chunks), u128::from(bytes));
         let one_by_one = self.chunk * chunks + self.byte * bytes;
@@ -53,13 +53,13 @@ impl Rates {
         }
     }
 
-    /// Time for which a transfer keeps the shared range of the device busy.
+    /// The time for which a transfer keeps the shared part of the device busy.
     fn shared(&self, chunks: u64, bytes: u64) -> Ticks {
         (self.shared_byte * u128::from(bytes)).max(self.shared_chunk * u128::from(chunks))
     }
 }
 
-/// First come, first served: a transfer's data moves after that of those before it; latencies overlap.
+/// First come, first served: a transfer's data moves after the data of the transfers before it; latencies overlap.
 #[derive(Clone, Debug)]
 pub struct Device {
     rates: Rates,
@@ -79,15 +79,15 @@ impl Device {
     }
 }
 
-/// Side by side: each transfer in flight gets an equal range of the shared bandwidth.
+/// Concurrent transfers: each gets an equal share of the shared bandwidth.
 ///
-/// Integers throughout: `served` is the device time that each transfer in flight has had since time 0.
+/// All times are integers. `served` is the device time that each transfer in flight has had since time 0.
 #[derive(Clone, Debug)]
 pub struct SharedDevice {
     rates: Rates,
     now: Ticks,
     served: Ticks,
-    /// What `served` will be when a transfer has had its range, and its number.
+    /// For each transfer: `served` at the moment when the transfer has had its share, and its number.
     sharing: BTreeSet<(Ticks, u64)>,
     /// When transfers would end on a device of their own.
     alone_until: BTreeMap<u64, Ticks>,
@@ -100,9 +100,9 @@ impl SharedDevice {
         Self { rates: Rates::new(config), now: 0, served: 0, sharing, alone_until, next: 0 }
     }
 
-    /// Takes a transfer in. Returns its number and when it ends unless others join it: ask `ended` then.
+    /// Takes a transfer in. Returns its number and when it ends unless others join it; the caller asks `ended` then.
     pub fn submit(&mut self, now: Ticks, chunks: u64, bytes: u64) -> (u64, Ticks) {
-        self.pass(now);
+        self.share_until(now);
         let id = self.next;
         self.next += 1;
         self.sharing.insert((self.served + self.rates.shared(chunks, bytes), id));
@@ -110,9 +110,9 @@ impl SharedDevice {
         (id, self.end(id))
     }
 
-    /// Whether a transfer has ended; it is forgotten then. Err: when it will, unless others join it.
+    /// Ok: the transfer has ended, and the device forgets it. Err: when it will end unless others join it.
     pub fn ended(&mut self, now: Ticks, id: u64) -> Result<(), Ticks> {
-        self.pass(now);
+        self.share_until(now);
         let end = self.end(id);
         if end > now {
             return Err(end);
@@ -121,16 +121,16 @@ impl SharedDevice {
         Ok(())
     }
 
-    /// Shares the device out up to `now`.
-    fn pass(&mut self, now: Ticks) {
+    /// Divides the device's time up to `now` among the transfers.
+    fn share_until(&mut self, now: Ticks) {
         while let Some(&(until, id)) = self.sharing.first() {
             let count = self.sharing.len() as u128;
             let needed = (until - self.served) * count;
             if self.now + needed > now {
-                // What does not divide is shared out next time: nothing is lost.
-                let range = now.saturating_sub(self.now) / count;
-                self.served += range;
-                self.now += range * count;
+                // The next call divides the remainder: no time is lost.
+                let share = now.saturating_sub(self.now) / count;
+                self.served += share;
+                self.now += share * count;
                 return;
             }
             self.now += needed;

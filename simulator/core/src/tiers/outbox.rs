@@ -1,4 +1,4 @@
-//! Disk transfers that someone else makes, on a real device: what was issued, and which slot each chunk lies in.
+//! The transfers of an external level, which the caller makes on a real device, and the slot of each chunk there.
 
 use std::collections::BTreeMap;
 #[cfg(test)]
@@ -7,7 +7,7 @@ use std::collections::BTreeSet;
 use super::transfers::{IoId, Slot};
 use crate::keys::{Key, KeyMap};
 
-/// A transfer to make. owner: the reply's hash id of the request that it is for, or whose chunks they are.
+/// A transfer for the caller. owner: the reply's hash id of the request that waits for it, or whose chunks it writes.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Issued {
     pub id: IoId,
@@ -17,20 +17,20 @@ pub struct Issued {
     pub chunks: Vec<(Key, u64)>,
 }
 
-/// Issued transfers, and slots for as many chunks as the disk tier holds.
+/// Issued transfers, and a slot for each chunk that the external level holds.
 #[derive(Debug, Default)]
 pub struct Outbox {
     slots: KeyMap<u64>,
     free: Vec<u64>,
     next_slot: u64,
     issued: Vec<Issued>,
-    /// Of so many the owner is known.
+    /// How many issued transfers have their owner.
     owned: usize,
-    /// Chunks that the disk tier holds no more.
+    /// Chunks that the level has dropped since the caller last asked.
     dropped: Vec<Key>,
-    /// Transfers not yet answered; true: a write.
+    /// Transfers that the caller has not answered; true: a write.
     pending: BTreeMap<IoId, bool>,
-    /// Of writes that were answered and have not ended: the chunks that did not arrive.
+    /// Writes that the caller has answered and that have not ended: the chunks that did not arrive.
     failed: BTreeMap<IoId, Vec<Key>>,
 }
 
@@ -45,7 +45,7 @@ impl Outbox {
         self.issue(Issued { id, owner: 0, slot: of, write: true, chunks });
     }
 
-    /// The disk tier has dropped these chunks: their slots are used again.
+    /// The level has dropped these chunks: others may use their slots.
     pub fn drop_chunks(&mut self, keys: &[Key]) {
         for key in keys {
             self.free.extend(self.slots.remove(key));
@@ -53,14 +53,14 @@ impl Outbox {
         self.dropped.extend(keys);
     }
 
-    /// The disk tier has dropped all chunks.
+    /// The level has dropped all chunks.
     pub fn drop_all(&mut self) {
         let mut keys: Vec<Key> = self.slots.keys().copied().collect();
         keys.sort_unstable_by_key(|key| std::cmp::Reverse(self.slots[key]));
         self.drop_chunks(&keys);
     }
 
-    /// Those of a write's chunks that did not arrive; asked once.
+    /// The chunks of a write that did not arrive. A second call returns none.
     pub fn take_failed(&mut self, id: IoId) -> Vec<Key> {
         self.failed.remove(&id).unwrap_or_default()
     }
@@ -113,7 +113,7 @@ impl Outbox {
 
 #[cfg(test)]
 impl Outbox {
-    /// Slots are those of the chunks that the disk holds or is being given, each of one chunk.
+    /// Panics unless each chunk that the level holds or writes has a slot of its own, and no other chunk has one.
     pub fn check(&self, on_disk: &[Key], capacity: u64) {
         let slots: BTreeSet<u64> = self.slots.values().copied().collect();
         assert_eq!(slots.len(), self.slots.len(), "two chunks in one slot");

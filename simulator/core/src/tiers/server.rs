@@ -1,4 +1,4 @@
-//! A cache server: the chunk tiers, and the ends of the transfers that they have begun.
+//! A cache server: the chunk tiers, and the moments at which their transfers end.
 
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, VecDeque};
@@ -7,7 +7,7 @@ use super::{Ended, IoId, Tiers};
 use crate::keys::Key;
 use crate::time::{FOREVER, Ticks};
 
-/// Ids count up, so that transfers which end together end in the order in which they were begun.
+/// Ids count up, so that transfers that end together end in the order of their beginning.
 type End = (Ticks, IoId);
 
 const NEVER: End = (FOREVER, IoId::MAX);
@@ -15,8 +15,8 @@ const NEVER: End = (FOREVER, IoId::MAX);
 /// Ends of transfers to come.
 struct Ends {
     next: End,
-    /// Devices that serve one transfer after another end them in the order in which they were begun, so nearly all come
-    /// later than all those of one lane.
+    /// Devices that serve one transfer after another end them in order. So nearly every new end is later than all ends of
+    /// one lane.
     lanes: [VecDeque<End>; 2],
     others: BinaryHeap<Reverse<End>>,
 }
@@ -28,7 +28,7 @@ impl Ends {
 
     fn push(&mut self, end: End) {
         self.next = self.next.min(end);
-        // Into the lane that it is the least ahead of: so each device comes to have one.
+        // The lane whose last end is the closest: so each device gets a lane of its own.
         let fits = |lane: &&mut VecDeque<End>| lane.back().is_none_or(|last| *last < end);
         match self.lanes.iter_mut().filter(fits).max_by_key(|lane| lane.back().copied()) {
             Some(lane) => lane.push_back(end),
@@ -36,7 +36,7 @@ impl Ends {
         }
     }
 
-    /// Takes the next one out.
+    /// Takes out the next end.
     fn pop(&mut self) {
         let next = self.next;
         match self.lanes.iter_mut().find(|lane| lane.front() == Some(&next)) {
@@ -52,8 +52,8 @@ impl Ends {
 pub struct Server {
     pub tiers: Tiers,
     loud: Ends,
-    /// Ends of transfers that no request waits for. Steps may pass them: each is dealt with before anything looks at
-    /// the tiers, as of its own time.
+    /// Ends of transfers that no request waits for. A step may run past them: the server handles each, as of its own
+    /// time, before the engine next looks at the tiers.
     quiet: Ends,
 }
 
@@ -62,12 +62,12 @@ impl Server {
         Self { tiers, loud: Ends::new(), quiet: Ends::new() }
     }
 
-    /// When the next transfer ends: any of them, or only of those that requests wait for.
+    /// When the next transfer ends. `any`: also those that no request waits for.
     pub fn next_at(&self, any: bool) -> Ticks {
         if any { self.loud.next.0.min(self.quiet.next.0) } else { self.loud.next.0 }
     }
 
-    /// Ends the next transfer if it is due: when it ended, and what became of it.
+    /// Ends the next transfer if it is due. Returns when it ended, and what the engine has to know.
     pub fn end_next(&mut self, now: Ticks) -> Option<(Ticks, Ended)> {
         let ends = if self.quiet.next < self.loud.next { &mut self.quiet } else { &mut self.loud };
         let (at, id) = Some(ends.next).filter(|(at, _)| *at <= now)?;
@@ -78,7 +78,7 @@ impl Server {
         Some((at, ended))
     }
 
-    /// Notes when the transfers end that the tiers have begun since the last call.
+    /// Notes the ends of transfers that the tiers have begun since the last call.
     pub fn take_begun(&mut self) {
         let (loud, quiet) = (&mut self.loud, &mut self.quiet);
         // The caller says when external transfers end (`complete_io`).
