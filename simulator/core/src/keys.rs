@@ -45,8 +45,8 @@ fn mix(value: u64) -> u64 {
 
 /// Hashes a recipe piece by piece into blocks of `size` tokens.
 ///
-/// Every segment starts its stream at 0, and no piece spans two segments; empty segments add nothing. So there is one way
-/// to write a sequence of tokens, and equal tokens give equal pieces.
+/// Every segment starts its stream at 0, and no piece spans two segments; empty segments add nothing. So there is one
+/// way to write a sequence of tokens, and equal tokens give equal pieces.
 struct HashChain {
     size: u64,
     key: Key,
@@ -123,8 +123,8 @@ pub struct BlockRun {
 
 /// The whole blocks of `size` tokens in a recipe, as runs: the work grows with the segments, not with the blocks.
 ///
-/// Equal (key, i): the recipes agree on all tokens up to there. The tokens alone decide where runs begin, and a run's end
-/// is part of the next run's key. So equal tokens give equal pairs.
+/// Equal (key, i): the recipes agree on all tokens up to there. The tokens alone decide where runs begin, and a run's
+/// end is part of the next run's key. So equal tokens give equal pairs.
 pub fn block_runs(recipe: &[Segment], size: u64) -> Vec<BlockRun> {
     let (mut chain, mut runs) = (HashChain::new(size), Vec::with_capacity(recipe.len() + 2));
     recipe.iter().for_each(|segment| chain.runs(stream(segment), segment.tokens, &mut runs));
@@ -167,8 +167,8 @@ impl BlockCursor {
     }
 }
 
-/// Adds the keys of the prompt's chunks, if those have a size, and the runs of the prompt's and the reply's blocks. Each
-/// hash waits for the one before it: the processor computes both chains in the time of one.
+/// Adds the keys of the prompt's chunks, if those have a size, and the runs of the prompt's and the reply's blocks.
+/// Each hash waits for the one before it: the processor computes both chains in the time of one.
 pub fn keys_and_runs(
     (prompt, reply): (&[Segment], Segment),
     (chunk, keys): (Option<u64>, &mut Vec<Key>),

@@ -119,8 +119,8 @@ impl Cache {
         self.capacity.saturating_sub(self.used) + if evicts { ready() } else { 0 }
     }
 
-    /// Reserves room for all marked chunks of a range or for none; `evicts`: also in the place of others. True: all marked
-    /// chunks have their extents now.
+    /// Reserves room for all marked chunks of a range or for none; `evicts`: also in the place of others. True: all
+    /// marked chunks have their extents now.
     pub fn reserve(
         &mut self,
         range: &ChunkRange,
@@ -156,7 +156,8 @@ impl Cache {
         true
     }
 
-    /// Ends a store. Chunks that became resident stay marked. The others were resident already: the cache frees their room.
+    /// Ends a store. Chunks that became resident stay marked. The others were resident already: the cache frees their
+    /// room.
     pub fn admit_stored(&mut self, marks: &mut Vec<Span>) {
         self.divide_as_cut(marks);
         let mut queued = true;

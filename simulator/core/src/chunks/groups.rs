@@ -5,9 +5,9 @@ use crate::keys::Key;
 /// Chunks of a prompt in a group. A row has whole groups.
 pub const GROUP: usize = 8;
 
-/// How many extents begin in each group. The key of a group's first chunk names it; groups may share a count. One or two
-/// looks tell that a level lacks a row of chunks, as it lacks most of a prompt that a request stores. A count that has
-/// come to its limit stays there. Empty: nothing is counted.
+/// How many extents begin in each group. The key of a group's first chunk names it; groups may share a count. One or
+/// two looks tell that a level lacks a row of chunks, as it lacks most of a prompt that a request stores. A count that
+/// has come to its limit stays there. Empty: nothing is counted.
 #[derive(Debug, Default)]
 pub struct GroupCounts(Vec<u8>);
 

@@ -1,10 +1,11 @@
 //! The chunks of one level, as extents.
 //!
 //! Requests mostly store, use and lose chunks together. So chunks in a row of a prompt that have the same state and are
-//! neighbours in a queue are one extent; its last chunk goes first. The level cuts an extent where an operation concerns
-//! only a part of it. An extent is in one queue at most; its state and its links are in one record. A chunk's key depends
-//! on all chunks before it in its prompt. So a search goes along the prompt, extent by extent, and the index has only the
-//! first chunk of each extent. No extent crosses the border of a row, so that a search for any chunk starts close to it.
+//! neighbours in a queue are one extent; its last chunk goes first. The level cuts an extent where an operation
+//! concerns only a part of it. An extent is in one queue at most; its state and its links are in one record. A chunk's
+//! key depends on all chunks before it in its prompt. So a search goes along the prompt, extent by extent, and the
+//! index has only the first chunk of each extent. No extent crosses the border of a row, so that a search for any chunk
+//! starts close to it.
 
 mod extent;
 mod groups;
@@ -25,8 +26,8 @@ use spans::Span;
 /// Chunks of a prompt in a row: extents end at the rows' borders.
 const ROW: usize = 16;
 
-/// Where a level has a chunk of a prompt: `skip` chunks behind the first one of the extent `at`; NONE: it lacks the chunk.
-/// The same holds for `len` chunks from this one on, and maybe for more.
+/// Where a level has a chunk of a prompt: `skip` chunks behind the first one of the extent `at`; NONE: it lacks the
+/// chunk. The same holds for `len` chunks from this one on, and maybe for more.
 #[derive(Clone, Copy, Debug)]
 pub struct Found {
     pub at: ExtentId,
@@ -44,8 +45,8 @@ impl PromptCursor {
     }
 }
 
-/// An entry of the index: an extent by its first chunk. `tag` is a part of the key: it mostly tells keys apart without a
-/// look at the extent.
+/// An entry of the index: an extent by its first chunk. `tag` is a part of the key: it mostly tells keys apart without
+/// a look at the extent.
 #[derive(Clone, Copy, Debug)]
 struct IndexEntry {
     tag: u32,
@@ -114,8 +115,8 @@ impl Chunks {
         }
     }
 
-    /// How many of the keys are those of the extent's chunks; the first one is. Where two keys agree, those before them do
-    /// too.
+    /// How many of the keys are those of the extent's chunks; the first one is. Where two keys agree, those before them
+    /// do too.
     #[inline(always)]
     fn alike(&self, at: ExtentId, keys: &[Key]) -> usize {
         let ours = self[at].keys();
@@ -126,7 +127,8 @@ impl Chunks {
         ours.iter().zip(keys).take_while(|(ours, theirs)| ours == theirs).count()
     }
 
-    /// Has the processor fetch what the next eviction will read: this extent's prompt, and the next extent of its queue.
+    /// Has the processor fetch what the next eviction will read: this extent's prompt, and the next extent of its
+    /// queue.
     #[inline(always)]
     pub fn prefetch(&self, at: ExtentId) {
         let Some(extent) = self.places.get(at as usize) else { return };

@@ -187,8 +187,8 @@ impl Cluster {
         }
     }
 
-    /// Runs instances that share nothing one after another: the data of each stays in the processor's caches, which halves
-    /// the time. The result is that of one moment after another.
+    /// Runs instances that share nothing one after another: the data of each stays in the processor's caches, which
+    /// halves the time. The result is that of one moment after another.
     fn advance_each(&mut self, until: Ticks, mut take: impl FnMut(usize, Completion)) -> Result<(), String> {
         for instance in std::mem::take(&mut self.acted) {
             self.next_events.set(instance, self.now);

@@ -5,8 +5,8 @@ use crate::time::{FOREVER, Ticks};
 /// The moment of each instance's next event. Setting one replays a match in each round.
 pub struct NextEvents {
     at: Vec<Ticks>,
-    /// The winner of each match: the final first, then the two semi-finals, and so on. The last entries are the instances
-    /// themselves.
+    /// The winner of each match: the final first, then the two semi-finals, and so on. The last entries are the
+    /// instances themselves.
     winners: Vec<usize>,
     places: usize,
 }

@@ -7,8 +7,8 @@ pub enum Routing {
     RoundRobin,
     /// The instance with the fewest unfinished requests; of those, the lowest number.
     LeastLoaded,
-    /// The instance that holds the longest prefix of the prompt: in whole blocks on its GPU, or in whole chunks in the tiers
-    /// that it can load from, whichever reaches further. Of those, the least loaded.
+    /// The instance that holds the longest prefix of the prompt: in whole blocks on its GPU, or in whole chunks in the
+    /// tiers that it can load from, whichever reaches further. Of those, the least loaded.
     PrefixAware,
 }
 

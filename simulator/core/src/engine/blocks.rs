@@ -1,8 +1,9 @@
-//! The GPU's block pool with prefix caching, as in vLLM's block_pool.py. It has one free queue in eviction order. Blocks
-//! stay findable by key until the pool hands them out again. It does not merge equal blocks.
+//! The GPU's block pool with prefix caching, as in vLLM's block_pool.py. It has one free queue in eviction order.
+//! Blocks stay findable by key until the pool hands them out again. It does not merge equal blocks.
 //!
 //! Requests take, use and release blocks in runs. So the pool keeps extents: blocks in a row of one run that have the
-//! same users and are neighbours in the free queue. `tests/blocks_oracle.rs` does the same block by block; tests compare.
+//! same users and are neighbours in the free queue. `tests/blocks_oracle.rs` does the same block by block; tests
+//! compare.
 
 use std::collections::hash_map::Entry;
 
@@ -241,8 +242,8 @@ impl BlockPool {
         self.extents[last as usize].twin = id;
     }
 
-    /// Takes one user from each block of a request. The request's tail goes first in the free queue; blocks without a key
-    /// go to its front.
+    /// Takes one user from each block of a request. The request's tail goes first in the free queue; blocks without a
+    /// key go to its front.
     pub fn release(&mut self, held: &mut Held) {
         for (first, blocks) in held.spans.drain(..).rev() {
             if self.extents[first as usize].blocks == blocks {

@@ -1,17 +1,18 @@
 //! What a step of the engine costs.
 //!
 //! step = t0 + a Σq + b Σq²/2 + e Σqc + d Σc, with q the new tokens of a sequence in this step and c its context before
-//! it. Attention among new tokens (b) and against the KV cache (e) have costs of their own: the first reads fresh values,
-//! the second reads pages. d is the time to read a sequence's context, the same for one new token and for thousands.
+//! it. Attention among new tokens (b) and against the KV cache (e) have costs of their own: the first reads fresh
+//! values, the second reads pages. d is the time to read a sequence's context, the same for one new token and for
+//! thousands.
 
 use crate::time::{self, Ticks};
 
-/// Seconds: per step, per new token, per pair of new tokens, per pair of a new token and a token of its context, per token
-/// of a sequence's context. The front end does one task after another. For each request it spends request_s (HTTP),
-/// request_token_s a prompt token (parsing) and request_chunk_s a prompt chunk (its questions to the cache server). Then
-/// request_wait_s passes, for all requests at once (messages between processes), until the scheduler sees the request. The
-/// front end spends response_s on a first and on a last token; those between count in the steps. A step that only asks the
-/// cache server for an answer takes poll_s.
+/// Seconds: per step, per new token, per pair of new tokens, per pair of a new token and a token of its context, per
+/// token of a sequence's context. The front end does one task after another. For each request it spends request_s
+/// (HTTP), request_token_s a prompt token (parsing) and request_chunk_s a prompt chunk (its questions to the cache
+/// server). Then request_wait_s passes, for all requests at once (messages between processes), until the scheduler sees
+/// the request. The front end spends response_s on a first and on a last token; those between count in the steps. A
+/// step that only asks the cache server for an answer takes poll_s.
 #[derive(Clone, Copy, Debug, Default)]
 #[cfg_attr(feature = "python", derive(pyo3::FromPyObject))]
 pub struct CostConfig {

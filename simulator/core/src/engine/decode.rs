@@ -1,8 +1,8 @@
 //! Decode in macro-steps: while the scheduler would schedule every step alike, the engine takes many at once.
 //!
 //! The result is that of single steps to the tick and to the block. Times are integers. The engine evicts blocks and
-//! registers equal ones in the order of single steps, before anything looks at them. An event cuts the macro-step short at
-//! the end of the step that is then under way.
+//! registers equal ones in the order of single steps, before anything looks at them. An event cuts the macro-step short
+//! at the end of the step that is then under way.
 
 use std::cmp::Reverse;
 use std::mem;
@@ -13,8 +13,8 @@ use super::step::{Decode, Step};
 use crate::time::{FOREVER, Ticks};
 
 impl Engine {
-    /// As many decode steps as fit before a request finishes, a known event comes, or blocks run out. None: the scheduler
-    /// has to decide the next step.
+    /// As many decode steps as fit before a request finishes, a known event comes, or blocks run out. None: the
+    /// scheduler has to decide the next step.
     pub(super) fn plan_decode(&mut self) -> Option<Decode> {
         let nothing_else = self.waiting.is_empty() && self.holding.is_empty() && self.prefilling.is_empty();
         let alike = nothing_else && self.running.len() as u64 <= self.config.max_num_batched_tokens;
@@ -45,7 +45,8 @@ impl Engine {
         };
         let steps = largest(steps, |steps| lacking(steps) <= self.pool.free());
         let Some(watched) = self.watched else { return steps };
-        // The scheduler considers the waiting request after the running ones: the step that registers its block may admit it.
+        // The scheduler considers the waiting request after the running ones: the step that registers its block may
+        // admit it.
         let registered = self.running.iter().filter_map(|&slot| {
             let request = &self.requests[slot];
             let findable = request.blocks.findable;

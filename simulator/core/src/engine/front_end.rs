@@ -1,8 +1,9 @@
 //! The front end's queue: it parses requests and passes answers on, one after another.
 //!
-//! The front end has its own core or shares the engine's. On a shared core, each gets half while both have work, as Linux
-//! divides a core between two processes. Of requests that are sent together, the engine computes the first while the front
-//! end parses the others: a short step then takes twice as long, a long one as much longer as the parsing takes.
+//! The front end has its own core or shares the engine's. On a shared core, each gets half while both have work, as
+//! Linux divides a core between two processes. Of requests that are sent together, the engine computes the first while
+//! the front end parses the others: a short step then takes twice as long, a long one as much longer as the parsing
+//! takes.
 
 use std::collections::VecDeque;
 
@@ -52,7 +53,8 @@ impl FrontEnd {
         }
     }
 
-    /// Adds a task. `step_left`: what is left of the step that shares the core from now on; used if the queue was empty.
+    /// Adds a task. `step_left`: what is left of the step that shares the core from now on; used if the queue was
+    /// empty.
     pub fn add(&mut self, now: Ticks, work: Ticks, task: Task, step_left: Ticks) {
         if self.queue.is_empty() {
             (self.at, self.step_left) = (now, step_left);

@@ -11,15 +11,15 @@ use crate::time::{FOREVER, Ticks};
 pub type Tokens = (String, usize);
 
 impl Engine {
-    /// The moment of the next event if nothing is submitted before; None: there is none. Valid once `advance` has returned
-    /// no completion.
+    /// The moment of the next event if nothing is submitted before; None: there is none. Valid once `advance` has
+    /// returned no completion.
     pub fn next_event(&self) -> Option<Ticks> {
         let next = self.next_event_at().min(self.next_token());
         (next != FOREVER).then_some(next)
     }
 
-    /// How many tokens each unfinished request got since the last call. `first`: the requests that got their first token
-    /// among them; else the others. Needs `record_token_times`. A completion has the tokens after the last call.
+    /// How many tokens each unfinished request got since the last call. `first`: the requests that got their first
+    /// token among them; else the others. Needs `record_token_times`. A completion has the tokens after the last call.
     pub fn take_tokens(&mut self, first: bool) -> Vec<Tokens> {
         let begins = |request: &Request| request.first_token == request.tokens.first().copied();
         let told = |request: &Request| request.first_token.is_some() && !request.tokens.is_empty();

@@ -61,8 +61,8 @@ pub struct Engine {
     now: Ticks,
     pool: BlockPool,
     server: Option<Box<Server>>,
-    /// Several engines share the server: it adds this to the slots of this engine's requests, and the cluster tells this
-    /// engine when transfers end.
+    /// Several engines share the server: it adds this to the slots of this engine's requests, and the cluster tells
+    /// this engine when transfers end.
     slot_base: Option<Slot>,
     /// Other engines look at the lower levels that this engine's server writes to.
     shares_lower: bool,
@@ -75,7 +75,8 @@ pub struct Engine {
     /// Requests that prefill or load: the blocks that they still lack are reserved.
     prefilling: Vec<Slot>,
     counters: Counters,
-    /// The block that would lengthen the hit of the request that waits for blocks: its run's key, its number in the run.
+    /// The block that would lengthen the hit of the request that waits for blocks: its run's key, its number in the
+    /// run.
     watched: Option<(Key, u32)>,
     /// The next schedule would decide what the last one did, until an event comes or a request ends.
     steady: bool,

@@ -29,7 +29,8 @@ impl Engine {
         self.tiers().map_or_else(Vec::new, Tiers::take_issued)
     }
 
-    /// Chunks that the external level has dropped since the last call, in that order; before the transfers issued since.
+    /// Chunks that the external level has dropped since the last call, in that order; before the transfers issued
+    /// since.
     pub fn take_dropped(&mut self) -> Vec<Key> {
         self.tiers().map_or_else(Vec::new, Tiers::take_dropped)
     }

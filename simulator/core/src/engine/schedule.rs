@@ -190,7 +190,8 @@ impl Engine {
         (blocks * self.config.block_tokens).max(chunks * self.config.chunk_tokens)
     }
 
-    /// Whether the GPU has blocks for all known tokens beside `local`, and for those up to `end` besides `reserved` ones.
+    /// Whether the GPU has blocks for all known tokens beside `local`, and for those up to `end` besides `reserved`
+    /// ones.
     fn fits(&mut self, slot: Slot, local: &Cached, end: u64, reserved: u64) -> bool {
         let request = &self.requests[slot];
         let held = request.blocks.len() + local.end.blocks;

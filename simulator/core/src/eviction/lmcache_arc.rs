@@ -1,8 +1,8 @@
 //! LMCache 0.5.6's ARC (lmcache/v1/distributed/eviction_policy/arc.py), which differs from the paper's.
 //!
-//! Ticks choose the victims, not the chunk that comes. The capacity is the largest number of chunks so far. A ghost that
-//! returns shifts the target when the cache reserves room for it, and then counts as used once. A chosen chunk leaves a
-//! ghost when it goes, for whatever reason.
+//! Ticks choose the victims, not the chunk that comes. The capacity is the largest number of chunks so far. A ghost
+//! that returns shifts the target when the cache reserves room for it, and then counts as used once. A chosen chunk
+//! leaves a ghost when it goes, for whatever reason.
 
 use super::Eviction;
 use super::ghosts::Ghosts;

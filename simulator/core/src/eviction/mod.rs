@@ -1,8 +1,8 @@
 //! Which chunk goes next. `Cache` has the loop that evicts; a policy has what differs.
 //!
 //! LRU, FIFO, LFU, S3-FIFO and ARC decide as the reference implementations of libCacheSim 0.3.5 do, for chunks of one
-//! size. A policy passes over locked chunks. If the queue that should give a victim has only locked ones, the other queue
-//! gives it.
+//! size. A policy passes over locked chunks. If the queue that should give a victim has only locked ones, the other
+//! queue gives it.
 
 pub mod kind;
 
@@ -35,8 +35,8 @@ pub trait Eviction: Debug + Send + Sync {
         None
     }
 
-    /// The policy knows single chunks only, each an extent by itself. The cache makes room for one after another, as the
-    /// victim may depend on the chunk that comes. Otherwise an extent's chunks are one entry of a queue.
+    /// The policy knows single chunks only, each an extent by itself. The cache makes room for one after another, as
+    /// the victim may depend on the chunk that comes. Otherwise an extent's chunks are one entry of a queue.
     fn one_by_one(&self) -> bool {
         true
     }
@@ -81,8 +81,8 @@ pub trait Eviction: Debug + Send + Sync {
         }
     }
 
-    /// The free chunk that goes next; None: no chunk is free. It may move other chunks. `from`: the neighbour of the same
-    /// eviction's last victim, or NONE; chunks before it in the queue are not free.
+    /// The free chunk that goes next; None: no chunk is free. It may move other chunks. `from`: the neighbour of the
+    /// same eviction's last victim, or NONE; chunks before it in the queue are not free.
     fn victim(&mut self, chunks: &mut Chunks, from: ExtentId) -> Option<ExtentId>;
 
     /// A chunk goes: the cache evicted it, or its write failed.

@@ -67,8 +67,8 @@ impl Queue {
         self.renew_row(chunks, at, at);
     }
 
-    /// Moves the extents to the new end, the last one first; skips extents that are in no queue. Extents that came together
-    /// are neighbours and move at once.
+    /// Moves the extents to the new end, the last one first; skips extents that are in no queue. Extents that came
+    /// together are neighbours and move at once.
     pub fn renew_all(&mut self, chunks: &mut Chunks, extents: &[ExtentId]) {
         let (mut first, mut last) = (NONE, NONE);
         for &at in extents.iter().rev() {

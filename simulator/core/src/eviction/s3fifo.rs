@@ -1,6 +1,7 @@
-//! S3-FIFO (Yang et al., SOSP 2023) with libCacheSim's definitions. The small queue has a tenth of the capacity, rounded
-//! down; the ghost queue remembers nine tenths. Two uses in the small queue lead into the main one, which counts up to
-//! three uses. Until the first eviction, chunks for which the small queue has no room go into the main one.
+//! S3-FIFO (Yang et al., SOSP 2023) with libCacheSim's definitions. The small queue has a tenth of the capacity,
+//! rounded down; the ghost queue remembers nine tenths. Two uses in the small queue lead into the main one, which
+//! counts up to three uses. Until the first eviction, chunks for which the small queue has no room go into the main
+//! one.
 //!
 //! libCacheSim's small queue takes no object if its size is one, so below 20 chunks it never hits; here it takes one.
 

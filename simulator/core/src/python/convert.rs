@@ -21,7 +21,8 @@ pub fn moment(name: &str, seconds: f64) -> PyResult<Ticks> {
     Err(PyValueError::new_err(format!("{name} must be a time of 0 or more, not {seconds}")))
 }
 
-/// The moment at which a request is sent. now_s is a rounding of the engine's time; a request sent at now_s is sent now.
+/// The moment at which a request is sent. now_s is a rounding of the engine's time; a request sent at now_s is sent
+/// now.
 pub fn sent_at(now: Ticks, at_s: f64) -> PyResult<Ticks> {
     let at = moment("at_s", at_s)?;
     Ok(if at_s >= time::to_s(now) { at.max(now) } else { at })

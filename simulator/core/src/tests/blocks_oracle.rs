@@ -55,7 +55,7 @@ impl BlockPool {
         keys.iter().map_while(|key| self.first.get(key).copied()).collect()
     }
 
-    /// How many of these blocks nobody uses: taking them takes them out of the free queue.
+    /// How many of these blocks have no user: `take` takes those out of the free queue.
     pub fn unused(&self, ids: &[BlockId]) -> u64 {
         ids.iter().filter(|&&id| self.blocks[id as usize].users == 0).count() as u64
     }

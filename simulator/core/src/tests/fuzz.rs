@@ -1,4 +1,5 @@
-//! Random configurations and loads, invariants checked at every stop; PROPTEST_CASES=N: more, PROPTEST_RNG_SEED=N: others.
+//! Random configurations and loads, invariants checked at every stop; PROPTEST_CASES=N: more, PROPTEST_RNG_SEED=N:
+//! others.
 
 use std::collections::BTreeSet;
 

@@ -1,9 +1,9 @@
 //! Modelled devices: one direction (reads or writes) of something that moves bytes.
 //!
 //! A transfer is a row of operations, a chunk each. Alone it takes latency + (chunks x chunk + bytes x byte) / depth.
-//! All transfers together move at most a byte in shared_byte, and at most a chunk in shared_chunk (one interpreter's time
-//! for it). So n transfers of large data get min(1 / shared_byte, size / shared_chunk, n depth size / (chunk + size byte))
-//! bytes a second. A device never sleeps; it says when a transfer ends.
+//! All transfers together move at most a byte in shared_byte, and at most a chunk in shared_chunk (one interpreter's
+//! time for it). So n transfers of large data get min(1 / shared_byte, size / shared_chunk, n depth size / (chunk +
+//! size byte)) bytes a second. A device never sleeps; it says when a transfer ends.
 
 use std::collections::{BTreeMap, BTreeSet};
 

@@ -107,8 +107,8 @@ impl Level {
         self.in_page_cache.clear();
     }
 
-    /// Marks those of the marked chunks of a range that the level lacks and has room for, as being written. Returns their
-    /// number.
+    /// Marks those of the marked chunks of a range that the level lacks and has room for, as being written. Returns
+    /// their number.
     pub fn begin_write(&mut self, range: &ChunkRange, marks: &mut Vec<Span>) -> u64 {
         let evicts = self.rules.evicts;
         self.held.clear_gone();

@@ -67,7 +67,8 @@ impl Tiers {
         (hit, room)
     }
 
-    /// The first lower level that holds the chunk of that number, and the chunks from it on that no level above it holds.
+    /// The first lower level that holds the chunk of that number, and the chunks from it on that no level above it
+    /// holds.
     #[inline(always)]
     pub(super) fn find_lower(
         &self,

@@ -28,8 +28,8 @@ impl Tiers {
         true
     }
 
-    /// Marks the chunks of a range that a store writes to the first level. Returns the marks of those that it writes past
-    /// it. The store uses the chunks that are there already, unless requests' ends use them.
+    /// Marks the chunks of a range that a store writes to the first level. Returns the marks of those that it writes
+    /// past it. The store uses the chunks that are there already, unless requests' ends use them.
     fn place(&mut self, range: &ChunkRange, marks: &mut Vec<Span>) -> Vec<Span> {
         let there = self.mark_lacking(range, marks);
         let policy = &self.config.policy;
@@ -144,8 +144,8 @@ impl Tiers {
         None
     }
 
-    /// Chunks have arrived in the first level: look-ups find them from now on. The tiers copy them down if the placement
-    /// says so.
+    /// Chunks have arrived in the first level: look-ups find them from now on. The tiers copy them down if the
+    /// placement says so.
     pub(super) fn stored(
         &mut self,
         now: Ticks,
@@ -165,8 +165,8 @@ impl Tiers {
         }
     }
 
-    /// Begins to write those of a store's chunks to a lower level that it lacks, or to the next level that lacks any. The
-    /// first level keeps them locked meanwhile.
+    /// Begins to write those of a store's chunks to a lower level that it lacks, or to the next level that lacks any.
+    /// The first level keeps them locked meanwhile.
     fn copy_down(&mut self, now: Ticks, store: StoreDown, first: Vec<Span>, lower: usize) {
         for lower in lower..self.lower.len() {
             let mut marks = self.fresh_marks();

@@ -15,8 +15,8 @@ const NEVER: End = (FOREVER, IoId::MAX);
 /// Ends of transfers to come.
 struct Ends {
     next: End,
-    /// Devices that serve one transfer after another end them in order. So nearly every new end is later than all ends of
-    /// one lane.
+    /// Devices that serve one transfer after another end them in order. So nearly every new end is later than all ends
+    /// of one lane.
     lanes: [VecDeque<End>; 2],
     others: BinaryHeap<Reverse<End>>,
 }

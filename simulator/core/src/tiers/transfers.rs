@@ -20,8 +20,8 @@ pub struct Hit {
     pub range: ChunkRange,
     /// The level that held each span's chunks at the look-up.
     levels: Vec<LevelId>,
-    /// The spans in the first level. Until the tiers have read a lower level's spans, those lie in that level. NONE: read
-    /// past the first level.
+    /// The spans in the first level. Until the tiers have read a lower level's spans, those lie in that level. NONE:
+    /// read past the first level.
     pub(super) spans: Vec<Span>,
 }
 
