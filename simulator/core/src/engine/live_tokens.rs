@@ -22,8 +22,8 @@ impl Engine {
     /// token among them; else the others. Needs `record_token_times`. A completion has the tokens after the last call.
     pub fn take_tokens(&mut self, first: bool) -> Vec<Tokens> {
         let begins = |request: &Request| request.first_token == request.tokens.first().copied();
-        let told = |request: &Request| request.first_token.is_some() && !request.tokens.is_empty();
-        let fresh = self.requests.iter_mut().filter(|request| told(request));
+        let unseen = |request: &Request| request.first_token.is_some() && !request.tokens.is_empty();
+        let fresh = self.requests.iter_mut().filter(|request| unseen(request));
         let asked = fresh.filter(|request| begins(request) == first);
         asked.map(|request| (request.id.clone(), std::mem::take(&mut request.tokens).len())).collect()
     }

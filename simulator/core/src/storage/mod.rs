@@ -1,5 +1,5 @@
-//! Real devices: chunks in equal slots of a file, of memory, or of nothing, or each in a file, many operations in
-//! flight.
+//! Real devices: chunks in equal slots of a file, of memory or of nothing, or each in its own file. Many operations are
+//! in flight at once.
 //!
 //! `submit` queues operations. `poll` keeps up to `depth` of them in flight and returns those that ended, in the order
 //! of their ends. A failed operation is a `Done` with an error; no device makes this code panic.

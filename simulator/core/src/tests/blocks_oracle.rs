@@ -14,7 +14,7 @@ struct Block {
     /// Neighbours in the free queue; meaningful while users == 0.
     before: u32,
     after: u32,
-    /// The next block that holds the same key, in the order in which they came to hold it.
+    /// The next block of the same key, in the order in which the blocks got the key.
     twin: u32,
 }
 
@@ -70,7 +70,7 @@ impl BlockPool {
         }
     }
 
-    /// Hands out the block at the head of the free queue; what it held is gone. None: no block is free.
+    /// Hands out the block at the head of the free queue, and drops its contents. None: no block is free.
     pub fn allocate(&mut self) -> Option<BlockId> {
         let id = self.head;
         if id == NONE {
@@ -180,7 +180,7 @@ impl BlockPool {
 }
 
 impl BlockPool {
-    /// What the blocks in the free queue hold, next to be handed out first.
+    /// The contents of the blocks in the free queue, in the order in which the pool hands them out.
     pub fn contents(&self) -> Vec<Option<Key>> {
         self.queue().into_iter().map(|id| self.blocks[id as usize].key).collect()
     }

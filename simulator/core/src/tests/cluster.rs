@@ -201,7 +201,7 @@ fn the_least_loaded_has_the_fewest_unfinished_requests() {
 #[test]
 fn prefix_aware_goes_where_most_of_the_prompt_is() {
     let mut both = cluster(config(200, None), 2, Routing::PrefixAware, Sharing::Nothing);
-    // Nobody holds anything: the least loaded, the lowest number.
+    // No instance holds anything: the least loaded, the lowest number.
     assert_eq!(one(&mut both, ask("a", &[(1, 40)], 1)).0, 0);
     both.submit(ask("long", &[(2, 8)], 200), both.now()).expect("taken");
     // `long` went to 0 as well, so that 1 is the least loaded; 0 holds 40 tokens of the first prompt.
@@ -210,8 +210,8 @@ fn prefix_aware_goes_where_most_of_the_prompt_is() {
     let mut served: Vec<_> =
         finish(&mut both).into_iter().map(|(at, done)| (done.id, at, done.sources.gpu)).collect();
     served.sort();
-    let told = |id: &str, instance, gpu| (id.to_string(), instance, gpu);
-    assert_eq!(served, [told("b", 1, 0), told("c", 0, 40), told("long", 0, 0)]);
+    let row = |id: &str, instance, gpu| (id.to_string(), instance, gpu);
+    assert_eq!(served, [row("b", 1, 0), row("c", 0, 40), row("long", 0, 0)]);
     // Each of them holds part of a prompt: the longer one wins, whatever the load.
     assert_eq!(one(&mut both, ask("d", &[(3, 24), (8, 30)], 1)).0, 1);
     assert_eq!(one(&mut both, ask("e", &[(1, 40), (7, 1)], 1)).1.sources.gpu, 40);
@@ -224,7 +224,7 @@ fn prefix_aware_sees_what_was_generated_up_to_that_moment() {
         let mut both = cluster(config, 2, Routing::PrefixAware, Sharing::Nothing);
         both.submit(ask("first", &[(1, 5)], 1), 0).expect("taken");
         both.submit(ask("talks", &[(2, 8)], 400), 0).expect("taken");
-        // What `talks` has said after a while prolongs its prompt; only the instance that it runs on holds that.
+        // The tokens that `talks` has generated prolong its prompt; only its own instance holds them.
         let reply = ask("talks", &[], 1).reply_id;
         both.submit(ask("quotes", &[(2, 8), (reply, 60)], 1), from_s(0.2)).expect("taken");
         let served = finish(&mut both);

@@ -36,7 +36,7 @@ fn first_tokens(shared_core: bool, sent_ms: [f64; 2]) -> [Ticks; 2] {
 fn a_step_and_the_front_end_have_half_of_their_core_each() {
     let ms = |first: f64, second: f64| [first * MS, second * MS].map(from_s);
     assert_eq!(first_tokens(false, [0.0, 0.0]), ms(3.0, 5.0));
-    // From 1 ms on the first one's step shares the core with the second one's parsing, which takes 2 ms so.
+    // From 1 ms on, the first one's step shares the core with the second one's parsing, which then takes 2 ms.
     assert_eq!(first_tokens(true, [0.0, 0.0]), ms(4.0, 6.0));
     assert_eq!(first_tokens(false, [0.0, 2.5]), ms(3.0, 5.5));
     // The half of a millisecond that the step lacks takes a whole one, and then the parsing the core for itself.

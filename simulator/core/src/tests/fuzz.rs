@@ -120,7 +120,7 @@ fn any_act() -> impl Strategy<Value = Act> {
     ]
 }
 
-/// One cache under random use, with what is under way.
+/// One cache under random use, with its writes and readers in flight.
 struct Use {
     cache: Cache,
     evicts: bool,
@@ -175,7 +175,7 @@ impl Use {
         }
     }
 
-    /// Room for those of the keys that are not there.
+    /// Reserves room for the keys that the cache lacks.
     fn reserve(&mut self, keys: &[Key], storing: bool) {
         let mark = |&key: &Key| {
             let at = self.find(key);
@@ -235,15 +235,15 @@ proptest! {
     }
 }
 
-/// Somebody else's disk: what it holds, and what was asked of it and is not answered.
+/// The disk of a caller: the chunks that it holds, and the transfers that it has not answered.
 #[derive(Default)]
-struct Elsewhere {
+struct CallersDisk {
     held: BTreeSet<Key>,
     asked: Vec<Issued>,
 }
 
-impl Elsewhere {
-    /// Takes what is new: nothing is read that is not there, and nothing written twice.
+impl CallersDisk {
+    /// Takes new transfers. Each reads chunks that the disk holds, or writes chunks that it lacks.
     fn take(&mut self, engine: &mut Engine) {
         for key in engine.take_dropped() {
             self.held.remove(&key);
@@ -274,13 +274,13 @@ impl Elsewhere {
 proptest! {
     #![proptest_config(cases(150))]
     #[test]
-    fn a_disk_elsewhere_is_asked_for_what_it_has_though_writes_fail(
+    fn a_callers_disk_is_asked_for_what_it_has_though_writes_fail(
         config in any_config().prop_filter("a disk", |c| c.tiers.as_ref().is_some_and(|t| t.levels.len() == 2)),
         load in any_load(), answers in prop::collection::vec((0usize..9, 0u64..4), 1..40), reset in any::<bool>(),
     ) {
         let mut config = config;
         config.tiers.iter_mut().for_each(|tiers| tiers.levels[1].external = true);
-        let (mut engine, mut disk) = (Engine::new(config).expect("a good configuration"), Elsewhere::default());
+        let (mut engine, mut disk) = (Engine::new(config).expect("a good configuration"), CallersDisk::default());
         for (index, (prompt, output, _)) in load.iter().enumerate() {
             engine.submit(ask(&format!("a{index}"), prompt, *output), 0).expect("a request that is taken");
         }
@@ -363,7 +363,7 @@ proptest! {
                     engine.submit(ask(&format!("a{index}"), prompt, *output), 0).expect("a request that is taken");
                 }
                 let mut rows = 0;
-                // An error: requests wait for what can never come, said in one line.
+                // An error: requests wait for blocks that nothing will free, said in one line.
                 while let Some(some) = engine.advance(FOREVER).ok().filter(|some| !some.is_empty()) {
                     engine.check();
                     rows += some.len();

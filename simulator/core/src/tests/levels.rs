@@ -1,6 +1,6 @@
 //! Three levels below the GPU: host memory, a pool, and an SSD.
 
-use super::{ask, config, level, lmcache, lru, one, random_load, run, settle, tiers};
+use super::{ask, config, drain, level, lmcache, lru, one, random_load, run, tiers};
 use crate::engine::Engine;
 use crate::engine::config::EngineConfig;
 use crate::engine::request::Completion;
@@ -32,7 +32,7 @@ fn levels(done: &Completion) -> [u64; 3] {
 
 fn ask_again(engine: &mut Engine, id: &str) -> [u64; 3] {
     let done = one(engine, ask(id, &PROMPT, 1));
-    settle(engine);
+    drain(engine);
     levels(&done)
 }
 
@@ -71,7 +71,7 @@ fn a_prompt_in_two_lower_levels_is_read_from_one_after_the_other() {
     let load_s = 1e-3 + 8e-4 + 8000.0 * 1e-6;
     let step_s = 2e-3 + 1e-4 + 1e-7 * 0.5 + (1.5e-7 + 1e-7) * 64.0;
     assert!((ttft_s - arrival_s - read_s(5.0) - read_s(3.0) - load_s - step_s).abs() < 1e-12, "{ttft_s}");
-    settle(&mut engine);
+    drain(&mut engine);
     engine.check_idle();
 }
 
@@ -81,7 +81,7 @@ fn chunks_fall_down_a_waterfall_level_by_level() {
     let mut engine = engine(TierPolicy { keep_prefetched: false, ..policy }, [8, 8, 8]);
     for (id, stream) in [("a", 1), ("b", 2), ("c", 3)] {
         one(&mut engine, ask(id, &[(stream, 65)], 1));
-        settle(&mut engine);
+        drain(&mut engine);
     }
     engine.reset(&["gpu"]).expect("idle");
     assert_eq!(ask_again(&mut engine, "oldest"), [0, 0, 64]);
@@ -93,7 +93,7 @@ fn a_spillover_goes_to_the_first_level_with_room() {
     let mut engine = engine(TierPolicy { tick_s: 0.0, watermark: 1.0, ..policy }, [5, 8, 100]);
     for (id, stream) in [("a", 2), ("b", 3), ("c", 1)] {
         one(&mut engine, ask(id, &[(stream, 65)], 1));
-        settle(&mut engine);
+        drain(&mut engine);
     }
     engine.reset(&["gpu"]).expect("idle");
     // Four chunks of `a` fill the first level, four of `a` and four of `b` the pool.

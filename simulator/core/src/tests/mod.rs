@@ -113,7 +113,7 @@ fn one(engine: &mut Engine, submission: Submission) -> Completion {
     engine.advance(FOREVER).expect("no dead end").pop().expect("one completion")
 }
 
-fn settle(engine: &mut Engine) {
+fn drain(engine: &mut Engine) {
     assert_eq!(engine.advance(FOREVER).expect("no dead end"), []);
     assert!(engine.idle());
 }
@@ -249,18 +249,18 @@ fn each_tier_serves_what_it_was_left() {
     let prompt = [(1, 65)];
     let cold = one(&mut engine, ask("recompute", &prompt, 1));
     assert_eq!(served(&cold), (65, 0, 0, 0));
-    settle(&mut engine);
+    drain(&mut engine);
     assert_eq!(served(&one(&mut engine, ask("gpu", &prompt, 1))), (1, 64, 0, 0));
     engine.reset(&["gpu"]).expect("idle");
     assert_eq!(served(&one(&mut engine, ask("cpu", &prompt, 1))), (1, 0, 64, 0));
     engine.reset(&["gpu", "cpu"]).expect("idle");
     assert_eq!(served(&one(&mut engine, ask("disk", &prompt, 1))), (1, 0, 0, 64));
     assert_eq!(engine.counters().tiers.levels[1].read_bytes, 0);
-    settle(&mut engine);
+    drain(&mut engine);
     engine.reset(&["gpu", "cpu", "page_cache"]).expect("idle");
     assert_eq!(served(&one(&mut engine, ask("cold", &prompt, 1))), (1, 0, 0, 64));
     assert_eq!(engine.counters().tiers.levels[1].read_bytes, 8 * CHUNK_BYTES);
-    settle(&mut engine);
+    drain(&mut engine);
     engine.reset(&["gpu", "cpu", "disk", "page_cache"]).expect("idle");
     assert_eq!(served(&one(&mut engine, ask("again", &prompt, 1))), (65, 0, 0, 0));
 }
@@ -269,7 +269,7 @@ fn each_tier_serves_what_it_was_left() {
 fn a_full_hit_computes_one_token_and_mixes_tiers_at_the_last_block() {
     let mut engine = Engine::new(config(100, Some(tiers(lmcache(), 100, None)))).expect("good");
     one(&mut engine, ask("first", &[(1, 64)], 1));
-    settle(&mut engine);
+    drain(&mut engine);
     let again = one(&mut engine, ask("again", &[(1, 64)], 1)).sources;
     assert_eq!((again.computed, again.gpu, again.levels[0]), (1, 60, 3));
 }
@@ -278,7 +278,7 @@ fn a_full_hit_computes_one_token_and_mixes_tiers_at_the_last_block() {
 fn a_load_from_disk_is_serial() {
     let mut engine = Engine::new(config(100, Some(tiers(lmcache(), 100, Some(100))))).expect("good");
     one(&mut engine, ask("first", &[(1, 65)], 1));
-    settle(&mut engine);
+    drain(&mut engine);
     engine.reset(&["gpu", "cpu", "page_cache"]).expect("idle");
     let sent = engine.now();
     let done = one(&mut engine, ask("cold", &[(1, 65)], 1));
@@ -333,24 +333,24 @@ fn lmcache_evicts_at_ticks_and_a_write_without_room_is_given_up() {
     assert_eq!(engine.counters().tiers.stores_begun, 8);
     // 8 of 10 chunks: no room for three more, before the tick of 1 s drops int(0.2 x 8) = 1 of them.
     one(&mut engine, ask("three", &[(2, 24)], 1));
-    settle(&mut engine);
+    drain(&mut engine);
     assert_eq!(engine.counters().tiers.stores_begun, 8);
     engine.advance(from_s(1.5)).expect("no dead end");
     one(&mut engine, ask("three more", &[(3, 24)], 1));
-    settle(&mut engine);
+    drain(&mut engine);
     assert_eq!(engine.counters().tiers.stores_begun, 11);
     engine.reset(&["gpu"]).expect("idle");
     // The tail of the oldest prefix went first.
     assert_eq!(one(&mut engine, ask("eight again", &[(1, 64)], 1)).sources.levels[0], 56);
 }
 
-/// An engine whose tiers are left with what `prompts` (chunks of 8 tokens, one stream each) put into them.
+/// An idle engine that has served `prompts` (chunks of 8 tokens, one stream each).
 fn filled(policy: TierPolicy, cpu_chunks: u64, disk_chunks: u64, prompts: &[(i64, u64)]) -> Engine {
     let mut engine =
         Engine::new(config(200, Some(tiers(policy, cpu_chunks, Some(disk_chunks))))).expect("good");
     for &(stream, chunks) in prompts {
         one(&mut engine, ask(&format!("fill{stream}"), &[(stream, chunks * 8 + 1)], 1));
-        settle(&mut engine);
+        drain(&mut engine);
     }
     engine
 }
@@ -358,7 +358,7 @@ fn filled(policy: TierPolicy, cpu_chunks: u64, disk_chunks: u64, prompts: &[(i64
 fn disk_tokens(engine: &mut Engine, stream: i64, chunks: u64) -> u64 {
     engine.reset(&["gpu", "cpu"]).expect("idle");
     let done = one(engine, ask(&format!("probe{stream}"), &[(stream, chunks * 8 + 1)], 1));
-    settle(engine);
+    drain(engine);
     done.sources.levels[1]
 }
 

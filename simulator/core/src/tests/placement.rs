@@ -8,7 +8,7 @@ use crate::tiers::device::DeviceConfig;
 use crate::tiers::{Begun, Ended, Hit, Tiers};
 use crate::time::{Ticks, from_s, to_s};
 
-/// Tiers whose transfers end when `settle` says so, and take no time unless told otherwise.
+/// Tiers whose transfers end at `drain`, and take no time unless a test configures one.
 struct Bench {
     tiers: Tiers,
     now: Ticks,
@@ -55,7 +55,7 @@ impl Bench {
     }
 
     /// Ends all transfers, in the order of their ends, and returns what a look-up found.
-    fn settle(&mut self) -> Option<Hit> {
+    fn drain(&mut self) -> Option<Hit> {
         let mut found = None;
         loop {
             self.begun.extend(self.tiers.take_begun());
@@ -72,14 +72,14 @@ impl Bench {
 
     fn store(&mut self, keys: &[Key]) -> &mut Self {
         self.tiers.store(self.now, 0, part(keys));
-        self.settle();
+        self.drain();
         self
     }
 
-    /// Looks for the keys and lets go of what was found: 'c' for a chunk in the CPU tier, 'd' for one from disk.
+    /// Looks the keys up and releases the hit: 'c' for a chunk in the CPU tier, 'd' for one from disk.
     fn look(&mut self, keys: &[Key]) -> String {
         let hit = self.tiers.lookup(self.now, 0, &part(keys));
-        let hit = hit.or_else(|| self.settle()).expect("an answer");
+        let hit = hit.or_else(|| self.drain()).expect("an answer");
         self.tiers.release(&hit);
         hit.chunk_levels().map(|level| ['c', 'd', 'e'][level as usize]).collect()
     }
@@ -116,7 +116,7 @@ fn in_a_waterfall_new_chunks_go_to_the_top_and_the_least_recently_used_ones_fall
     assert_eq!(bench.look(&[3]), "d");
     bench.store(&[7]);
     assert_eq!(bench.where_are(&[2, 3, 4, 5, 6, 7]), "dd-ccc");
-    // What is on disk is not stored once more.
+    // A store skips chunks that are on disk.
     bench.store(&[3]);
     assert_eq!(bench.where_are(&[2, 3, 5, 6, 7]), "ddccc");
 }
@@ -192,7 +192,7 @@ fn sglang_fetches_no_less_than_256_tokens_from_storage() {
     bench.tiers.reset(&["cpu"]);
     assert_eq!(bench.look(&[1, 2, 3]), "");
     assert_eq!(bench.look(&[1, 2, 3, 4]), "dddd");
-    // What was fetched stays on the host, and the fifth page alone is too little.
+    // Fetched pages stay on the host, and the fifth page alone is too few tokens.
     assert_eq!(bench.look(&[1, 2, 3, 4, 5]), "cccc");
     // The look-up stops at the first page that is nowhere.
     assert_eq!(bench.look(&[1, 2, 99, 4, 5]), "cc");
@@ -208,7 +208,7 @@ fn sglang_stops_a_fetch_when_its_time_is_over_and_keeps_what_came() {
     let start = bench.now;
     assert_eq!(bench.look(&pages), "dddd");
     assert_eq!(to_s(bench.answered - start), 1.125);
-    // What was under way is read to its end, for nothing.
+    // The device reads on to the transfer's end, for nothing.
     assert_eq!(to_s(bench.now - start), 2.0);
     assert_eq!(bench.where_are(&pages), "bbbbdddd");
     assert_eq!(bench.tiers.used()[0], 4);
@@ -228,7 +228,7 @@ fn sglang_fetches_into_half_of_the_host_at_most() {
     assert!(bench.tiers.lookup(bench.now, 1, &part(&prompts[1])).is_none());
     let third = bench.tiers.lookup(bench.now, 2, &part(&prompts[2])).expect("an answer at once");
     assert_eq!(third.chunks(), 0);
-    bench.settle();
+    bench.drain();
     assert_eq!(bench.where_are(&prompts[2]), "ddddd");
     assert_eq!(bench.look(&prompts[2]), "ddddd");
 }
@@ -327,7 +327,7 @@ fn a_chunk_that_passes_memory_is_unlocked_as_often_as_it_was_found() {
     for slot in [0, 1] {
         assert!(bench.tiers.lookup(bench.now, slot, &part(&[1, 2])).is_none());
     }
-    let hit = bench.settle().expect("an answer");
+    let hit = bench.drain().expect("an answer");
     bench.tiers.release(&hit);
     bench.tiers.release(&hit);
     // No lock is left behind: the chunks go as others do.

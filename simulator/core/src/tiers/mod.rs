@@ -2,7 +2,7 @@
 //!
 //! The GPU loads from the first level and stores to it. Chunks that only a lower level holds come up through the first
 //! one; stores go down to the lower levels as the placement says. Sans I/O: the tiers say which transfer ends when, and
-//! act when told that it ended (`io_done`). Chunk counts stand for bytes throughout.
+//! act on its end (`io_done`). Chunk counts stand for bytes throughout.
 
 pub mod config;
 pub mod device;
