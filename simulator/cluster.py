@@ -33,6 +33,7 @@ from simulator.simulate import (
     queues_of,
     totals_of,
 )
+from traces.request import Request
 
 Routing = Literal["round-robin", "least-loaded", "prefix-aware"]
 SharedTier = Literal["cpu", "disk"]
@@ -64,6 +65,10 @@ class Cluster(Driver[_core.Cluster]):
             raise ValueError("shared: a disk behind a shared CPU tier is shared too; name both, or disk alone")
         sharing = "all" if "cpu" in self.shared else "lower" if self.shared else "nothing"
         self._core = checked(lambda: _core.Cluster(like.config, instances, routing, sharing))
+
+    def _check_pin(self, request: Request) -> None:
+        where = f"request {request.id}: is pinned to instance {request.instance}"
+        raise ValueError(f"{where}; the simulated router takes no pins, leave it out")
 
     @property
     def queues(self) -> list[Queues]:

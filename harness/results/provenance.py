@@ -6,11 +6,13 @@ import importlib.metadata
 import os
 import platform
 import subprocess
+from collections.abc import Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import harness
+from harness.engines import ENGINES
 
 
 def now() -> str:
@@ -36,6 +38,12 @@ def versions() -> dict[str, str]:
         "python": platform.python_version(),
         **{name: importlib.metadata.version(name) for name in names},
     }
+
+
+def is_simulated(manifest: Mapping[str, Any]) -> bool:
+    """Whether a run's times were computed. False for an engine that this version does not know."""
+    kind = ENGINES.get(manifest["engine"])
+    return kind is not None and kind.simulated
 
 
 def git() -> dict[str, Any]:

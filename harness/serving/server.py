@@ -18,7 +18,7 @@ import socket
 import uvloop
 from aiohttp import web
 
-from harness.engines import simulator_maker
+from harness.engines.sim.make import simulator_maker
 from harness.errors import ServeError
 from harness.experiment.model import Experiment
 from harness.measure.preflight import check_cache

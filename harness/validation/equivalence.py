@@ -21,6 +21,7 @@ import msgspec
 import numpy as np
 
 from harness.records import Counters
+from harness.results.provenance import is_simulated
 from harness.stats import (
     Equivalence,
     Indices,
@@ -147,7 +148,7 @@ def _point(key: PointKey, reference: Side, candidate: Side, margin: float) -> Po
     names = _shared_requests(ours, theirs) if ours.free else []
     a, b = times(ours, names), times(theirs, names)
     noise = tuple(figures(*halves, margin)) if (halves := _halves(a)) else ()
-    silent = _silent_metrics(a, "sim" in (reference.engine, candidate.engine))
+    silent = _silent_metrics(a, is_simulated(reference.manifest) or is_simulated(candidate.manifest))
     judged = [_with_noise(f, noise, margin, gates=f.metric not in silent) for f in figures(a, b, margin)]
     return PointResult(
         cell=key[0],

@@ -27,9 +27,10 @@ import yaml
 
 from harness.blockio.attach import device_number, run_device
 from harness.collectors.bpf import BpfTrace
-from harness.engines import make_engine
+from harness.engines import ENGINES
 from harness.engines.base import Engine
 from harness.experiment.read import Cell, load_experiment
+from harness.experiment.workloads import PrefixWorkload
 from harness.measure.warmup import Probe, after_sample, place
 from harness.results.folder import RunFolder
 from simulator.models import load_model
@@ -55,7 +56,7 @@ async def main(minutes: float, bandwidth: str) -> None:
         cells = load_experiment(Path(own) / "e.yaml").cells()
         folder = RunFolder.create(Path(own) / "run", {"cells": [{"key": cells[0].key}], "attempts": [{}]})
         async with run_device(cells, "vllm", folder) as [cell]:
-            engine = make_engine("vllm", cell.experiment, load_model("tiny-llama"), folder.path, time.perf_counter)
+            engine = ENGINES["vllm"].make(cell.experiment, load_model("tiny-llama"), folder.path, time.perf_counter)
             try:
                 await engine.start()
                 rounds = await measure(engine, cell, Path(own), time.monotonic() + minutes * 60)
@@ -68,6 +69,7 @@ async def main(minutes: float, bandwidth: str) -> None:
 async def measure(engine: Engine, cell: Cell, own: Path, until_s: float) -> list[Round]:
     """Rounds of both states until that moment of the monotonic clock; at least two."""
     resolved = await engine.ready()
+    assert isinstance(cell.experiment.workload, PrefixWorkload)
     probe = Probe("base", cell.experiment, cell.experiment.workload, resolved)
     assert cell.experiment.cache.disk is not None and cell.experiment.cache.disk.path is not None
     device = device_number(Path(cell.experiment.cache.disk.path))

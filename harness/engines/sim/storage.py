@@ -131,7 +131,8 @@ class StorageEngine:
 
     async def ready(self) -> Resolved:
         resolved = await self._model.ready()
-        return msgspec.structs.replace(resolved, details={**resolved.details, **store_details(self._store)})
+        details = {**resolved.details, **store_details(self._store)}
+        return msgspec.structs.replace(resolved, details=details, io_pids=(os.getpid(),))
 
     async def reset(self, what: frozenset[str]) -> None:
         await self._settle()

@@ -8,11 +8,13 @@ waits, waits for the device alone.
 from __future__ import annotations
 
 import asyncio
+import os
 import time
 from collections import deque
 from typing import Any
 
 from harness.engines.base import Emit
+from harness.engines.sim.settings import SimSettings
 from harness.engines.sim.storage import StorageDevice, store_details
 from harness.engines.sim.transfers import Transfers
 from harness.errors import EngineError
@@ -63,7 +65,7 @@ class StorageOnlyEngine:
     def __init__(self, experiment: Experiment, model: ModelSpec, device: StorageDevice) -> None:
         self.device, self.settings, self._model = device, device.settings, model
         self.chunk_tokens = experiment.cache.chunk_tokens
-        self.decode_tokens = experiment.engines.sim.storage.decode_read_tokens
+        self.decode_tokens = experiment.engines.of(SimSettings).storage.decode_read_tokens
         self.budget_s = experiment.measure.budget
         self.slots: dict[int, int] = {}
         self.held: set[int] = set()
@@ -81,6 +83,7 @@ class StorageOnlyEngine:
             kv_bytes_per_token=self._model.kv_bytes_per_token,
             max_prompt_tokens=self._model.max_position - 1,
             vocab_size=self._model.vocab_size,
+            io_pids=(os.getpid(),),
             details=store_details(self.transfers.store),
         )
 

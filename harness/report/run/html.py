@@ -25,6 +25,7 @@ from harness.report.run import figures, tables
 from harness.report.run.timeline import timeline
 from harness.report.words import NOT_REPORTED, UNKNOWN, evidence, findings, percent, plural, tier_order
 from harness.results.folder import read_io, read_manifest, read_rows, read_samples, write_atomically
+from harness.results.provenance import is_simulated
 from harness.results.summary import FREE_LOAD, core_slower, summarize
 from traces.request import RequestRecord
 from traces.tiers import sources
@@ -166,7 +167,7 @@ def _what(manifest: Mapping[str, Any], summary: Mapping[str, Any]) -> str:
         parts.append(f"{axis.name} = {shown}")
     if any(cell.get("storage") for cell in summary["cells"]):
         parts.append("a real storage device under a simulated engine")
-    elif manifest["engine"] == "sim":
+    elif is_simulated(manifest):
         parts.append("simulated: a prediction, not a measurement")
     return " · ".join(parts)
 

@@ -14,7 +14,7 @@ from harness.calibration.points import micro_cells, points_of
 from harness.commands.calibrate import calibrate
 from harness.experiment.read import load_experiment
 from harness.measure.run import RunRequest, run
-from simulator.calibration import TRANSFER, Calibration, Point, load_calibration
+from simulator.calibration import TRANSFER, Calibration, Point, State, load_calibration
 from simulator.fitting import fit
 from simulator.models import load_model
 from simulator.probing import simulated_s
@@ -46,18 +46,19 @@ TRUTH = {
 PLAIN = ("step_s", "token_s", "attention_s", "request_token_s", "cpu.read.bytes_per_s", "disk.read.bytes_per_s",
          "disk.read.chunk_s", "disk.read.shared_bytes_per_s", "page_cache.read.bytes_per_s")  # fmt: skip
 # Lengths, hit rates and numbers at once that are in no fit.
+UNSEEN_SHAPES: list[tuple[State, int, int, int, int]] = [
+    ("recompute", 1025, 0, 64, 1),
+    ("gpu", 2049, 2048, 64, 1),
+    ("cpu", 4097, 2048, 64, 1),
+    ("disk", 2049, 1024, 256, 1),
+    ("disk_cold", 4097, 4096, 256, 2),
+    ("recompute", 2049, 0, 256, 4),
+    ("disk_cold", 8193, 8192, 64, 1),
+]
 UNSEEN = [
     Point(tier=tier, prompt_tokens=prompt, hit_tokens=hit, chunk_tokens=chunk, concurrency=count, measured_s=1.0)
-    for tier, prompt, hit, chunk, count in (
-        ("recompute", 1025, 0, 64, 1),
-        ("gpu", 2049, 2048, 64, 1),
-        ("cpu", 4097, 2048, 64, 1),
-        ("disk", 2049, 1024, 256, 1),
-        ("disk_cold", 4097, 4096, 256, 2),
-        ("recompute", 2049, 0, 256, 4),
-        ("disk_cold", 8193, 8192, 64, 1),
-    )
-]  # fmt: skip
+    for tier, prompt, hit, chunk, count in UNSEEN_SHAPES
+]
 
 
 @pytest.fixture(scope="module")
@@ -171,7 +172,7 @@ def test_mistakes_are_one_line(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], changes: dict[str, Any], output: str, budget: str, text: str
 ) -> None:
     path = experiment(tmp_path, engines={}, **changes)
-    assert calibrate(path, "sim", [], None, tmp_path / output, None, budget) == 2
+    assert calibrate(path, engine="sim", output=tmp_path / output, budget=budget) == 2
     said = capsys.readouterr().err
     assert text in said and said.count("\n") == 1
 

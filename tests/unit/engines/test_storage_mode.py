@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import yaml
 
-from harness.commands.session import measure
+from harness.commands.run import run as run_command
 from harness.measure.run import run
 from harness.report.refresh import seal
 from harness.results.folder import read_manifest, read_samples
@@ -64,7 +64,8 @@ def test_the_same_seed_asks_for_the_same_operations(tmp_path: Path, config: dict
     """Whatever the device's speed: one run has many operations in flight, the other one, and threads."""
     slow = {"sim": {"mode": "storage", "storage": {**STORAGE, "depth": 1, "io": "threads", "fsync": True}}}
     digests = []
-    for number, changes in enumerate(({}, {}, {"engines": slow}, {"seed": 5})):
+    variants: tuple[dict[str, Any], ...] = ({}, {}, {"engines": slow}, {"seed": 5})
+    for number, changes in enumerate(variants):
         folder = run(request(tmp_path, {**config, **changes}, out=f"run{number}"), Quiet())
         digests.append(figures(folder)["operations_sha256"])
         assert (
@@ -288,7 +289,7 @@ def test_what_cannot_work_is_refused_on_one_line(
         place[last] = value
     (tmp_path / "experiment.yaml").write_text(yaml.safe_dump(config))
     monkeypatch.chdir(tmp_path)
-    assert measure(Path("experiment.yaml"), "sim", [], None, None, None, sweep=False) == 2
+    assert run_command(Path("experiment.yaml"), engine="sim") == 2
     said = capsys.readouterr().err
     assert words in said and len(said.strip().splitlines()) == 1
     assert [path.name for path in tmp_path.iterdir()] == ["experiment.yaml"]

@@ -9,8 +9,9 @@ from typing import Any
 import msgspec
 import pytest
 
+from harness.engines.kind import EngineName
 from harness.errors import ConfigError
-from harness.experiment.model import EngineName, Experiment
+from harness.experiment.model import Experiment
 from harness.experiment.read import load_experiment
 from harness.measure.run import run
 from harness.results.folder import read_manifest

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from harness.engines.fake import FakeEngine
+from harness.engines.fake.engine import FakeEngine
 from harness.experiment.model import Experiment
 from harness.experiment.workloads import PrefixWorkload
 from harness.measure.warmup import Probe, after_sample, expected_counters, place, prove, sealed
@@ -100,7 +100,7 @@ def test_after_a_sample_without_proof_the_next_starts_from_empty_tiers() -> None
     one = probe()
     after_sample(one, "recompute", "proven", fresh_prefix=False)
     assert one.resident == {"gpu", "cpu", "disk"} and one.stray_tokens == 513
-    engine = FakeEngine(one.experiment, load_model("tiny-llama"), lambda: 0.0)
+    engine = FakeEngine(one.experiment, load_model("tiny-llama"))
     sent: list[str] = []
     after_sample(one, "cpu", "contradicted", fresh_prefix=False)
     assert not one.resident

@@ -205,7 +205,7 @@ def test_what_is_not_alike_is_refused(tmp_path: Path, prefix_run: Path, change: 
     manifest = read_manifest(other)
     for key, value in change.items():
         *parents, last = key.split(".")
-        target = manifest
+        target: Any = manifest
         for part in parents:
             target = target[int(part)] if part.isdigit() else target[part]
         target[last] = value
@@ -232,12 +232,12 @@ def test_compare_gates_by_exit_code_and_leaves_a_report(
     tmp_path: Path, prefix_run: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     wrong = sim_run(tmp_path, PREFIX, wrong_calibration(tmp_path / "wrong.yaml", 1.2, "step_s"))
-    assert compare_command(prefix_run, prefix_run, 0.05, tmp_path / "same") == 0
-    assert compare_command(prefix_run, wrong, 0.01, tmp_path / "strict") == 1
+    assert compare_command(prefix_run, prefix_run, out=tmp_path / "same") == 0
+    assert compare_command(prefix_run, wrong, tolerance=0.01, out=tmp_path / "strict") == 1
     noisy = noisy_copy(prefix_run, tmp_path / "noisy", seed=1, spread=0.2)
-    assert compare_command(noisy, prefix_run, 0.05, tmp_path / "noise") == 3
-    assert compare_command(noisy, tmp_path / "nowhere", 0.05, tmp_path / "none") == 2
-    assert compare_command(noisy, prefix_run, 1.5, tmp_path / "none") == 2
+    assert compare_command(noisy, prefix_run, out=tmp_path / "noise") == 3
+    assert compare_command(noisy, tmp_path / "nowhere", out=tmp_path / "none") == 2
+    assert compare_command(noisy, prefix_run, tolerance=1.5, out=tmp_path / "none") == 2
     assert "holds no manifest.json" in capsys.readouterr().err
     content = json.loads((tmp_path / "strict" / "validation.json").read_text())
     assert content["verdict"] == "fail" and content["overall"]["shares"]["fail"] > 0

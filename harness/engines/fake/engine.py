@@ -7,9 +7,9 @@ requests that fail, a start that fails, and, after a number of requests, an offl
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
 
 from harness.engines.base import Emit
+from harness.engines.fake.settings import FakeSettings
 from harness.errors import EngineError
 from harness.experiment.model import Experiment
 from harness.records import Capabilities, Counters, Resolved
@@ -30,8 +30,8 @@ class FakeEngine:
         virtual_time=True,
     )
 
-    def __init__(self, experiment: Experiment, model: ModelSpec, _clock: Callable[[], float]) -> None:
-        self._experiment, self._settings = experiment, experiment.engines.fake
+    def __init__(self, experiment: Experiment, model: ModelSpec) -> None:
+        self._experiment, self._settings = experiment, experiment.engines.of(FakeSettings)
         self._per_token = model.kv_bytes_per_token
         self._now_s = 0.0
         self._served = 0
