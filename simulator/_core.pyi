@@ -1,76 +1,129 @@
-"""The Rust core, as simulate.py sees it."""
+"""The Rust core, as the simulator's Python modules see it."""
 
 from collections.abc import Sequence
 from pathlib import Path
 
 from typing_extensions import Buffer
 
+from simulator.columns import RequestColumns
+from simulator.storage import Operation
 from traces.request import Segment
 
-_Times = tuple[float | None, float | None, tuple[float, ...]]
-_Counts = tuple[int, int, int, int, int, int, int]
-
-_Row = tuple[str, _Times, _Counts, str | None, int]
-_Columns = tuple[list[str], list[bytes], list[bytes], dict[int, str]]
-_Totals = tuple[tuple[int, int, int], tuple[int, int, int], tuple[int, int, int]]
-_Note = tuple[str, str, list[int]]
-
 def cache_hits(eviction: str, capacity: int, keys: Buffer) -> bytes: ...
+
+class Completion:
+    id: str
+    first_token_s: float | None
+    last_token_s: float | None
+    token_s: tuple[float, ...]
+    prompt_tokens: int
+    output_tokens: int
+    computed: int
+    hit_tokens: dict[str, int]
+    preemptions: int
+    error: str | None
+    instance: int
+
+class CompletionColumns:
+    ids: list[str]
+    first_token_s: bytes
+    last_token_s: bytes
+    prompt_tokens: bytes
+    output_tokens: bytes
+    computed: bytes
+    hit_tokens: dict[str, bytes]
+    preemptions: bytes
+    instances: bytes
+    errors: dict[int, str]
+
+class LevelTotals:
+    hit_chunks: int
+    loaded_chunks: int
+    read_bytes: int
+
+class Totals:
+    computed_tokens: int
+    gpu_hit_tokens: int
+    external_tokens: int
+    stores_begun: int
+    stores_ended: int
+    levels: dict[str, LevelTotals]
+
+class Queues:
+    running: int
+    waiting: int
+
+class Note:
+    what: str
+    request: str
+    numbers: list[int]
+
+class Journals:
+    engine: list[Note]
+    tiers: list[Note]
+
+class IssuedChunk:
+    key: int
+    slot: int
+
+class Issued:
+    id: int
+    owner: int
+    write: bool
+    chunks: list[IssuedChunk]
 
 class Engine:
     now_s: float
     idle: bool
     next_event_s: float | None
-    queues: tuple[int, int]
+    queues: Queues
     def __init__(self, config: object) -> None: ...
     def submit(self, id: str, prompt: Sequence[Segment], output_tokens: int, reply_id: int, at_s: float) -> None: ...
-    def advance(self, until_s: float) -> list[_Row]: ...
-    def submit_many(
-        self,
-        ids: Sequence[str],
-        segments: tuple[Buffer, Buffer, Buffer],
-        output_tokens: Buffer,
-        reply_ids: Buffer,
-        at_s: Buffer,
-    ) -> None: ...
-    def advance_many(self, until_s: float) -> _Columns: ...
-    def take_tokens(self, first: bool) -> list[tuple[str, int]]: ...
+    def advance(self, until_s: float) -> list[Completion]: ...
+    def submit_many(self, requests: RequestColumns) -> None: ...
+    def advance_many(self, until_s: float) -> CompletionColumns: ...
+    def take_tokens(self, first: bool) -> dict[str, int]: ...
     def refusal(self, prompt: tuple[Segment, ...], output_tokens: int) -> str | None: ...
-    def take_issued(self) -> list[tuple[int, int, bool, list[tuple[int, int]]]]: ...
+    def take_issued(self) -> list[Issued]: ...
     def take_dropped(self) -> list[int]: ...
     def complete_io(self, id: int, at_s: float, failed: Sequence[int]) -> None: ...
-    def reset(self, gpu: bool, cpu: bool, disk: bool, page_cache: bool) -> None: ...
-    def counters(self) -> _Totals: ...
-    def take_journal(self) -> tuple[list[_Note], list[_Note]]: ...
+    def reset(self, tiers: Sequence[str]) -> None: ...
+    def totals(self) -> Totals: ...
+    def take_journal(self) -> Journals: ...
 
 class Cluster:
     now_s: float
     idle: bool
-    queues: list[tuple[int, int]]
-    def __init__(self, config: object, instances: int, routing: str, share_cpu: bool, share_disk: bool) -> None: ...
+    queues: list[Queues]
+    def __init__(self, config: object, instances: int, routing: str, sharing: str) -> None: ...
     def submit(self, id: str, prompt: Sequence[Segment], output_tokens: int, reply_id: int, at_s: float) -> None: ...
-    def advance(self, until_s: float) -> list[_Row]: ...
-    def submit_many(
-        self,
-        ids: Sequence[str],
-        segments: tuple[Buffer, Buffer, Buffer],
-        output_tokens: Buffer,
-        reply_ids: Buffer,
-        at_s: Buffer,
-    ) -> None: ...
-    def advance_many(self, until_s: float) -> _Columns: ...
-    def reset(self, gpu: bool, cpu: bool, disk: bool, page_cache: bool) -> None: ...
-    def counters(self) -> _Totals: ...
+    def advance(self, until_s: float) -> list[Completion]: ...
+    def submit_many(self, requests: RequestColumns) -> None: ...
+    def advance_many(self, until_s: float) -> CompletionColumns: ...
+    def reset(self, tiers: Sequence[str]) -> None: ...
+    def totals(self) -> Totals: ...
 
-_Op = tuple[int, bool, int, int]
-_Ended = tuple[int, bool, float, float, float, int, str | None]
+class Ended:
+    id: int
+    write: bool
+    queued_s: float
+    began_s: float
+    ended_s: float
+    bytes: int
+    error: str | None
+
+class About:
+    slot_bytes: int
+    io: str
+    buffered_because: str | None
+    path: Path | None
 
 class Store:
-    about: tuple[int, str, str | None, Path | None]
+    about: About
     pending: int
     def __init__(self, config: object) -> None: ...
-    def submit(self, ops: Sequence[_Op]) -> None: ...
-    def poll(self, least: int, timeout_s: float) -> list[_Ended]: ...
-    def run(self, ops: Sequence[_Op]) -> list[_Ended]: ...
+    def submit(self, ops: Sequence[Operation]) -> None: ...
+    def poll(self, least: int, timeout_s: float) -> list[Ended]: ...
+    def run(self, ops: Sequence[Operation]) -> list[Ended]: ...
     def forget(self, keys: Sequence[int]) -> None: ...
     def close(self) -> None: ...

@@ -1,7 +1,7 @@
 """What a machine costs: constants of the cost model and the devices, and where they came from.
 
-A calibration holds the points that it was fitted on, so that anybody can fit it again: fitting.py gives the
-constants that the file states. Nothing is tuned by hand; what the points cannot tell is null, or an assumption that
+A calibration holds the points of its fit, so that a user can repeat the fit: fitting.py gives the constants that the
+file states. No constant is tuned by hand. A constant that the points do not determine is null, or an assumption that
 says why.
 """
 
@@ -29,10 +29,10 @@ Metric = Literal["ttft_s", "tpot_s"]
 class Point(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
     """A measured time of prompts of which hit_tokens each lay in the tier that `tier` names.
 
-    'disk' was answered by the page cache, 'disk_cold' by the device, which device_bytes_per_s limited (None: nothing
-    did). measured_s: the mean over the `concurrency` requests sent at once of the metric, its median over the samples;
-    low_s, high_s: the 95 % interval of that. fitted_s: what the constants say. loo_error: by how much (relative) a fit
-    to all other points misses it.
+    The page cache answered 'disk'; the device answered 'disk_cold', limited to device_bytes_per_s (None: no limit).
+    measured_s: the metric's mean over the `concurrency` requests sent at once, and the median of that over the samples;
+    low_s, high_s: its 95 % interval. fitted_s: what the constants predict. loo_error: the relative error of a fit to
+    all other points.
     """
 
     tier: str
@@ -57,7 +57,7 @@ class Point(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
     @property
     def error(self) -> float | None:
-        """Relative: what the constants say against what was measured."""
+        """The relative difference of the predicted time from the measured one."""
         return None if self.fitted_s is None else self.fitted_s / self.measured_s - 1
 
 
@@ -81,7 +81,7 @@ class FittedOn(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
 
 class Assumption(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A constant that was not fitted: a value, or the name of the constant that it is taken to equal."""
+    """A constant without a fit: a value, or the name of a constant that it is assumed to equal."""
 
     why: str
     value: float | None = None
@@ -95,24 +95,23 @@ class Assumption(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 class Calibration(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Constants by name (CONSTANTS), null where unknown, with their provenance.
 
-    Seconds: step_s per step, token_s per new token, attention_s per pair of new tokens attended,
-    attention_context_s per pair of a new token and one of its context, context_s per token of a sequence's context
-    (core/src/cost.rs). Before the scheduler sees a request: request_s and per prompt token
-    request_token_s and per prompt chunk request_chunk_s in a front end that takes one thing after another, then
-    request_wait_s beside other requests. response_s: a request's first token, and its last, in that front end.
-    poll_s: a step of the engine with nothing to do but ask for the answer to a look-up. A device's transfer of n
-    chunks takes, alone, latency_s + n chunk_s + bytes / bytes_per_s (.inf: the points show no time per byte); all
-    together move at most shared_bytes_per_s (.inf: no bound was seen).
+    Seconds: step_s per step, token_s per new token, attention_s per pair of new tokens, attention_context_s per pair of
+    a new token and a token of its context, context_s per token of a sequence's context (core/src/engine/cost.rs).
+    Before the scheduler sees a request, a front end that does one task after another spends request_s, request_token_s
+    per prompt token and request_chunk_s per prompt chunk. Then request_wait_s passes, for all requests at once.
+    response_s: the front end's time for a request's first token, and for its last. poll_s: a step of the engine that
+    only asks for the answer to a look-up. Alone, a device's transfer of n chunks takes
+    latency_s + n chunk_s + bytes / bytes_per_s (.inf: the points show no time per byte). All transfers together move at
+    most shared_bytes_per_s (.inf: the points show no bound).
 
-    What passes beside what: synchronous_loads: the engine's own thread copies what is loaded from the CPU tier, and
-    computes nothing meanwhile (vLLM's workers without a GPU: LMCache 0.5.6,
-    multiprocess/transfer_context/worker_transfer.py, EngineDrivenTransferContext). shared_core: front end and engine
-    have one core between them, half of it each while both have work. serial_chunks: what a chunk of the disk tier
-    costs where no device is waited for, page_cache.read.chunk_s, is spent by one interpreter for all requests that
-    read at once (LMCache's server with its adapter fs).
+    What runs at once. synchronous_loads: the engine's own thread copies loads from the CPU tier and computes nothing
+    meanwhile (vLLM's workers without a GPU: LMCache 0.5.6, multiprocess/transfer_context/worker_transfer.py,
+    EngineDrivenTransferContext). shared_core: front end and engine share one core; each gets half while both have work.
+    serial_chunks: one interpreter spends page_cache.read.chunk_s, a chunk's cost without the device, for all requests
+    that read at once (LMCache's server with its adapter fs).
 
-    good: the verdict of the fit's own leave-one-out (fitting.LooVerdict); None: none was made. intervals: 95 %, of
-    the constants that were fitted.
+    good: the verdict of the fit's own leave-one-out (fitting.LooVerdict); None: there was none. intervals: 95 %, of the
+    fitted constants.
     """
 
     name: str
@@ -139,7 +138,7 @@ class Calibration(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
                 raise ValueError(f"constants.{name}: {value} is not a possible cost")
 
     def constant(self, name: str) -> float:
-        """A constant that must be known. CalibrationError names it if it is not."""
+        """A known constant. CalibrationError names an unknown one."""
         value = self.constants[name]
         if value is None:
             raise CalibrationError(
@@ -155,7 +154,7 @@ def _possible(name: str, value: float) -> bool:
 
 
 def without_compute(calibration: Calibration) -> Calibration:
-    """The same machine with a GPU, and a CPU memory, that take no time: what is left is the disk."""
+    """The same machine with a GPU and a CPU memory that take no time: only the disk takes time."""
     free = {name: 0.0 for name in CONSTANTS if not name.startswith(("disk", "page_cache"))}
     free |= {name: 1e18 for name in free if name.endswith("bytes_per_s")}
     return msgspec.structs.replace(

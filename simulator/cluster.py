@@ -1,4 +1,4 @@
-"""Several instances of one engine on one clock: what a router before them and tiers that they share would do.
+"""Several instances of one engine on one clock, with a router in front of them and tiers that they share.
 
     cluster = Cluster(Simulator(...), instances=8, routing="prefix-aware", shared=("cpu", "disk"))
     cluster.submit(request, at_s=0.0)
@@ -11,9 +11,9 @@ Routings, each decided at the moment at which a request is sent:
                 or whole chunks in the tiers that it can load from, whichever reaches further; of equal ones, the least
                 loaded. It looks at all instances, so a request costs time in proportion to their number.
 
-Of what happens at one moment, transfers end and requests arrive first, then what is sent is routed, then steps end,
-then steps begin; the instances in the order of their numbers. A cluster of one gives what its simulator gives, to the
-last bit, and so do the same calls at any time.
+Of the events of one moment, transfers end and requests arrive first; then the router routes the requests sent; then
+steps end; then steps begin. The instances act in the order of their numbers. A cluster of one gives what its simulator
+gives, to the last bit. The same calls give the same answers.
 """
 
 from __future__ import annotations
@@ -22,21 +22,32 @@ from collections.abc import Iterable
 from typing import Literal, get_args
 
 from simulator import _core
-from simulator.simulate import Driven, SimCounters, Simulator, checked
+from simulator.simulate import (
+    Driver,
+    Queues,
+    SimCounters,
+    Simulator,
+    Totals,
+    checked,
+    counters_of,
+    queues_of,
+    totals_of,
+)
 from traces.request import Request
 
 Routing = Literal["round-robin", "least-loaded", "prefix-aware"]
 SharedTier = Literal["cpu", "disk"]
 
 
-class Cluster(Driven[_core.Cluster]):
+class Cluster(Driver[_core.Cluster]):
     """`instances` engines with the settings of `like`, which itself stays as it is.
 
-    shared: 'cpu' and 'disk', one cache server for all instances (as several vLLMs on one LMCache server); 'disk' alone,
-    one store behind CPU tiers of their own (instances on one host and its NVMe or, with odirect, a store that all
-    reach). A shared tier is one tier of the stated size on one device, for whose bandwidth they queue; a tier that is
-    not shared is there once for each instance. Ids are unique among all instances, `advance` returns completions by
-    instance, and `reset` empties the tiers of all. ValueError, one line: no instances, or a tier that is not there.
+    shared: 'cpu' and 'disk': all instances have one cache server (as several vLLMs on one LMCache server). 'disk'
+    alone: each has its own CPU tier in front of one store (instances on one host and its NVMe or, with odirect, a store
+    that all reach). A shared tier is one tier of the stated size on one device, whose bandwidth the instances share.
+    Each instance has its own copy of a tier that is not shared. Ids are unique among all instances, `advance` returns
+    completions by instance, and `reset` empties the tiers of all. ValueError, one line: no instances, or a tier that is
+    not there.
     """
 
     def __init__(
@@ -52,18 +63,22 @@ class Cluster(Driven[_core.Cluster]):
                 raise ValueError(f"shared: there is no {tier} tier to share; give it a size, or leave it out")
         if self.shared == ("cpu",) and like.disk_bytes is not None:
             raise ValueError("shared: a disk behind a shared CPU tier is shared too; name both, or disk alone")
-        cpu, disk = "cpu" in self.shared, "disk" in self.shared
-        self._core = checked(lambda: _core.Cluster(like.config, instances, routing, cpu, disk))
+        sharing = "all" if "cpu" in self.shared else "lower" if self.shared else "nothing"
+        self._core = checked(lambda: _core.Cluster(like.config, instances, routing, sharing))
 
     def _check_pin(self, request: Request) -> None:
         where = f"request {request.id}: is pinned to instance {request.instance}"
         raise ValueError(f"{where}; the simulated router takes no pins, leave it out")
 
     @property
-    def queues(self) -> list[tuple[int, int]]:
-        """By instance: requests that run, and that wait to run or for a transfer."""
-        return self._core.queues
+    def queues(self) -> list[Queues]:
+        """By instance."""
+        return [queues_of(queues) for queues in self._core.queues]
+
+    def totals(self) -> Totals:
+        """Over all instances."""
+        return totals_of(self._core.totals(), self.like.chunk_tokens)
 
     def counters(self) -> SimCounters:
-        """Totals over all instances."""
-        return self.like.counters_of(self._core.counters())
+        """Over all instances."""
+        return counters_of(self.totals())

@@ -1,4 +1,4 @@
-"""Requests and completions as columns: for loads of which one Python object a request would be the slowest part.
+"""Requests and completions as columns, for loads where one Python object a request would be the slowest part.
 
 A column is anything with a buffer of 64-bit numbers: array.array, a numpy array, a memoryview.
 """
@@ -15,14 +15,16 @@ from traces.request import Request, stable_id
 if TYPE_CHECKING:
     from typing_extensions import Buffer  # collections.abc has it from Python 3.12 on
 
+    from simulator import _core
+
 
 @dataclass(frozen=True, slots=True)
 class RequestColumns:
-    """Requests with the moments at which they are sent.
+    """Requests with the moments at which the caller sends them. The core reads the columns by these names.
 
-    hash_ids, segment_tokens: all prompts' segments, one request's after the other's. segment_ends: a request each,
+    hash_ids, segment_tokens: all prompts' segments, one request's after the other's. segment_ends: for each request,
     where its segments end in those two. reply_ids: the hash id of the stream that its generated tokens lead.
-    int64 all, but at_s: float64, seconds.
+    All are int64; at_s is float64, in seconds.
     """
 
     ids: Sequence[str]
@@ -35,7 +37,7 @@ class RequestColumns:
 
     @classmethod
     def of(cls, requests: Sequence[Request]) -> Self:
-        """Each at its own at_s; one without is sent at 0. ValueError: waves or pins, which columns do not have."""
+        """Each at its own at_s; a request without one at 0. ValueError: waves or pins, which columns do not have."""
         if any(request.wave or request.instance is not None for request in requests):
             raise ValueError("requests with a wave or an instance do not go into columns; send them through a Load")
         hash_ids, tokens, ends = array("q"), array("q"), array("q")
@@ -59,8 +61,8 @@ class RequestColumns:
 class CompletionColumns:
     """What came of requests, in the order of their completion: simulate.Completion's fields without token_s.
 
-    Times are float64, NaN where it did not happen; the counts are int64. instances: which one of a cluster served it.
-    errors: by position, for those that failed.
+    Times are float64, NaN where it did not happen; the counts are int64. instances: which instance of a cluster served
+    each request. errors: of failed requests, by position.
     """
 
     ids: list[str]
@@ -77,27 +79,29 @@ class CompletionColumns:
     errors: dict[int, str]
 
     @classmethod
-    def of(cls, ids: list[str], times: Sequence[bytes], counts: Sequence[bytes], errors: dict[int, str]) -> Self:
-        """What the core's advance_many returns."""
-        first_token_s, last_token_s = (memoryview(column).cast("d") for column in times)
-        ints = (memoryview(column).cast("q") for column in counts)
-        prompt, output, computed, gpu, cpu, disk, preemptions, instances = ints
+    def of(cls, columns: _core.CompletionColumns) -> Self:
+        """The core's columns. A tier that the engine lacks has a column of zeros."""
+        ids, hits = columns.ids, columns.hit_tokens
+
+        def of_tier(name: str) -> memoryview:
+            return memoryview(hits[name] if name in hits else bytes(8 * len(ids))).cast("q")
+
         return cls(
             ids=ids,
-            first_token_s=first_token_s,
-            last_token_s=last_token_s,
-            prompt_tokens=prompt,
-            output_tokens=output,
-            computed=computed,
-            gpu=gpu,
-            cpu=cpu,
-            disk=disk,
-            preemptions=preemptions,
-            instances=instances,
-            errors=errors,
+            first_token_s=memoryview(columns.first_token_s).cast("d"),
+            last_token_s=memoryview(columns.last_token_s).cast("d"),
+            prompt_tokens=memoryview(columns.prompt_tokens).cast("q"),
+            output_tokens=memoryview(columns.output_tokens).cast("q"),
+            computed=memoryview(columns.computed).cast("q"),
+            gpu=of_tier("gpu"),
+            cpu=of_tier("cpu"),
+            disk=of_tier("disk"),
+            preemptions=memoryview(columns.preemptions).cast("q"),
+            instances=memoryview(columns.instances).cast("q"),
+            errors=columns.errors,
         )
 
 
 def reply_stream(request_id: str) -> int:
-    """The hash id of the stream that a request's generated tokens lead: a later prompt may name it."""
+    """The hash id of the stream that a request's generated tokens lead. A later prompt may name it."""
     return stable_id("reply", request_id)

@@ -1,8 +1,8 @@
-"""Fits a calibration's constants to measured times. Apart, for it needs numpy and scipy.
+"""Fits a calibration's constants to measured times. A module of its own, as it needs numpy and scipy.
 
-A time is linear in the constants (bandwidths counted by their inverse) as long as the same things wait for each other.
-Of a lone request on a device without a limit that is always so, and `design` says how often each constant counts. Of
-other points the simulator is asked, and its derivative is their design: found anew until it stays.
+A time is linear in the constants (bandwidths by their inverse) as long as the same events wait for each other. For a
+lone request on a device without a limit that is always so, and `design` says how often each constant counts. For other
+points the simulator's derivative is the design; the fit repeats until it no longer changes.
 """
 
 from __future__ import annotations
@@ -26,17 +26,17 @@ from traces.tiers import PAGE_CACHE, all_tiers, state_named, tier_named
 
 SIGNIFICANT_DIGITS = 6
 _ROUNDS = 12
-# Of the way to what the derivative promises; the last is not to move at all.
+# Shares of the step that the derivative suggests; the last one does not move at all.
 _SHARES = (1.0, 0.5, 0.25, 0.1, 0.0)
-# Small against what such a constant is, so that a derivative is one-sided and nothing waits for other things.
+# Small against such constants: the derivative is one-sided, and no event changes what it waits for.
 _STEPS = {"bytes_per_s": 1e-13, "attention_s": 1e-12, "attention_context_s": 1e-12, "context_s": 1e-10, "token_s": 1e-9}
 _STEP_S = 1e-6
-# Of what a lone request always takes, the shares that a fit sets out with; the rest is put to its one step.
+# The shares of a lone request's constant costs from which a fit starts; the one step gets the rest.
 _PARTS = (
     (0.2, 0.8, 0.0, 0.0), (0.5, 0.5, 0.0, 0.0), (0.2, 0.2, 0.3, 0.3), (0.2, 0.4, 0.2, 0.2), (0.35, 0.15, 0.35, 0.15),
     (0.15, 0.15, 0.15, 0.55), (0.0, 0.0, 0.0, 0.0),
 )  # fmt: skip
-# Relative: no point weighs more than if it were off by this, however well it was measured.
+# Relative: the smallest error that a point's weight assumes, however precise the measurement.
 _MODEL_ERROR = 0.02
 _TELLING_SAMPLES = 5
 _NORMAL_975 = 1.96
@@ -45,7 +45,7 @@ Array = NDArray[np.float64]
 
 
 class Fit(NamedTuple):
-    """Constants; per point what they say and by how much (relative) a fit without it misses it; 95 % intervals."""
+    """Constants; for each point, the predicted time and the relative error of a fit without it; 95 % intervals."""
 
     constants: dict[str, float | None]
     fitted_s: list[float]
@@ -92,7 +92,7 @@ def fit(
 
 def _always(fitted_on: FittedOn) -> dict[str, float]:
     """How often a lone request takes each constant of the host's, whatever its prompt."""
-    polls = tier_policy(fitted_on.tier_policy).lookup_polls
+    polls = tier_policy(fitted_on.tier_policy).connector.lookup_polls
     return {"request_s": 1.0, "request_wait_s": 1.0, "response_s": 1.0, "poll_s": float(polls)}
 
 

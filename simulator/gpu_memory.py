@@ -1,4 +1,4 @@
-"""A GPU's memory as a store, through torch where there is one with CUDA: copies from and to pinned memory."""
+"""A GPU's memory as a store, through torch with CUDA: copies from and to pinned memory."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from simulator.storage import Ended, Operation, StoreSettings
 
 
 class GpuStore:
-    """Slots in the first GPU's memory; one copy at a time, ended when the GPU says so."""
+    """Slots in the first GPU's memory; one copy at a time, which ends when the GPU says so."""
 
     io = "cuda"
     buffered_because: str | None = None
 
     def __init__(self, settings: StoreSettings) -> None:
-        """Raises StoreError where there is no torch, no CUDA, or not so much memory."""
+        """Raises StoreError without torch, without CUDA, or with too little memory."""
         try:
             self._torch: Any = importlib.import_module("torch")
         except ImportError:

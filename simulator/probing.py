@@ -1,4 +1,4 @@
-"""What the simulator says of a calibration's points: a few prompts sent at once, their prefix in a named tier."""
+"""The simulator's time for a calibration's points: a few prompts sent at once, their prefix in a named tier."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from simulator.simulate import Completion, Simulator
 from traces.request import Request, Segment
 from traces.tiers import state_named
 
-# Plenty: a point's time has nothing to do with evictions.
+# So large that nothing is evicted: a point's time does not depend on evictions.
 _ROOM_BYTES = 1 << 42
 
 

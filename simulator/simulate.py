@@ -29,17 +29,33 @@ from traces.tiers import PAGE_CACHE
 
 Result = TypeVar("Result")
 Core = TypeVar("Core", _core.Engine, _core.Cluster)
-Note = tuple[str, str, list[int]]
-# What the core empties, in the order of its arguments.
+# What the core empties.
 _EMPTIED = ("gpu", "cpu", "disk", PAGE_CACHE)
+# The calibration need not know the constants of a device that the core does not use.
+UNUSED_DEVICE = SimpleNamespace(latency_s=0.0, chunk_s=0.0, byte_s=0.0, shared_byte_s=0.0, shared_chunk_s=0.0, depth=1)
+
+
+class Note(NamedTuple):
+    """What the core did, to which request ("": to none), and the numbers that belong to it."""
+
+    what: str
+    request: str
+    numbers: list[int]
+
+
+class Queues(NamedTuple):
+    """Requests that run, and requests that wait to run or for a transfer."""
+
+    running: int
+    waiting: int
 
 
 class Completion(msgspec.Struct, frozen=True, kw_only=True):
     """What came of a request. Times are the simulator's seconds; None: it did not happen.
 
-    computed, gpu, cpu, disk: prompt tokens by where their KV came from, as decided when the request was first
-    admitted; they sum up to prompt_tokens (all 0 with an error). token_s is kept only on request. instance: which one
-    of a cluster served it; 0 elsewhere.
+    computed, gpu, cpu, disk: prompt tokens by where their KV came from, as the engine decided at the first admission.
+    They sum up to prompt_tokens (all 0 with an error). token_s: empty without record_token_times. instance: which
+    instance of a cluster served the request; 0 elsewhere.
     """
 
     id: str
@@ -58,8 +74,8 @@ class Completion(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Issued(NamedTuple):
-    """A disk transfer to make. owner: reply_stream() of the request that waits for it, or whose chunks are written.
-    chunks: (key, slot) each; slots lie below the number of chunks that the disk tier holds."""
+    """A disk transfer that the caller makes. owner: reply_stream() of the request that waits for it, or whose chunks it
+    writes. chunks: (key, slot) each; slots lie below the number of chunks that the disk tier holds."""
 
     id: int
     owner: int
@@ -67,12 +83,26 @@ class Issued(NamedTuple):
     chunks: list[tuple[int, int]]
 
 
-class SimCounters(msgspec.Struct, frozen=True, kw_only=True):
-    """Running totals, named as a real engine's and cache server's (the harness's Counters); None: no such tier.
+class Totals(msgspec.Struct, frozen=True, kw_only=True):
+    """Running totals by tier: "gpu", "cpu", "disk", as far as the engine has them.
 
-    stores_begun, stores_ended: chunks; a store ends when the chunk is in every tier that takes it.
-    storage_read_bytes: read from the disk device; a read that the page cache answers adds none.
+    hit_tokens: prompt tokens that look-ups found in each tier; of the GPU: that admitted requests took. loaded_chunks:
+    chunks that the tiers read from each tier below CPU memory. read_bytes: read from each such tier's device; a read
+    that the page cache answers adds none. stores_begun, stores_ended: chunks; a store ends when the chunk is in every
+    tier that takes it. external_tokens: prompt tokens that came from tiers below the GPU.
     """
+
+    computed_tokens: int
+    external_tokens: int
+    hit_tokens: dict[str, int]
+    loaded_chunks: dict[str, int]
+    read_bytes: dict[str, int]
+    stores_begun: int
+    stores_ended: int
+
+
+class SimCounters(msgspec.Struct, frozen=True, kw_only=True):
+    """`Totals` under the names of a real engine and cache server (the harness's Counters); None: no such tier."""
 
     computed_tokens: int
     gpu_hit_tokens: int
@@ -85,8 +115,8 @@ class SimCounters(msgspec.Struct, frozen=True, kw_only=True):
     storage_read_bytes: int | None
 
 
-class Driven(Generic[Core]):
-    """What drives one engine or a cluster of them: requests in, completions out, time in between."""
+class Driver(Generic[Core]):
+    """Drives one engine or a cluster of them: requests in, completions out, time in between."""
 
     _core: Core
 
@@ -96,11 +126,11 @@ class Driven(Generic[Core]):
 
     @property
     def idle(self) -> bool:
-        """True if nothing is asked, computed or stored."""
+        """True if no request is unfinished and no transfer is in flight."""
         return self._core.idle
 
     def submit(self, request: Request, at_s: float) -> None:
-        """Sends a request at `at_s`, now or later. One that can never be served completes with an error.
+        """Sends a request at `at_s`, now or later. A request that can never be served completes with an error.
 
         ValueError: the moment has passed, a request of that id is in flight, or its instance cannot be chosen.
         """
@@ -118,44 +148,41 @@ class Driven(Generic[Core]):
 
         inf: until requests complete or nothing is left to do. RuntimeError: requests wait for blocks in vain.
         """
-        return [completion_of(row) for row in self._core.advance(until_s)]
+        return [completion_of(done) for done in self._core.advance(until_s)]
 
     def submit_many(self, requests: RequestColumns) -> None:
-        """`submit` for each, in order. ValueError: the first that is refused; those before it have been sent."""
-        if not requests.ids:
-            return
-        r = requests
-        segments = (r.hash_ids, r.segment_tokens, r.segment_ends)
-        checked(lambda: self._core.submit_many(r.ids, segments, r.output_tokens, r.reply_ids, r.at_s))
+        """Submits each, in order. ValueError: the first refused request; the simulator has sent those before it."""
+        if requests.ids:
+            checked(lambda: self._core.submit_many(requests))
 
     def advance_many(self, until_s: float = math.inf) -> CompletionColumns:
         """Runs until `until_s`, completions or not, and returns them all. inf: until nothing is left to do."""
-        return CompletionColumns.of(*self._core.advance_many(until_s))
+        return CompletionColumns.of(self._core.advance_many(until_s))
 
     def drain(self) -> None:
         """Runs until all stores have ended. ValueError: a request is in flight (take its completion first)."""
         if self._core.advance(self.now_s):
-            raise ValueError("drain: requests completed that nobody took; advance until they have")
+            raise ValueError("drain: requests have completed and are not taken yet; advance first")
         while not self.idle:
             if completions := self._core.advance(math.inf):
-                raise ValueError(f"drain: request {completions[0][0]!r} was in flight; advance until it completes")
+                raise ValueError(f"drain: request {completions[0].id!r} was in flight; advance until it completes")
 
     def reset(self, what: Iterable[str]) -> None:
         """Empties 'gpu', 'cpu', 'disk', or what the 'page_cache' holds. ValueError: unknown, or not idle."""
         names = frozenset(what)
         if unknown := names - frozenset(_EMPTIED):
             raise ValueError(f"reset: {', '.join(sorted(unknown))} is not one of {', '.join(_EMPTIED)}")
-        self._core.reset(*(tier in names for tier in _EMPTIED))
+        self._core.reset(sorted(names))
 
 
-class Simulator(Driven[_core.Engine]):
+class Simulator(Driver[_core.Engine]):
     """One engine with its cache tiers.
 
-    gpu_blocks: as the engine resolves it, vLLM's null block included. cpu_bytes None: nothing is offloaded.
-    disk_bytes None: there is no disk tier. odirect: disk reads bypass the page cache. disk_bytes_per_s: what the
-    disk's device is limited to, if it is; disk_depth: reads in flight for a request (LMCache's fs: 1, fs_native: 4).
-    macro_steps False takes every decode step singly: slower, and the result is the same. journal: keep notes for
-    take_journal. external_disk: somebody else makes the disk tier's transfers (take_issued, complete_io). Raises
+    gpu_blocks: as the engine resolves it, vLLM's null block included. cpu_bytes None: the engine offloads nothing.
+    disk_bytes None: there is no disk tier. odirect: disk reads bypass the page cache. disk_bytes_per_s: the limit of
+    the disk's device, if it has one. disk_depth: reads in flight for a request (LMCache's fs: 1, fs_native: 4).
+    macro_steps False takes every decode step singly: slower, with the same result. journal: keep notes for
+    take_journal. external_disk: the caller makes the disk tier's transfers (take_issued, complete_io). Raises
     ValueError in one line for settings that could serve nothing, and CalibrationError for a constant that these tiers
     need and the calibration lacks.
     """
@@ -201,6 +228,7 @@ class Simulator(Driven[_core.Engine]):
             max_model_len=model.max_position,
             record_token_times=record_token_times,
             macro_steps=macro_steps,
+            lookup_polls=self.tier_policy.connector.lookup_polls,
             journal=journal,
             cost=self._cost(),
             tiers=self._tiers(),
@@ -213,13 +241,12 @@ class Simulator(Driven[_core.Engine]):
 
     @property
     def next_event_s(self) -> float | None:
-        """The next moment at which anything can happen; None: at none. Valid once `advance` returned no completion."""
+        """The moment of the next event; None: there is none. Valid once `advance` has returned no completion."""
         return self._core.next_event_s
 
     @property
-    def queues(self) -> tuple[int, int]:
-        """Requests that run, and that wait to run or for a transfer."""
-        return self._core.queues
+    def queues(self) -> Queues:
+        return queues_of(self._core.queues)
 
     def refusal(self, request: Request) -> str | None:
         """Why the request can never be served (`submit` would complete it with this error); None: it can."""
@@ -228,14 +255,17 @@ class Simulator(Driven[_core.Engine]):
     def take_tokens(self, first: bool) -> list[tuple[str, int]]:
         """(request id, number) of tokens that unfinished requests got since the last call; with record_token_times.
 
-        Of those that got their `first` token among them, or of the others. All are final: `advance` decides nothing
-        beyond its `until_s`. A completion's token_s has those after the last call, its output_tokens all.
+        first: the requests that got their first token among them; else the others. All are final: `advance` decides
+        nothing beyond its `until_s`. A completion's token_s has the tokens after the last call, its output_tokens all.
         """
-        return self._core.take_tokens(first)
+        return list(self._core.take_tokens(first).items())
 
     def take_issued(self) -> list[Issued]:
-        """Disk transfers to make since the last call; with external_disk. Each is to be answered by complete_io."""
-        return [Issued(*one) for one in self._core.take_issued()]
+        """Disk transfers to make since the last call; with external_disk. The caller answers each by complete_io."""
+        issued = self._core.take_issued()
+        return [
+            Issued(one.id, one.owner, one.write, [(chunk.key, chunk.slot) for chunk in one.chunks]) for one in issued
+        ]
 
     def take_dropped(self) -> list[int]:
         """Keys of chunks that the disk tier has dropped since the last call; before the transfers issued since."""
@@ -243,37 +273,25 @@ class Simulator(Driven[_core.Engine]):
 
     def complete_io(self, transfer: int, at_s: float, failed: Sequence[int] = ()) -> None:
         """A transfer has ended at that moment (or now, if that has passed). failed: keys that a write did not bring to
-        the disk, and that the disk tier therefore does not hold. A transfer that nobody waits for changes nothing."""
+        the disk, so that the disk tier does not hold them. A transfer that is not in flight changes nothing."""
         checked(lambda: self._core.complete_io(transfer, at_s, list(failed)))
 
     def take_journal(self) -> tuple[list[Note], list[Note]]:
-        """What was done since the last call: by the GPU's block pool and scheduler, and by the tiers.
+        """Notes since the last call: of the GPU's block pool and scheduler, and of the tiers.
 
-        (what, request id or "", numbers). Of blocks: "evicted" (a run's key, the block's place in the run), "preempted"
+        Of blocks: "evicted" (a run's key, the block's place in the run), "preempted"
         (). Of tiers: "lookup" (slot, keys), "prefetched" (slot), "answer" (slot, in CPU memory or not of each chunk
         found), "release" and "touch" (keys), "store" (id, keys asked), "storing" (keys begun), "stored" (id, id of the
         disk write), "writes" (keys new to the disk), "written" (id of the disk write), "tick" (count, keys dropped).
         """
-        return self._core.take_journal()
+        notes = self._core.take_journal()
+        return [note_of(note) for note in notes.engine], [note_of(note) for note in notes.tiers]
+
+    def totals(self) -> Totals:
+        return totals_of(self._core.totals(), self.chunk_tokens)
 
     def counters(self) -> SimCounters:
-        return self.counters_of(self._core.counters())
-
-    def counters_of(self, totals: _core._Totals) -> SimCounters:
-        """The core's totals under their names; None for tiers that these settings leave out."""
-        (computed, gpu, external), (cpu, disk, loaded), (begun, ended, read_bytes) = totals
-        has_cpu, has_disk = self.cpu_bytes is not None, self.disk_bytes is not None
-        return SimCounters(
-            computed_tokens=computed,
-            gpu_hit_tokens=gpu,
-            external_tokens=external if has_cpu else None,
-            l1_hit_tokens=cpu * self.chunk_tokens if has_cpu else None,
-            l2_hit_tokens=disk * self.chunk_tokens if has_disk else None,
-            l2_loaded_chunks=loaded if has_disk else None,
-            stores_begun=begun if has_cpu else None,
-            stores_ended=ended if has_cpu else None,
-            storage_read_bytes=read_bytes if has_disk else None,
-        )
+        return counters_of(self.totals())
 
     def _cost(self) -> SimpleNamespace:
         constants = {name: self.calibration.constant(name) for name in COST}
@@ -284,37 +302,54 @@ class Simulator(Driven[_core.Engine]):
     def _tiers(self) -> SimpleNamespace | None:
         if self.cpu_bytes is None:
             return None
-        chunk_bytes = self.chunk_tokens * self.model.kv_bytes_per_token
-        has_disk = self.disk_bytes is not None
-        modelled = has_disk and not self.external_disk
-        has_page_cache = has_disk and not self.odirect
+        levels = [self._cpu_level(self.cpu_bytes)]
+        if self.disk_bytes is not None:
+            levels.append(self._disk_level(self.disk_bytes))
         return SimpleNamespace(
-            policy=self.tier_policy,
-            chunk_bytes=chunk_bytes,
-            chunk_tokens=self.chunk_tokens,
-            cpu_chunks=self.cpu_bytes // max(chunk_bytes, 1),
-            disk_chunks=None if self.disk_bytes is None else self.disk_bytes // max(chunk_bytes, 1),
-            odirect=self.odirect,
-            external_disk=self.external_disk,
-            cpu_read=self._device("cpu.read", True),
-            cpu_write=self._device("cpu.write", True),
-            disk_read=self._device("disk.read", modelled),
-            disk_write=self._device("disk.write", modelled),
-            page_cache_read=self._device("page_cache.read", has_page_cache),
+            policy=self.tier_policy, chunk_bytes=self._chunk_bytes, chunk_tokens=self.chunk_tokens, levels=levels
         )
 
-    def _device(self, name: str, used: bool) -> SimpleNamespace:
-        """A device's constants; those of a device that nothing uses need not be known."""
-        if not used:
-            return SimpleNamespace(
-                latency_s=0.0, chunk_s=0.0, byte_s=0.0, shared_byte_s=0.0, shared_chunk_s=0.0, depth=1
-            )
+    @property
+    def _chunk_bytes(self) -> int:
+        return self.chunk_tokens * self.model.kv_bytes_per_token
+
+    def _cpu_level(self, size: int) -> SimpleNamespace:
+        """The level next to the GPU: the policy's own fields say how it evicts."""
+        return SimpleNamespace(
+            name="cpu",
+            chunks=size // max(self._chunk_bytes, 1),
+            eviction=self.tier_policy.eviction,
+            evicts=self.tier_policy.evict_on_demand,
+            watermark=1.0,
+            target=1.0,
+            read=self._device("cpu.read"),
+            write=self._device("cpu.write"),
+            page_cache_read=None,
+            external=False,
+        )
+
+    def _disk_level(self, size: int) -> SimpleNamespace:
+        policy, external = self.tier_policy, self.external_disk
+        return SimpleNamespace(
+            name="disk",
+            chunks=size // max(self._chunk_bytes, 1),
+            eviction=policy.disk_eviction,
+            evicts=policy.disk_evicts,
+            watermark=policy.disk_watermark,
+            target=policy.disk_target,
+            read=UNUSED_DEVICE if external else self._device("disk.read"),
+            write=UNUSED_DEVICE if external else self._device("disk.write"),
+            page_cache_read=None if self.odirect else self._device("page_cache.read"),
+            external=external,
+        )
+
+    def _device(self, name: str) -> SimpleNamespace:
         latency_s, chunk_s, bytes_per_s, shared_bytes_per_s = (
             self.calibration.constant(f"{name}.{of}") for of in TRANSFER
         )
         if name == "disk.read" and self.disk_bytes_per_s is not None:
-            # An operation moves its data no faster than the device; what it costs besides is not hidden by the limit,
-            # as LMCache's fs opens, reads and closes one file after another (fs_l2_adapter.py, _execute_load).
+            # An operation moves its data no faster than the device. The limit hides none of its other costs: LMCache's
+            # fs opens, reads and closes one file after another (fs_l2_adapter.py, _execute_load).
             bytes_per_s = min(bytes_per_s, self.disk_bytes_per_s)
             shared_bytes_per_s = min(shared_bytes_per_s, self.disk_bytes_per_s)
         reads_disk = name in ("disk.read", "page_cache.read")
@@ -329,29 +364,66 @@ class Simulator(Driven[_core.Engine]):
         )
 
 
-def completion_of(row: _core._Row) -> Completion:
-    """A completion as the core has it."""
-    request_id, (first_s, last_s, token_s), counts, error, instance = row
-    prompt, output, computed, gpu, cpu, disk, preemptions = counts
+def completion_of(done: _core.Completion) -> Completion:
+    hits = done.hit_tokens
     return Completion(
-        id=request_id,
-        first_token_s=first_s,
-        last_token_s=last_s,
-        token_s=token_s,
-        prompt_tokens=prompt,
-        output_tokens=output,
-        computed=computed,
-        gpu=gpu,
-        cpu=cpu,
-        disk=disk,
-        preemptions=preemptions,
-        error=error,
-        instance=instance,
+        id=done.id,
+        first_token_s=done.first_token_s,
+        last_token_s=done.last_token_s,
+        token_s=done.token_s,
+        prompt_tokens=done.prompt_tokens,
+        output_tokens=done.output_tokens,
+        computed=done.computed,
+        gpu=hits["gpu"],
+        cpu=hits.get("cpu", 0),
+        disk=hits.get("disk", 0),
+        preemptions=done.preemptions,
+        error=done.error,
+        instance=done.instance,
+    )
+
+
+def queues_of(queues: _core.Queues) -> Queues:
+    return Queues(queues.running, queues.waiting)
+
+
+def note_of(note: _core.Note) -> Note:
+    return Note(note.what, note.request, note.numbers)
+
+
+def totals_of(totals: _core.Totals, chunk_tokens: int) -> Totals:
+    """The core counts chunks where the totals by tier count tokens."""
+    levels = totals.levels
+    lower = {tier: level for tier, level in levels.items() if tier != "cpu"}
+    hit_tokens = {tier: level.hit_chunks * chunk_tokens for tier, level in levels.items()}
+    return Totals(
+        computed_tokens=totals.computed_tokens,
+        external_tokens=totals.external_tokens,
+        hit_tokens={"gpu": totals.gpu_hit_tokens, **hit_tokens},
+        loaded_chunks={tier: level.loaded_chunks for tier, level in lower.items()},
+        read_bytes={tier: level.read_bytes for tier, level in lower.items()},
+        stores_begun=totals.stores_begun,
+        stores_ended=totals.stores_ended,
+    )
+
+
+def counters_of(totals: Totals) -> SimCounters:
+    has_cpu = "cpu" in totals.hit_tokens
+    return SimCounters(
+        computed_tokens=totals.computed_tokens,
+        gpu_hit_tokens=totals.hit_tokens["gpu"],
+        external_tokens=totals.external_tokens if has_cpu else None,
+        l1_hit_tokens=totals.hit_tokens.get("cpu"),
+        l2_hit_tokens=totals.hit_tokens.get("disk"),
+        l2_loaded_chunks=totals.loaded_chunks.get("disk"),
+        stores_begun=totals.stores_begun if has_cpu else None,
+        stores_ended=totals.stores_ended if has_cpu else None,
+        storage_read_bytes=totals.read_bytes.get("disk"),
     )
 
 
 def checked(call: Callable[[], Result]) -> Result:
-    """Numbers that do not fit the core's integers (negative, absurdly large) are bad values as well."""
+    """Calls the core. ValueError also for numbers that do not fit its integers (negative, absurdly large)."""
     try:
         return call()
     except (OverflowError, TypeError, BufferError) as error:

@@ -3,10 +3,10 @@
     with open_store(StoreSettings(folder=Path("/mnt/nvme"), chunk_bytes=8 << 20, slots=256, depth=16)) as store:
         ended = store.run([Operation(id=0, write=True, slot=0, key=7), Operation(id=1, write=True, slot=1, key=8)])
 
-A store is `slots` places of one chunk each. Layout slab is one file without a name, so nothing of it stays behind,
-however the process ends; keep_files gives it one: what is measured is the device. Layout files is a file a chunk, in
-a folder of its own, by the system calls of LMCache's adapters: opening and renaming are measured too. The folder goes
-with `close`, unless kept. Content compresses badly and carries the chunk's key (`verify`).
+A store has `slots` slots of one chunk each. Layout slab is one file without a name: nothing stays behind, however the
+process ends; keep_files gives it a name. It measures the device. Layout files is a file a chunk, in a folder of its
+own, by the system calls of LMCache's adapters: it also measures opening and renaming. `close` removes the folder,
+unless keep_files. Content compresses badly and carries the chunk's key (`verify`).
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ Adapter = Literal["fs", "fs_native"]
 
 
 class StoreSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """folder: of the file (device 'file' only); layout files makes it. chunk_bytes: rounded up to 4 KiB, which is what
-    direct I/O moves. With layout files, `adapter` says what goes on at once: depth and io mean nothing, and fsync is
-    refused; model_name is part of the files' names, as LMCache has it (how long names are decides in which order a
-    directory lists them).
+    """folder: the file's folder (device 'file' only); layout files makes it. chunk_bytes: rounded up to the 4 KiB that
+    direct I/O moves. With layout files, `adapter` decides what runs at once: depth and io have no effect, and fsync is
+    refused. model_name is part of the files' names, as in LMCache (a directory's listing order depends on the length
+    of the names).
 
     depth: operations that the device has at once. io: 'io_uring', 'threads', or 'auto' (io_uring where it is allowed).
-    direct: past the page cache (O_DIRECT) where the file system can. fsync: a write has ended when it is durable.
-    verify: reads are compared with what was written. reserve_bytes: what the file system keeps free.
+    direct: bypass the page cache (O_DIRECT) where the file system can. fsync: a write ends once it is durable. verify:
+    compare reads with what was written. reserve_bytes: what the file system keeps free.
     """
 
     device: DeviceKind = "file"
@@ -64,8 +64,8 @@ class Operation(NamedTuple):
 
 
 class Ended(NamedTuple):
-    """What came of an operation. Times are time.monotonic()'s: queued, handed to the device, ended (durable, if so
-    asked). bytes: what moved, whole slots unless it failed."""
+    """What came of an operation. Times are time.monotonic()'s: queued, handed to the device, ended (durable, if
+    asked). bytes: the bytes moved, whole slots unless the operation failed."""
 
     id: int
     write: bool
@@ -76,8 +76,20 @@ class Ended(NamedTuple):
     error: str | None
 
 
+def ended_of(ended: _core.Ended) -> Ended:
+    return Ended(
+        id=ended.id,
+        write=ended.write,
+        queued_s=ended.queued_s,
+        began_s=ended.began_s,
+        ended_s=ended.ended_s,
+        bytes=ended.bytes,
+        error=ended.error,
+    )
+
+
 class Store(Protocol):
-    """Operations in, ends out, in the order in which they came about. slot_bytes: what each of them moves."""
+    """Operations in, ends out, in the order of the ends. slot_bytes: what each operation moves."""
 
     slot_bytes: int
     io: str
@@ -88,20 +100,20 @@ class Store(Protocol):
         """Operations that have not ended."""
 
     def submit(self, operations: Sequence[Operation]) -> None:
-        """Queues operations, in order, as one transfer. ValueError: a slot that is not there."""
+        """Queues operations, in order, as one transfer. ValueError: a slot that does not exist."""
 
     def forget(self, keys: Sequence[int]) -> None:
-        """These chunks are not wanted any more; what was asked of them has ended. Where each has a file, it goes."""
+        """Forgets chunks, whose operations have all ended. Deletes their files, if each chunk has one."""
 
     def poll(self, least: int, timeout_s: float) -> list[Ended]:
-        """At least so many, or what there is when the time is over or nothing is pending."""
+        """At least `least` ends, or those there are once the time is over or nothing is pending."""
 
     def close(self) -> None:
-        """Waits for what the device has begun and gives everything back. Safe to call twice."""
+        """Waits for operations in flight and frees everything. Safe to call twice."""
 
 
 class CoreStore:
-    """A file, memory or nothing, in the Rust core. The interpreter's lock is free while it waits.
+    """A file, memory or nothing, in the Rust core. It releases the interpreter's lock while it waits.
 
     It belongs to the thread that made it: RuntimeError in another.
     """
@@ -115,7 +127,9 @@ class CoreStore:
             self._core = _core.Store(settings)
         except (OSError, OverflowError, TypeError) as error:
             raise StoreError(" ".join(str(error).split())) from None
-        self.slot_bytes, self.io, self.buffered_because, self.path = self._core.about
+        about = self._core.about
+        self.slot_bytes, self.io, self.path = about.slot_bytes, about.io, about.path
+        self.buffered_because = about.buffered_because
 
     @property
     def pending(self) -> int:
@@ -125,11 +139,11 @@ class CoreStore:
         self._core.submit(operations)
 
     def poll(self, least: int, timeout_s: float) -> list[Ended]:
-        return [Ended(*one) for one in self._core.poll(least, timeout_s)]
+        return [ended_of(one) for one in self._core.poll(least, timeout_s)]
 
     def run(self, operations: Sequence[Operation]) -> list[Ended]:
-        """All of them, as fast as they go."""
-        return [Ended(*one) for one in self._core.run(operations)]
+        """Runs all of them, as fast as they go."""
+        return [ended_of(one) for one in self._core.run(operations)]
 
     def forget(self, keys: Sequence[int]) -> None:
         self._core.forget(keys)

@@ -1,11 +1,11 @@
-//! What the core did, note by note, so that an engine's own classes can be held against it. Off, it costs a branch.
+//! What the core did, note by note: tests compare it with an engine's own classes. Off, it costs a branch.
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Note {
     pub what: &'static str,
-    /// A request's id, where one is concerned.
+    /// The id of the request concerned, if there is one.
     pub name: String,
-    /// Ids, keys and flags; which, `what` says.
+    /// Ids, keys and flags; `what` says which.
     pub numbers: Vec<u64>,
 }
 

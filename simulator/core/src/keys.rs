@@ -1,4 +1,4 @@
-//! Block identity without tokens: the key of a block is a chain hash over the pieces of streams that it holds.
+//! Block identity without tokens: a block's key is a chain hash over the pieces of streams in the block.
 
 use std::collections::HashMap;
 use std::hash::{BuildHasherDefault, Hasher};
@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 pub type Key = u64;
 
-/// `tokens` leading tokens of the endless token stream that `hash_id` names.
+/// The first `tokens` tokens of the endless token stream that `hash_id` names.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[cfg_attr(feature = "python", derive(pyo3::FromPyObject))]
 pub struct Segment {
@@ -15,7 +15,7 @@ pub struct Segment {
     pub tokens: u64,
 }
 
-/// Keys are hashes already, so maps take them as they are. Nothing depends on a map's order.
+/// Keys are hashes already: maps use them directly. Nothing depends on a map's order.
 #[derive(Default)]
 pub struct AsIs(u64);
 
@@ -45,23 +45,23 @@ fn mix(value: u64) -> u64 {
 
 /// Hashes a recipe piece by piece into blocks of `size` tokens.
 ///
-/// Every segment starts its stream at 0, and a piece never spans two segments, so a run of tokens can be written in
-/// one way only (a segment of no tokens is left out): equal tokens give equal pieces.
-struct Chain {
+/// Every segment starts its stream at 0, and no piece spans two segments; empty segments add nothing. So there is one
+/// way to write a sequence of tokens, and equal tokens give equal pieces.
+struct HashChain {
     size: u64,
     key: Key,
-    /// Tokens that the block under way lacks.
+    /// Tokens that the current block still lacks.
     room: u64,
-    /// The hash of most pieces' length.
+    /// The hash of a whole block's length, as most pieces have it.
     whole: u64,
 }
 
-impl Chain {
+impl HashChain {
     fn new(size: u64) -> Self {
         Self { size, key: mix(size), room: size, whole: mix(size) }
     }
 
-    /// Takes in the next piece of a stream, of `left` tokens at most: how long it is, and whether it ends a block.
+    /// Hashes the next piece of a stream, of `left` tokens at most. Returns its length, and whether it ends a block.
     fn piece(&mut self, stream: u64, offset: u64, left: u64) -> (u64, bool) {
         let piece = self.room.min(left);
         self.key = mix(self.key ^ stream);
@@ -86,7 +86,7 @@ impl Chain {
     }
 
     /// Adds the runs of the blocks that end in a segment.
-    fn runs(&mut self, stream: u64, tokens: u64, runs: &mut Vec<Run>) {
+    fn runs(&mut self, stream: u64, tokens: u64, runs: &mut Vec<BlockRun>) {
         let mut offset = 0;
         while offset < tokens {
             let left = tokens - offset;
@@ -94,7 +94,7 @@ impl Chain {
             offset += piece;
             if ends {
                 let blocks = if piece == self.size { left / self.size } else { 1 };
-                runs.push(Run { key: self.key, blocks: blocks as u32 });
+                runs.push(BlockRun { key: self.key, blocks: blocks as u32 });
                 self.key = mix(self.key ^ blocks.rotate_left(29));
                 offset += (blocks - 1) * self.size;
             }
@@ -106,47 +106,47 @@ fn stream(segment: &Segment) -> u64 {
     mix(segment.hash_id as u64)
 }
 
-/// Keys of the whole blocks of `size` tokens in a recipe. Equal keys: the recipes agree on every token up to there.
+/// The keys of the whole blocks of `size` tokens in a recipe. Equal keys: the recipes agree on all tokens up to there.
 pub fn block_keys(recipe: &[Segment], size: u64) -> Vec<Key> {
     let tokens: u64 = recipe.iter().map(|segment| segment.tokens).sum();
-    let (mut chain, mut keys) = (Chain::new(size), Vec::with_capacity((tokens / size) as usize));
+    let (mut chain, mut keys) = (HashChain::new(size), Vec::with_capacity((tokens / size) as usize));
     recipe.iter().for_each(|segment| chain.keys(stream(segment), segment.tokens, &mut keys));
     keys
 }
 
-/// Whole blocks in a row that lie in one segment, or one block that spans several. The i-th of them is (key, i).
+/// Whole blocks in a row of one segment, or one block that spans several. The i-th of them is (key, i).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Run {
+pub struct BlockRun {
     pub key: Key,
     pub blocks: u32,
 }
 
-/// The whole blocks of `size` tokens in a recipe, as runs: as much to hash as there are segments, not blocks.
+/// The whole blocks of `size` tokens in a recipe, as runs: the work grows with the segments, not with the blocks.
 ///
-/// Equal (key, i): the recipes agree on every token up to there. Where runs begin depends on the tokens alone, and
-/// their end is part of the next one's key, so equal tokens give equal pairs.
-pub fn block_runs(recipe: &[Segment], size: u64) -> Vec<Run> {
-    let (mut chain, mut runs) = (Chain::new(size), Vec::with_capacity(recipe.len() + 2));
+/// Equal (key, i): the recipes agree on all tokens up to there. The tokens alone decide where runs begin, and a run's
+/// end is part of the next run's key. So equal tokens give equal pairs.
+pub fn block_runs(recipe: &[Segment], size: u64) -> Vec<BlockRun> {
+    let (mut chain, mut runs) = (HashChain::new(size), Vec::with_capacity(recipe.len() + 2));
     recipe.iter().for_each(|segment| chain.runs(stream(segment), segment.tokens, &mut runs));
     runs
 }
 
-/// The first so many blocks of a list of runs.
+/// A position in a list of runs: behind its first `blocks` blocks.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Cursor {
+pub struct BlockCursor {
     pub blocks: u64,
     pub run: usize,
     pub offset: u32,
 }
 
-impl Cursor {
-    /// The block that comes next: its run's key and its number in the run.
-    pub fn next(&self, runs: &[Run]) -> Option<(Key, u32)> {
+impl BlockCursor {
+    /// The next block: its run's key and its number in the run.
+    pub fn next(&self, runs: &[BlockRun]) -> Option<(Key, u32)> {
         runs.get(self.run).map(|run| (run.key, self.offset))
     }
 
-    /// How many blocks lie between here and that block; None: it does not come.
-    pub fn distance(&self, runs: &[Run], (key, number): (Key, u32)) -> Option<u64> {
+    /// How many blocks there are between here and that block; None: it is not ahead.
+    pub fn distance(&self, runs: &[BlockRun], (key, number): (Key, u32)) -> Option<u64> {
         let (mut passed, mut offset) = (0, self.offset);
         for run in runs.get(self.run..)? {
             if run.key == key && (offset..run.blocks).contains(&number) {
@@ -158,7 +158,7 @@ impl Cursor {
         None
     }
 
-    pub fn advance(&mut self, runs: &[Run], blocks: u32) {
+    pub fn advance(&mut self, runs: &[BlockRun], blocks: u32) {
         self.blocks += u64::from(blocks);
         self.offset += blocks;
         if self.offset == runs[self.run].blocks {
@@ -168,13 +168,13 @@ impl Cursor {
 }
 
 /// Adds the keys of the prompt's chunks, if those have a size, and the runs of the prompt's and the reply's blocks.
-/// Each hash waits for the one before it: the two chains side by side take the time of one.
+/// Each hash waits for the one before it: the processor computes both chains in the time of one.
 pub fn keys_and_runs(
     (prompt, reply): (&[Segment], Segment),
     (chunk, keys): (Option<u64>, &mut Vec<Key>),
-    (block, runs): (u64, &mut Vec<Run>),
+    (block, runs): (u64, &mut Vec<BlockRun>),
 ) {
-    let (mut chunks, mut blocks) = (chunk.map(Chain::new), Chain::new(block));
+    let (mut chunks, mut blocks) = (chunk.map(HashChain::new), HashChain::new(block));
     for segment in prompt {
         let stream = stream(segment);
         if let Some(chunks) = &mut chunks {
@@ -185,34 +185,34 @@ pub fn keys_and_runs(
     blocks.runs(stream(&reply), reply.tokens, runs);
 }
 
-/// Blocks in a row of a prompt, which knows those before them too.
+/// Chunks in a row of a prompt, with the keys of the chunks before them.
 #[derive(Clone, Debug, Default)]
-pub struct Part {
+pub struct ChunkRange {
     prompt: Option<Arc<[Key]>>,
     first: usize,
     end: usize,
 }
 
-impl Part {
-    /// All blocks of a prompt.
+impl ChunkRange {
+    /// All chunks of a prompt.
     pub fn of(keys: impl Into<Arc<[Key]>>) -> Self {
         let prompt: Arc<[Key]> = keys.into();
         Self { first: 0, end: prompt.len(), prompt: Some(prompt) }
     }
 
-    /// Those of these numbers, counted from its own first block.
-    pub fn part(&self, range: Range<usize>) -> Self {
+    /// The chunks of these numbers, counted from this range's first one.
+    pub fn slice(&self, range: Range<usize>) -> Self {
         Self { prompt: self.prompt.clone(), first: self.first + range.start, end: self.first + range.end }
     }
 
-    /// Takes its first blocks off it.
+    /// Drops the first `count` chunks.
     pub fn skip(&mut self, count: usize) {
         self.first += count;
     }
 
-    /// Takes the blocks from `at` on out of it.
+    /// Takes out the chunks from `at` on.
     pub fn split_off(&mut self, at: usize) -> Self {
-        let beyond = self.part(at..self.len());
+        let beyond = self.slice(at..self.len());
         self.end = beyond.first;
         beyond
     }
@@ -225,12 +225,12 @@ impl Part {
         self.first == self.end
     }
 
-    /// The number in the prompt of its first block.
+    /// The first chunk's number in the prompt.
     pub fn first(&self) -> usize {
         self.first
     }
 
-    /// The whole prompt's keys, and maybe more. None: it has none.
+    /// The whole prompt's keys, and maybe more. None: the range is empty.
     pub fn shared(&self) -> Option<Arc<[Key]>> {
         self.prompt.clone()
     }
@@ -239,7 +239,7 @@ impl Part {
         &self.prompt()[self.first..]
     }
 
-    /// The prompt's keys up to its end.
+    /// The prompt's keys up to this range's end.
     pub fn prompt(&self) -> &[Key] {
         self.prompt.as_deref().map_or(&[], |keys| &keys[..self.end])
     }

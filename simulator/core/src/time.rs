@@ -1,7 +1,7 @@
 //! Virtual time in whole ticks of 2^-96 s.
 //!
-//! Integers make sums exact in any order: a macro-step of k decode steps ends at the very tick at which k single
-//! steps end. The power of two makes the way from and to an f64 of seconds exact as well.
+//! Integers make sums exact in any order: a macro-step of k decode steps ends at the same tick as k single steps. The
+//! power of two makes the conversion from and to an f64 of seconds exact.
 
 pub type Ticks = u128;
 

@@ -115,7 +115,7 @@ def test_a_policy_of_bad_words_or_numbers_is_refused(change: dict[str, Any], tex
 @pytest.mark.parametrize(
     ("cpu_chunks", "disk_chunks", "settings", "text"),
     [
-        (0, 10, {}, "the CPU tier has no room for one chunk of 64 tokens"),
+        (0, 10, {}, "the cpu tier has no room for one chunk of 64 tokens"),
         (10, 0, {}, "the disk tier has no room for one chunk of 64 tokens"),
         (10, 10, {"block_tokens": 24}, "chunk_tokens must be a multiple of block_tokens, not 64 of 24"),
         (10, 10, {"chunk_tokens": 1 << 62}, "not a usable value"),

@@ -1,8 +1,8 @@
-//! Aligned memory for O_DIRECT, filled with bytes that compress badly and say what they belong to.
+//! Aligned memory for O_DIRECT, filled with bytes that compress badly and carry their chunk's key.
 //!
 //! A chunk's content: every 4 KiB block is pseudo-random by its position in the chunk, and begins with a stamp of 16
 //! bytes: the chunk's key and the block's offset. So no two blocks on a device are equal, a block compresses by less
-//! than a hundredth, and a read shows at once whether it brought another chunk or another part of it.
+//! than a hundredth, and `verify` recognizes a wrong chunk or a wrong part of it.
 
 use std::io;
 use std::ptr::{self, NonNull};
@@ -17,17 +17,17 @@ pub struct Buffer {
     len: usize,
 }
 
-// SAFETY: the memory is owned by this value alone; whoever shares the pointer keeps to Store's rule that a frame's
-// buffer is touched by one side at a time.
+// SAFETY: this value alone owns the memory. Users of the pointer keep Store's rule: one side at a time touches a
+// frame's buffer.
 unsafe impl Send for Buffer {}
 
 impl Buffer {
-    /// huge: of huge pages where there are some; an 8 MiB transfer then pins 4 of them, not 2,048. Else of none.
+    /// huge: with huge pages where the kernel has some; an 8 MiB transfer then pins 4 of them, not 2,048.
     pub fn new(len: usize, huge: bool) -> io::Result<Self> {
         let protection = libc::PROT_READ | libc::PROT_WRITE;
-        // A deep queue of large chunks is mostly never filled.
+        // Stores rarely fill a deep queue of large chunks.
         let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
-        // Whole huge pages, and one more, of which the parts before the first whole one and behind the last go again.
+        // Whole huge pages and one more; the parts before the first whole page and behind the last one are unmapped.
         let page = if huge { HUGE } else { BLOCK };
         let len = len.checked_next_multiple_of(page).ok_or(io::ErrorKind::OutOfMemory)?;
         let mapped = if huge { len.checked_add(HUGE).ok_or(io::ErrorKind::OutOfMemory)? } else { len };
@@ -81,7 +81,7 @@ pub struct Places {
 }
 
 impl Places {
-    /// patterned: with the pattern in each; `stamp` makes it a chunk's. each: whole blocks.
+    /// patterned: each place gets the pattern; `stamp` makes it a chunk's content. each: whole blocks.
     pub fn new(count: usize, each: usize, huge: bool, patterned: bool) -> io::Result<Self> {
         let len = count.checked_mul(each).ok_or(io::ErrorKind::OutOfMemory)?;
         Ok(Self { memory: Buffer::new(len, huge)?, each, patterned, used: vec![false; count] })
@@ -93,7 +93,7 @@ impl Places {
 
     pub fn bytes_mut(&mut self, index: usize) -> &mut [u8] {
         assert!(index < self.used.len());
-        // SAFETY: inside the mapping, initialized, and of this place alone: others may be under way.
+        // SAFETY: inside the mapping, initialized, and of this place alone: other places may be in flight.
         let place = unsafe { std::slice::from_raw_parts_mut(self.at(index, 0), self.each) };
         if self.patterned && !std::mem::replace(&mut self.used[index], true) {
             place.chunks_mut(BLOCK).enumerate().for_each(|(block, bytes)| fill(bytes, block));

@@ -1,8 +1,8 @@
-//! The file that holds the chunks: one slab of equal slots in a folder, gone when the process is gone.
+//! The file that holds the chunks: one slab of equal slots in a folder. It goes with the process.
 //!
-//! It has no name from the beginning (O_TMPFILE) or loses it at once, so that nothing stays behind, not even after
-//! SIGKILL; `keep` gives it a name instead. One file and no file a chunk (files.rs): what is measured is the device's
-//! reads and writes, not opening and renaming.
+//! The file has no name from the beginning (O_TMPFILE) or loses it at once: nothing stays behind, not even after
+//! SIGKILL. `keep` gives it a name. One file for all chunks measures the device's reads and writes; a file a chunk
+//! (files.rs) also measures opening and renaming.
 
 use std::ffi::CString;
 use std::fs::{self, File, OpenOptions};
@@ -19,7 +19,7 @@ pub const KEPT_NAME: &str = "kv-chunks.slab";
 pub struct Place {
     pub folder: PathBuf,
     pub bytes: u64,
-    /// Free bytes that the file system must still have once the slab is full.
+    /// Free bytes that the file system must keep once the slab is full.
     pub reserve: u64,
     pub direct: bool,
     pub preallocate: bool,
@@ -28,9 +28,9 @@ pub struct Place {
 
 pub struct Slab {
     pub file: File,
-    /// Why reads and writes go through the page cache; None: they go past it (O_DIRECT).
+    /// Why reads and writes go through the page cache; None: they bypass it (O_DIRECT).
     pub buffered_because: Option<String>,
-    /// Where it is, if it is kept.
+    /// The file's path, if it stays.
     pub path: Option<PathBuf>,
 }
 
@@ -87,7 +87,7 @@ pub fn check_space(place: &Place) -> Result<(), String> {
     Ok(())
 }
 
-/// The open file, and why it is not past the page cache.
+/// The open file, and why it does not bypass the page cache.
 fn open_past_cache(place: &Place) -> Result<(File, Option<String>), String> {
     let said = |error: io::Error| match error.kind() {
         io::ErrorKind::AlreadyExists => {
@@ -132,7 +132,7 @@ fn make(place: &Place, flags: i32) -> io::Result<File> {
     }
 }
 
-/// A new file. O_DIRECT is refused only after the file was made: it is taken away again.
+/// Makes a file. A file system refuses O_DIRECT only after it has made the file: the file is removed then.
 fn named(options: &mut OpenOptions, path: &Path, flags: i32) -> io::Result<File> {
     if path.exists() {
         return Err(io::ErrorKind::AlreadyExists.into());
@@ -144,7 +144,7 @@ fn named(options: &mut OpenOptions, path: &Path, flags: i32) -> io::Result<File>
     opened
 }
 
-/// Gives the file its length, and its blocks where asked and possible.
+/// Gives the file its length and, if asked and possible, its blocks.
 fn reserve(file: &File, place: &Place) -> io::Result<()> {
     if place.preallocate {
         // SAFETY: an open file.

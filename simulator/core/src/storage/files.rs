@@ -1,13 +1,13 @@
-//! A file a chunk in a folder of our own, with the names and system calls of LMCache 0.5.6, in their order
-//! (`fs_l2_adapter.py`; of the native one as strace shows it).
+//! A file a chunk in the store's own folder, with LMCache 0.5.6's file names and its system calls in their order
+//! (`fs_l2_adapter.py`; for the native adapter as strace shows them).
 //!
 //! - write: stat KEY.data, open KEY.tmp, write, close, rename it to KEY.data
 //! - read: open KEY.data, read, close
 //! - forget: stat KEY.data, unlink
 //!
-//! `fs` does the files of a transfer one after another, several transfers at once on Python's default pool of threads;
-//! `fs_native` cuts a transfer into as many stretches as it has threads. Neither syncs. What is not done: LMCache's
-//! look-up asks the file system for each chunk of a prompt, the simulator knows.
+//! `fs` does the files of a transfer one after another, and several transfers at once on Python's default thread pool.
+//! `fs_native` divides a transfer among its threads. Neither syncs. One difference: LMCache's look-up asks the file
+//! system for each chunk of a prompt, where the simulator knows the answer.
 
 use std::collections::VecDeque;
 use std::fs::{self, File, OpenOptions};
@@ -36,9 +36,9 @@ impl Adapter {
         }
     }
 
-    /// Files that are written or read at once: asyncio's default executor, and `num_workers`.
+    /// How many files the adapter writes or reads at once: asyncio's default executor, and `num_workers`.
     pub fn workers(self) -> usize {
-        // SAFETY: a question without side effects.
+        // SAFETY: sysconf has no side effects.
         let cores = unsafe { libc::sysconf(libc::_SC_NPROCESSORS_ONLN) };
         match self {
             Self::Fs => (usize::try_from(cores).unwrap_or(1) + 4).min(32),
@@ -46,7 +46,7 @@ impl Adapter {
         }
     }
 
-    /// A transfer's operations, cut into stretches that go on at once, each one operation after another.
+    /// Divides a transfer's operations into parts that run at once; each part runs one operation after another.
     pub fn parts(self, ops: Vec<Op>) -> Vec<VecDeque<Op>> {
         let count = if self == Self::Fs { 1 } else { self.workers().min(ops.len()).max(1) };
         let (total, mut ops) = (ops.len(), ops.into_iter());
@@ -55,8 +55,7 @@ impl Adapter {
     }
 }
 
-/// Where each chunk's file is. How long names are matters: a directory lists them, and what goes over all files finds
-/// them, in an order that depends on it.
+/// The path of each chunk's file. The length of the names matters: a directory's listing order depends on it.
 #[derive(Clone)]
 struct Names {
     folder: PathBuf,
@@ -64,7 +63,7 @@ struct Names {
 }
 
 impl Names {
-    /// One process (of one) wrote it, in the first group of layers.
+    /// The name says: written by one process (of one), in the first group of layers.
     fn data(&self, key: u64) -> PathBuf {
         self.folder.join(format!("{}@0x01000100@0@{key:064x}.data", self.model))
     }
@@ -73,14 +72,15 @@ impl Names {
 pub struct Folder {
     names: Names,
     pub adapter: Adapter,
-    /// A chunk's bytes; padded where the adapter pads for direct I/O.
+    /// A chunk's bytes, with the adapter's padding for direct I/O.
     pub file_bytes: u64,
     pub buffered_because: Option<String>,
     keep: bool,
 }
 
 impl Folder {
-    /// Makes `place.folder`, which must not be there, in one that is. Errors: one line with the folder and the cure.
+    /// Makes `place.folder`, which must not exist, in a folder that exists. Errors: one line with the folder and the
+    /// cure.
     pub fn make(place: &Place, adapter: Adapter, config: &StoreConfig) -> Result<Self, String> {
         let chunk_bytes = config.chunk_bytes;
         let path = place.folder.clone();
@@ -130,7 +130,7 @@ impl Folder {
         self.keep.then_some(self.names.folder.as_path())
     }
 
-    /// What a thread of the queue does.
+    /// The work of a thread of the queue.
     pub fn performer(&self) -> Perform {
         let (names, flags) = (self.names.clone(), self.flags());
         Arc::new(move |mut call| {
@@ -144,7 +144,7 @@ impl Folder {
         })
     }
 
-    /// Deletes the chunk's file, if it is there.
+    /// Deletes the chunk's file, if it exists.
     pub fn delete(&self, key: u64) {
         let path = self.names.data(key);
         if path.exists() {
@@ -161,7 +161,7 @@ impl Drop for Folder {
     }
 }
 
-/// One call, unless the kernel gives less at once. offset: what an earlier call has brought already.
+/// One call, or more where the kernel moves less at once. offset: bytes that earlier calls have moved.
 fn read(path: &Path, flags: i32, bytes: &mut [u8], offset: u64) -> io::Result<usize> {
     let mut file = OpenOptions::new().read(true).custom_flags(flags).open(path)?;
     if offset > 0 {
@@ -189,7 +189,7 @@ fn write(path: &Path, flags: i32, bytes: &[u8]) -> io::Result<usize> {
     done.map(|()| bytes.len())
 }
 
-/// The file is closed when it returns.
+/// Returns once the file is closed.
 fn write_whole(path: &Path, flags: i32, bytes: &[u8]) -> io::Result<()> {
     let mut options = OpenOptions::new();
     options.write(true).create(true).truncate(flags == 0).custom_flags(flags);

@@ -1,16 +1,16 @@
-//! Real devices: chunks in equal slots of a file, of memory, or of nothing, or each in a file, many operations in flight.
+//! Real devices: chunks in equal slots of a file, of memory or of nothing, or each in its own file. Many operations are
+//! in flight at once.
 //!
-//! `submit` queues operations, `poll` keeps up to `depth` of them going and returns those that ended, in the order in
-//! which they did. An operation that fails is a `Done` with an error; nothing here panics because of a device.
+//! `submit` queues operations. `poll` keeps up to `depth` of them in flight and returns those that ended, in the order
+//! of their ends. A failed operation is a `Done` with an error; no device makes this code panic.
 
 mod buffer;
 mod file;
 mod files;
 mod open;
-#[cfg(feature = "python")]
-pub mod python;
 mod queue;
 #[cfg(test)]
+#[path = "../tests/storage.rs"]
 mod tests;
 
 use std::collections::VecDeque;
@@ -24,24 +24,24 @@ use queue::{Answer, Call, Kind, TICK};
 #[derive(Clone, Debug)]
 #[cfg_attr(feature = "python", derive(pyo3::FromPyObject))]
 pub struct StoreConfig {
-    /// "file" (in `folder`), "ram", or "null": nothing is moved.
+    /// "file" (in `folder`), "ram", or "null", which moves nothing.
     pub device: String,
-    /// "slab": slots of one file; "files": a file a chunk, written and read as LMCache's `adapter` does it (files.rs),
-    /// which says what goes on at once: `depth` and `io` are not asked, and `fsync` is not to be had.
+    /// "slab": slots of one file; "files": a file a chunk, which the store writes and reads as LMCache's `adapter` does
+    /// (files.rs). The adapter decides what runs at once: `depth` and `io` have no effect, and `fsync` is refused.
     pub layout: String,
     pub adapter: String,
     pub model_name: String,
     pub folder: PathBuf,
-    /// Bytes of a chunk; a slot is that, rounded up to 4 KiB, which is what direct I/O moves.
+    /// Bytes of a chunk. A slot has as many, rounded up to the 4 KiB that direct I/O moves.
     pub chunk_bytes: u64,
     pub slots: u64,
     pub depth: u32,
     /// "io_uring", "threads", or "auto": io_uring where the kernel lets us.
     pub io: String,
     pub direct: bool,
-    /// A write has ended only when its data is durable (fdatasync).
+    /// A write ends once its data is durable (fdatasync).
     pub fsync: bool,
-    /// Reads are compared with what was written.
+    /// The store compares each read with what it wrote.
     pub verify: bool,
     pub preallocate: bool,
     pub reserve_bytes: u64,
@@ -49,15 +49,17 @@ pub struct StoreConfig {
 }
 
 #[derive(Clone, Debug)]
+#[cfg_attr(feature = "python", derive(pyo3::FromPyObject))]
 pub struct Op {
     pub id: u64,
     pub write: bool,
     pub slot: u64,
-    /// The chunk's name, which its content carries.
+    /// The chunk's name; its content carries it.
     pub key: u64,
 }
 
-/// Times are CLOCK_MONOTONIC in seconds: queued, given to the device, ended (durable, if asked for).
+/// Times are CLOCK_MONOTONIC in seconds: when the operation was queued, given to the device, and ended (durable, if
+/// asked).
 #[derive(Clone, Debug)]
 pub struct Done {
     pub id: u64,
@@ -69,7 +71,7 @@ pub struct Done {
     pub error: Option<String>,
 }
 
-/// An operation that waits, and those that wait for its end.
+/// An operation that waits, and the operations that wait for its end.
 struct Queued {
     op: Op,
     queued_s: f64,
@@ -94,7 +96,7 @@ pub struct Store {
     waiting: VecDeque<Queued>,
     frames: Vec<Option<Frame>>,
     free: Vec<usize>,
-    /// Memory to read into, and to write from, a place a frame; made when first needed.
+    /// Memory to read into and to write from, one place a frame, allocated on first use.
     reads: Option<Places>,
     writes: Option<Places>,
     done: Vec<Done>,
@@ -142,12 +144,12 @@ impl Store {
         self.op_bytes as u64
     }
 
-    /// How operations get to the device: "io_uring", "threads (…)", "memory" or "nothing".
+    /// How operations reach the device: "io_uring", "threads (…)", "memory" or "nothing".
     pub fn io(&self) -> &str {
         &self.io
     }
 
-    /// Why the page cache is not bypassed; None: it is, or there is none in the way.
+    /// Why operations do not bypass the page cache; None: they do, or there is none.
     pub fn buffered_because(&self) -> Option<&str> {
         match &self.device {
             Device::File { slab, .. } => slab.buffered_because.as_deref(),
@@ -156,7 +158,7 @@ impl Store {
         }
     }
 
-    /// The file, or the folder of files, if it is kept.
+    /// The file, or the folder of files, if it stays.
     pub fn path(&self) -> Option<&Path> {
         match &self.device {
             Device::File { slab, .. } => slab.path.as_deref(),
@@ -170,14 +172,14 @@ impl Store {
         self.pending
     }
 
-    /// These chunks are not there any more: their files go. Whatever was asked of them has ended.
+    /// Forgets chunks: deletes their files. All operations on them have ended.
     pub fn forget(&mut self, keys: &[u64]) {
         if let Device::Files { folder, .. } = &self.device {
             keys.iter().for_each(|&key| folder.delete(key));
         }
     }
 
-    /// Queues operations, those of one call as one transfer. Error: a slot that is not there (nothing is queued then).
+    /// Queues the operations as one transfer. Error: a slot does not exist (nothing is queued then).
     pub fn submit(&mut self, ops: Vec<Op>) -> Result<(), String> {
         if let Some(op) = ops.iter().find(|op| op.slot >= self.config.slots) {
             return Err(format!("slot {} is not one of the store's {}", op.slot, self.config.slots));
@@ -195,7 +197,7 @@ impl Store {
         Ok(())
     }
 
-    /// Operations that ended: at least `least` of them, or what there is when `timeout` ends or nothing is pending.
+    /// Returns ended operations: at least `least`, or those that ended once `timeout` is over or nothing is pending.
     /// Error: the queue itself broke.
     pub fn poll(&mut self, least: usize, timeout: Duration) -> Result<Vec<Done>, String> {
         let until = Instant::now() + timeout;
@@ -206,7 +208,7 @@ impl Store {
             let left = if enough { Duration::ZERO } else { until.saturating_duration_since(Instant::now()) };
             self.wait(left, timeout > TICK, &mut answers)?;
             let quiet = answers.is_empty();
-            // Each gives its place to the next one before the others are looked at: the device is kept busy.
+            // Each ended operation frees its place for the next one at once: the device stays busy.
             for answer in answers.drain(..) {
                 self.answered(answer);
                 self.fill();
@@ -219,7 +221,7 @@ impl Store {
         Ok(std::mem::take(&mut self.done))
     }
 
-    /// The device gets what was begun, though nobody waits for it now.
+    /// Hands the device the operations that have begun, without a wait.
     fn flush(&mut self) -> Result<(), String> {
         match &mut self.device {
             Device::File { queue, .. } => {
@@ -242,7 +244,7 @@ impl Store {
         }
     }
 
-    /// Begins what waits, as far as the depth goes. Memory and nothing answer at once.
+    /// Begins waiting operations, up to the depth. Memory and the null device answer at once.
     fn fill(&mut self) {
         while let Some(index) = self.free.pop() {
             let Some(Queued { op, queued_s, then }) = self.waiting.pop_front() else {
@@ -321,7 +323,7 @@ impl Store {
         }
     }
 
-    /// One call came back: the frame goes on with the rest, with its sync, or has ended.
+    /// One call has ended: the frame continues with the rest or with its sync, or it has ended, too.
     fn answered(&mut self, (token, result): Answer) {
         let index = token as usize;
         let Some(frame) = &mut self.frames[index] else { return };
@@ -393,7 +395,7 @@ impl Drop for Store {
             }
         }
         if self.in_flight() > 0 {
-            // The queue broke with transfers under way: memory that is still written to is better lost.
+            // The queue broke with transfers in flight: they may still write to this memory, so it leaks.
             std::mem::forget((self.reads.take(), self.writes.take()));
         }
     }
@@ -404,10 +406,10 @@ fn failure(op: &Op, code: i32) -> String {
     format!("{what} failed: {}", std::io::Error::from_raw_os_error(code))
 }
 
-/// The clock of Python's time.monotonic().
+/// The time by the clock of Python's time.monotonic().
 pub fn monotonic_s() -> f64 {
     let mut now = libc::timespec { tv_sec: 0, tv_nsec: 0 };
-    // SAFETY: room for the answer; this clock always exists.
+    // SAFETY: `time` has room for the answer; this clock always exists.
     unsafe { libc::clock_gettime(libc::CLOCK_MONOTONIC, &mut now) };
     now.tv_sec as f64 + now.tv_nsec as f64 * 1e-9
 }

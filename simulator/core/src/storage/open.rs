@@ -1,4 +1,4 @@
-//! What a store is made of: a file, a folder of files, memory, or nothing, and how operations get there.
+//! Opens a store's device: a file, a folder of files, memory, or nothing, and the queue in front of it.
 
 use std::sync::Arc;
 
@@ -15,7 +15,7 @@ pub enum Device {
     Null,
 }
 
-/// The device, and how operations get to it. Errors: one line with what and where and the cure.
+/// The device, and how operations reach it. Errors: one line with what, where and the cure.
 pub fn open_device(config: &StoreConfig, total: u64) -> Result<(Device, String), String> {
     match config.device.as_str() {
         "null" => Ok((Device::Null, "nothing".to_string())),

@@ -1,4 +1,4 @@
-//! Two ways to have many reads and writes in flight: io_uring, and a thread a place in the queue where it is refused.
+//! Two ways to have many reads and writes in flight: io_uring or, where the kernel refuses it, a thread a place.
 
 use std::fs::File;
 use std::io;
@@ -15,32 +15,32 @@ use io_uring::{IoUring, opcode, types};
 pub enum Kind {
     Read,
     Write,
-    /// Data that has arrived gets durable.
+    /// Makes arrived data durable.
     Sync,
 }
 
-/// `at`: memory that stays where it is, and that nobody else touches, until the call is answered.
+/// `at`: memory that stays in place until the answer; only this call touches it meanwhile.
 #[derive(Clone, Copy, Debug)]
 pub struct Call {
     pub token: u64,
     pub kind: Kind,
     pub at: *mut u8,
     pub len: usize,
-    /// Whose file it is, where each chunk has one.
+    /// The chunk whose file it is, if each chunk has one.
     pub file: u64,
     pub offset: u64,
 }
 
-// SAFETY: `at` is the one thing that isn't; see there.
+// SAFETY: only `at` is not Send; its rule above makes it safe.
 unsafe impl Send for Call {}
 
 /// A token, and the bytes moved or the error number.
 pub type Answer = (u64, Result<usize, i32>);
 
-/// Carries a call out: the bytes moved or the error number.
+/// Performs a call: the bytes moved, or the error number.
 pub type Perform = Arc<dyn Fn(Call) -> Result<usize, i32> + Send + Sync>;
 
-/// How long a rough wait may be too long.
+/// By how much a rough wait may be too long.
 pub const TICK: Duration = Duration::from_millis(100);
 static TICK_TIME: types::Timespec = types::Timespec::new().nsec(TICK.subsec_nanos());
 const TICK_TOKEN: u64 = u64::MAX;
@@ -58,7 +58,7 @@ impl Queue {
         }
     }
 
-    /// Hands over what `push` has kept back.
+    /// Submits the calls that `push` has kept back.
     pub fn flush(&mut self) -> io::Result<()> {
         match self {
             Self::Ring(ring) => ring.flush(),
@@ -66,7 +66,7 @@ impl Queue {
         }
     }
 
-    /// Appends answers: at least one, unless `timeout` ends first; if it is `rough`, in some moment before or after.
+    /// Appends answers: at least one, unless `timeout` ends first. rough: it may end a moment before or after.
     pub fn wait(&mut self, timeout: Duration, rough: bool, answers: &mut Vec<Answer>) -> io::Result<()> {
         match self {
             Self::Ring(ring) if rough && !timeout.is_zero() => ring.wait_roughly(answers),
@@ -78,19 +78,19 @@ impl Queue {
 
 pub struct Ring {
     ring: IoUring,
-    /// So many calls are handed over at once, the rest by `wait`: a call that follows each answer goes with the wait
-    /// for the next one, and all together a deep queue would run dry meanwhile.
+    /// How many calls `push` keeps back before it submits them; `wait` submits the rest. A call that follows an answer
+    /// goes with the wait for the next answer; if all calls waited for that, a deep queue would run dry.
     batch: usize,
     file: File,
-    /// A call of ours that ends a rough wait is on its way.
+    /// The timer that ends a rough wait is in flight.
     ticking: bool,
 }
 
 impl Ring {
-    /// Errors: the kernel has no io_uring, or refuses it to us.
+    /// Errors: the kernel has no io_uring, or refuses it to this process.
     pub fn new(depth: u32, file: &File) -> io::Result<Self> {
-        // Completions are dealt with when we wait for them, in the one thread that made the ring: nothing interrupts
-        // us, and a wait ends with the first of them. Older kernels do not know that.
+        // The thread that made the ring handles completions while it waits: nothing interrupts it, and a wait ends with
+        // the first completion. Older kernels lack this mode.
         let mut builder = IoUring::builder();
         builder.setup_coop_taskrun().setup_single_issuer().setup_defer_taskrun();
         let entries = depth + 1; // one for the tick
@@ -108,7 +108,7 @@ impl Ring {
             Kind::Write => opcode::Write::new(file, call.at, call.len as u32).offset(call.offset).build(),
             Kind::Sync => opcode::Fsync::new(file).flags(types::FsyncFlags::DATASYNC).build(),
         };
-        // SAFETY: the memory outlives the call (see Call). The ring has a place for every call in flight.
+        // SAFETY: the memory outlives the call (see Call). The ring has an entry for every call in flight.
         let pushed = unsafe { self.ring.submission().push(&entry.user_data(call.token)) };
         pushed.map_err(|_| io::Error::from_raw_os_error(libc::EBUSY))?;
         if self.ring.submission().len() < self.batch { Ok(()) } else { self.flush() }
@@ -135,12 +135,12 @@ impl Ring {
         Ok(())
     }
 
-    /// A timer for each wait costs as much as waking up; this is one every TICK.
+    /// A timer for each wait would cost as much as waking up; this is one timer every TICK.
     fn wait_roughly(&mut self, answers: &mut Vec<Answer>) -> io::Result<()> {
         if !self.ticking {
             self.flush()?;
             let entry = opcode::Timeout::new(&TICK_TIME).build().user_data(TICK_TOKEN);
-            // SAFETY: the time is there for ever.
+            // SAFETY: the time is static.
             let pushed = unsafe { self.ring.submission().push(&entry) };
             self.ticking = pushed.is_ok();
         }
@@ -163,7 +163,7 @@ impl Ring {
     }
 }
 
-/// Time is up, a signal came, or the kernel is short of something for a moment.
+/// The time is over, a signal came, or the kernel lacks a resource for a moment.
 fn passes(error: &io::Error) -> bool {
     matches!(error.raw_os_error(), Some(libc::ETIME | libc::EINTR | libc::EAGAIN | libc::EBUSY))
 }
@@ -222,12 +222,12 @@ impl Drop for Threads {
 
 impl Call {
     pub fn bytes(&mut self) -> &mut [u8] {
-        // SAFETY: whoever made the call leaves this memory to us until the answer (see `at`).
+        // SAFETY: the caller leaves this memory to the queue until the answer (see `at`).
         unsafe { std::slice::from_raw_parts_mut(self.at, self.len) }
     }
 }
 
-/// A call on the one file that all calls are on.
+/// Performs a call on the slab's file.
 pub fn perform(file: &File, mut call: Call) -> Result<usize, i32> {
     let (kind, offset) = (call.kind, call.offset);
     let done = match kind {

@@ -2,58 +2,80 @@
 
 use proptest::prelude::*;
 
-use super::tiers;
-use crate::cost::CostConfig;
-use crate::engine::EngineConfig;
-use crate::eviction::EvictionKind;
-use crate::tier_config::{Placement, TickShare, TierConfig, TierPolicy};
+use super::{device, tiers};
+use crate::engine::config::EngineConfig;
+use crate::engine::cost::CostConfig;
+use crate::eviction::kind::EvictionKind;
+use crate::tiers::config::{LevelConfig, Placement, TickShare, TierConfig, TierPolicy};
+use crate::tiers::device::DeviceConfig;
 
 pub fn any_eviction() -> impl Strategy<Value = EvictionKind> {
     prop::sample::select(EvictionKind::ALL.map(|(_, kind)| kind).to_vec())
 }
 
 fn any_policy() -> impl Strategy<Value = TierPolicy> {
-    let kinds =
-        (any_eviction(), any_eviction(), prop::sample::select(Placement::ALL.map(|(_, one)| one).to_vec()));
-    let flags = prop::collection::vec(any::<bool>(), 8);
-    let shares = (0.0..1.1, 0.0..1.0, prop::option::of(0.0..0.8), 0.0..1.1, 0.0..1.0);
+    let placement = prop::sample::select(Placement::ALL.map(|(_, one)| one).to_vec());
+    let flags = prop::collection::vec(any::<bool>(), 6);
+    let shares = (0.0..1.1, 0.0..1.0, prop::option::of(0.0..0.8));
     let times = (prop::sample::select(vec![0.0, 0.003, 0.1]), 0.0..2.0, prop::option::of(0.0..0.05));
-    (kinds, flags, shares, times, 1u64..4, prop::sample::select(vec![0, 0, 20])).prop_map(
-        |(kinds, flags, shares, times, max_prefetches, min_prefetch_tokens)| TierPolicy {
-            eviction: kinds.0,
-            disk_eviction: kinds.1,
-            placement: kinds.2,
+    (placement, flags, shares, times, 1u64..4, prop::sample::select(vec![0, 0, 20])).prop_map(
+        |(placement, flags, shares, times, max_prefetches, min_prefetch_tokens)| TierPolicy {
+            placement,
             end_uses: flags[0],
             partial_stores: flags[1],
             evict_on_demand: flags[2],
             keep_prefetched: flags[3],
             read_in_place: flags[4],
-            disk_evicts: flags[5],
-            tick_share: if flags[6] { TickShare::Ratio } else { TickShare::Surplus },
+            tick_share: if flags[5] { TickShare::Ratio } else { TickShare::Surplus },
             watermark: shares.0,
             evict_ratio: shares.1,
             prefetch_share: shares.2,
-            disk_watermark: shares.3,
-            disk_target: shares.4,
             tick_s: times.0,
             lease_s: times.1,
             prefetch_timeout_s: times.2,
             prefetch_token_s: 1e-4,
             max_prefetches,
             min_prefetch_tokens,
-            lookup_polls: 2 * u64::from(flags[7]),
         },
     )
 }
 
+/// A level below the first one.
+fn any_level(name: &'static str) -> impl Strategy<Value = LevelConfig> {
+    let shares = (0.0..1.1, 0.0..1.0);
+    let latency_s = prop::sample::select(vec![0.0, 1e-3, 0.1]);
+    (1u64..80, any_eviction(), any::<(bool, bool)>(), shares, latency_s).prop_map(
+        move |(chunks, eviction, (evicts, odirect), (watermark, target), latency_s)| {
+            let read = DeviceConfig {
+                latency_s,
+                shared_chunk_s: if odirect { 2e-4 } else { 0.0 },
+                ..device(0.0, 2e-5)
+            };
+            LevelConfig {
+                name: name.to_string(),
+                chunks,
+                eviction,
+                evicts,
+                watermark,
+                target,
+                read,
+                write: device(latency_s, 2e-5),
+                page_cache_read: (!odirect).then(|| device(2e-3, 4e-6)),
+                external: false,
+            }
+        },
+    )
+}
+
+/// One to four levels; two more often than others.
 fn any_tiers(chunk_tokens: u64) -> impl Strategy<Value = TierConfig> {
-    let sizes = (1u64..40, prop::option::of(1u64..80));
-    (any_policy(), sizes, any::<bool>(), prop::sample::select(vec![0.0, 1e-3, 0.1])).prop_map(
-        move |(policy, (cpu_chunks, disk_chunks), odirect, latency_s)| {
-            let mut config = tiers(policy, cpu_chunks, disk_chunks);
-            (config.chunk_tokens, config.odirect) = (chunk_tokens, odirect);
-            (config.disk_read.latency_s, config.disk_write.latency_s) = (latency_s, latency_s);
-            config.disk_read.shared_chunk_s = if odirect { 2e-4 } else { 0.0 };
+    let lower = ["disk", "pool", "ssd"].map(any_level);
+    let count = prop::sample::select(vec![0, 0, 1, 1, 1, 2, 3]);
+    (any_policy(), 1u64..40, any_eviction(), lower, count).prop_map(
+        move |(policy, cpu_chunks, eviction, lower, count)| {
+            let mut config = tiers(policy, cpu_chunks, None);
+            (config.chunk_tokens, config.levels[0].eviction) = (chunk_tokens, eviction);
+            config.levels.extend(lower.into_iter().take(count));
             config
         },
     )
@@ -69,8 +91,9 @@ pub fn any_config() -> impl Strategy<Value = EngineConfig> {
     (sizes, limits).prop_flat_map(|((gpu_blocks, block_tokens, blocks), (budget, seqs))| {
         let chunk_tokens = blocks * block_tokens;
         let tiers = prop::option::weighted(0.9, any_tiers(chunk_tokens));
-        (tiers, any::<(bool, bool, bool)>()).prop_map(move |(tiers, (shared_core, answers, polls))| {
-            EngineConfig {
+        (tiers, any::<(bool, bool, bool, bool)>()).prop_map(
+            move |(tiers, (shared_core, answers, polls, late))| EngineConfig {
+                lookup_polls: 2 * u64::from(late),
                 block_tokens,
                 chunk_tokens,
                 max_num_batched_tokens: budget,
@@ -78,7 +101,7 @@ pub fn any_config() -> impl Strategy<Value = EngineConfig> {
                 max_model_len: 300,
                 cost: front_end(shared_core, answers, polls),
                 ..super::config(gpu_blocks, tiers)
-            }
-        })
+            },
+        )
     })
 }

@@ -1,4 +1,5 @@
-//! Random configurations and loads, invariants checked at every stop; PROPTEST_CASES=N: more, PROPTEST_RNG_SEED=N: others.
+//! Random configurations and loads, invariants checked at every stop; PROPTEST_CASES=N: more, PROPTEST_RNG_SEED=N:
+//! others.
 
 use std::collections::BTreeSet;
 
@@ -8,14 +9,14 @@ use proptest::test_runner::RngSeed;
 use super::any::{any_config, any_eviction};
 use super::ask;
 use crate::cache::Cache;
-use crate::chunks::{At, NEW, NONE, Walk};
-use crate::engine::{Counters, Engine, EngineConfig};
-use crate::external::Issued;
-use crate::keys::{Key, Part};
-use crate::pieces::{Piece, count, marked};
-use crate::request::{Completion, Lookup, Submission};
-use crate::server::Server;
-use crate::tier_config::TierConfig;
+use crate::chunks::spans::{Span, count, marked};
+use crate::chunks::{ExtentId, NEW, NONE, PromptCursor};
+use crate::engine::config::EngineConfig;
+use crate::engine::request::{Completion, Submission};
+use crate::engine::{Counters, Engine};
+use crate::keys::{ChunkRange, Key};
+use crate::tiers::config::TierConfig;
+use crate::tiers::outbox::Issued;
 use crate::time::{FOREVER, from_s};
 
 /// Prompts, tokens asked for, and pauses before sending, in seconds.
@@ -43,17 +44,6 @@ fn any_load() -> impl Strategy<Value = Load> {
     prop::collection::vec((prompt, 0u64..30, pause_s), 1..25)
 }
 
-fn check(engine: &Engine) {
-    engine.pool.check(engine.requests.iter().map(|request| &request.blocks));
-    if let Some(tiers) = engine.server.as_ref().map(|server| &server.tiers) {
-        let hits = engine.requests.iter().filter_map(|request| match &request.lookup {
-            Lookup::Answered(hit) => Some(hit),
-            _ => None,
-        });
-        tiers.check(&hits.collect::<Vec<_>>());
-    }
-}
-
 /// Sends a load, stops every `stop_s` to check, and then until nothing is left to do.
 fn replay(engine: &mut Engine, name: &str, load: &Load, stop_s: f64) -> Vec<Completion> {
     let mut at = engine.now();
@@ -69,11 +59,11 @@ fn replay(engine: &mut Engine, name: &str, load: &Load, stop_s: f64) -> Vec<Comp
     let mut completions = Vec::new();
     for _ in 0..30 {
         completions.extend(engine.advance(engine.now() + from_s(stop_s)).expect("no dead end"));
-        check(engine);
+        engine.check();
     }
     loop {
         let some = engine.advance(FOREVER).expect("no dead end");
-        check(engine);
+        engine.check();
         if some.is_empty() {
             return completions;
         }
@@ -83,6 +73,8 @@ fn replay(engine: &mut Engine, name: &str, load: &Load, stop_s: f64) -> Vec<Comp
 
 /// All that a run says.
 fn outcome(config: EngineConfig, loads: &[Load; 2], reset: [bool; 4]) -> Outcome {
+    let names = ["gpu", "cpu", "disk", "page_cache"];
+    let names: Vec<&str> = names.into_iter().zip(reset).filter(|(_, on)| *on).map(|(name, _)| name).collect();
     let mut engine = Engine::new(config).expect("a good configuration");
     let mut said = Vec::new();
     for (name, load) in ["a", "b"].into_iter().zip(loads) {
@@ -90,14 +82,12 @@ fn outcome(config: EngineConfig, loads: &[Load; 2], reset: [bool; 4]) -> Outcome
         assert_eq!(completions.len(), load.len(), "each request completes once, or is an error row");
         for done in completions.iter().filter(|done| done.error.is_none()) {
             let from = done.sources;
-            assert_eq!(from.computed + from.gpu + from.cpu + from.disk, done.prompt_tokens);
+            assert_eq!(from.sum(), done.prompt_tokens);
             assert_eq!(done.tokens.len() as u64, done.output_tokens);
         }
-        assert!(engine.idle());
-        assert_eq!(engine.pool.free(), engine.pool.len());
-        engine.server.iter().for_each(|server| server.tiers.check_idle());
-        engine.reset(reset[0], reset[1], reset[2], reset[3]).expect("idle");
-        engine.server.iter().for_each(|server| server.tiers.check_idle());
+        engine.check_idle();
+        engine.reset(&names).expect("idle");
+        engine.check_idle();
         said.push((completions, engine.counters()));
     }
     said
@@ -130,22 +120,22 @@ fn any_act() -> impl Strategy<Value = Act> {
     ]
 }
 
-/// One cache under random use, with what is under way.
+/// One cache under random use, with its writes and readers in flight.
 struct Use {
     cache: Cache,
     evicts: bool,
-    writes: Vec<(Vec<Piece>, bool)>,
-    pins: Vec<(Key, At)>,
+    writes: Vec<(Vec<Span>, bool)>,
+    pins: Vec<(Key, ExtentId)>,
     now: u128,
 }
 
 impl Use {
-    fn find(&self, key: Key) -> At {
-        self.cache.find(&mut Walk::new(), &[key], 0).at
+    fn find(&self, key: Key) -> ExtentId {
+        self.cache.find(&mut PromptCursor::new(), &[key], 0).at
     }
 
     fn act(&mut self, act: &Act) {
-        self.cache.gone.clear();
+        self.cache.clear_gone();
         match act {
             Act::Store(keys) => self.reserve(keys, true),
             Act::Load(keys) => self.reserve(keys, false),
@@ -155,8 +145,8 @@ impl Use {
                     (true, _) => self.cache.admit_stored(&mut marks),
                     (false, false) => self.cache.give_up(&marks),
                     (false, true) => {
-                        let key = |piece: Piece| self.cache.keys(piece).next().map(|key| (key, piece.at));
-                        let pins: Vec<(Key, At)> = marked(&marks).filter_map(key).collect();
+                        let key = |span: Span| self.cache.keys(span).next().map(|key| (key, span.at));
+                        let pins: Vec<(Key, ExtentId)> = marked(&marks).filter_map(key).collect();
                         self.cache.admit_loaded(&marks, pins[0].0.is_multiple_of(2));
                         self.pins.extend(pins);
                     }
@@ -164,18 +154,18 @@ impl Use {
             }
             Act::Lock(key) if self.cache.contains(*key) => {
                 let at = self.find(*key);
-                self.cache.lock(marked(&[Piece::new(at, 1)]));
+                self.cache.lock(marked(&[Span::new(at, 1)]));
                 self.pins.push((*key, at));
             }
             Act::UnlockOldest if !self.pins.is_empty() => {
                 let (key, at) = self.pins.remove(0);
                 assert_eq!(self.find(key), at, "a pinned chunk moved");
-                self.cache.unlock(marked(&[Piece::new(at, 1)]));
+                self.cache.unlock(marked(&[Span::new(at, 1)]));
             }
-            Act::Touch(keys) => self.cache.touch(&Part::of(keys.clone())),
+            Act::Touch(keys) => self.cache.touch(&ChunkRange::of(keys.clone())),
             Act::Drop(count) => {
                 self.cache.drop_some(*count);
-                assert!(self.cache.gone.len() as u64 <= *count);
+                assert!(self.cache.gone().len() as u64 <= *count);
             }
             Act::Clock(ticks) => {
                 self.now += u128::from(*ticks);
@@ -185,18 +175,18 @@ impl Use {
         }
     }
 
-    /// Room for those of the keys that are not there.
+    /// Reserves room for the keys that the cache lacks.
     fn reserve(&mut self, keys: &[Key], storing: bool) {
         let mark = |&key: &Key| {
             let at = self.find(key);
             let there = if storing { self.cache.has(at) } else { self.cache.holds(at) };
-            Piece::new(if there { NONE } else { at.min(NEW) }, 1)
+            Span::new(if there { NONE } else { at.min(NEW) }, 1)
         };
-        let mut marks: Vec<Piece> = keys.iter().map(mark).collect();
+        let mut marks: Vec<Span> = keys.iter().map(mark).collect();
         let (count, room, used) = (count(&marks), self.cache.room(self.evicts), self.cache.used());
-        match self.cache.reserve(&Part::of(keys.to_vec()), &mut marks, storing, self.evicts) {
+        match self.cache.reserve(&ChunkRange::of(keys.to_vec()), &mut marks, storing, self.evicts) {
             true => {
-                assert_eq!(self.cache.used(), used + count - self.cache.gone.len() as u64);
+                assert_eq!(self.cache.used(), used + count - self.cache.gone().len() as u64);
                 self.writes.extend((count > 0).then_some((marks, storing)));
             }
             false => assert!(count > room && self.cache.used() == used, "all or none"),
@@ -211,7 +201,7 @@ proptest! {
         eviction in any_eviction(), capacity in 0u64..16, evicts in any::<bool>(),
         acts in prop::collection::vec(any_act(), 1..120),
     ) {
-        let cache = Cache::new(capacity, eviction, 20, true);
+        let cache = Cache::new(capacity, eviction, 20, true, true);
         let mut one = Use { cache, evicts, writes: Vec::new(), pins: Vec::new(), now: 0 };
         for act in &acts {
             one.act(act);
@@ -239,22 +229,21 @@ proptest! {
     fn extents_give_what_single_chunks_give(config in any_config(), load in any_load()) {
         let config = EngineConfig { journal: true, ..config };
         let mut extents = Engine::new(config.clone()).expect("a good configuration");
-        let mut loose = Engine::new(config).expect("a good configuration");
-        loose.server = loose.server.take().map(|server| Box::new(Server::new(server.tiers.loose())));
+        let mut loose = Engine::new(config).expect("a good configuration").loose();
         prop_assert_eq!(replay(&mut extents, "a", &load, 0.011), replay(&mut loose, "a", &load, 0.011));
         prop_assert_eq!(extents.take_journal(), loose.take_journal());
     }
 }
 
-/// Somebody else's disk: what it holds, and what was asked of it and is not answered.
+/// The disk of a caller: the chunks that it holds, and the transfers that it has not answered.
 #[derive(Default)]
-struct Elsewhere {
+struct CallersDisk {
     held: BTreeSet<Key>,
     asked: Vec<Issued>,
 }
 
-impl Elsewhere {
-    /// Takes what is new: nothing is read that is not there, and nothing written twice.
+impl CallersDisk {
+    /// Takes new transfers. Each reads chunks that the disk holds, or writes chunks that it lacks.
     fn take(&mut self, engine: &mut Engine) {
         for key in engine.take_dropped() {
             self.held.remove(&key);
@@ -285,13 +274,13 @@ impl Elsewhere {
 proptest! {
     #![proptest_config(cases(150))]
     #[test]
-    fn a_disk_elsewhere_is_asked_for_what_it_has_though_writes_fail(
-        config in any_config().prop_filter("a disk", |c| c.tiers.as_ref().is_some_and(|t| t.disk_chunks.is_some())),
+    fn a_callers_disk_is_asked_for_what_it_has_though_writes_fail(
+        config in any_config().prop_filter("a disk", |c| c.tiers.as_ref().is_some_and(|t| t.levels.len() == 2)),
         load in any_load(), answers in prop::collection::vec((0usize..9, 0u64..4), 1..40), reset in any::<bool>(),
     ) {
         let mut config = config;
-        config.tiers.iter_mut().for_each(|tiers| tiers.external_disk = true);
-        let (mut engine, mut disk) = (Engine::new(config).expect("a good configuration"), Elsewhere::default());
+        config.tiers.iter_mut().for_each(|tiers| tiers.levels[1].external = true);
+        let (mut engine, mut disk) = (Engine::new(config).expect("a good configuration"), CallersDisk::default());
         for (index, (prompt, output, _)) in load.iter().enumerate() {
             engine.submit(ask(&format!("a{index}"), prompt, *output), 0).expect("a request that is taken");
         }
@@ -300,11 +289,11 @@ proptest! {
             let some = engine.advance(engine.now() + from_s(0.02)).expect("no dead end");
             rows += some.len();
             disk.take(&mut engine);
-            check(&engine);
+            engine.check();
             let (which, fails) = answers.next().expect("a cycle");
             if !disk.asked.is_empty() && *which > 3 {
                 disk.answer(&mut engine, *which, *fails);
-                check(&engine);
+                engine.check();
             } else if some.is_empty() && engine.next_event().is_none() {
                 idle = disk.asked.is_empty();
                 if !idle {
@@ -314,9 +303,9 @@ proptest! {
         }
         prop_assert_eq!(rows, load.len());
         prop_assert!(engine.idle());
-        engine.reset(false, false, reset, false).expect("idle");
+        engine.reset(if reset { &["disk"] } else { &[] }).expect("idle");
         disk.take(&mut engine);
-        let tiers = &engine.server.as_ref().expect("tiers").tiers;
+        let tiers = engine.tiers_if_any().expect("tiers");
         tiers.check_idle();
         prop_assert_eq!(disk.held.iter().copied().collect::<Vec<_>>(), tiers.keys_on_disk());
     }
@@ -332,8 +321,8 @@ fn any_real() -> impl Strategy<Value = f64> {
 }
 
 fn wild_config() -> impl Strategy<Value = EngineConfig> {
-    let sizes = prop::collection::vec(any_number(), 10);
-    (any_config(), sizes, prop::collection::vec(any_real(), 6), prop::collection::vec(any::<bool>(), 16))
+    let sizes = prop::collection::vec(any_number(), 12);
+    (any_config(), sizes, prop::collection::vec(any_real(), 8), prop::collection::vec(any::<bool>(), 22))
         .prop_map(|(mut config, sizes, reals, wild)| {
             let tiers = config.tiers.as_mut();
             let mut numbers = vec![
@@ -343,13 +332,17 @@ fn wild_config() -> impl Strategy<Value = EngineConfig> {
                 &mut config.max_num_seqs,
             ];
             let mut shares = Vec::new();
-            if let Some(TierConfig { policy, chunk_bytes, chunk_tokens, cpu_chunks, .. }) = tiers {
-                numbers.extend([chunk_bytes, chunk_tokens, cpu_chunks]);
+            if let Some(TierConfig { policy, chunk_bytes, chunk_tokens, levels }) = tiers {
+                numbers.extend([chunk_bytes, chunk_tokens]);
+                for level in levels {
+                    numbers.push(&mut level.chunks);
+                    shares.push(&mut level.target);
+                }
                 numbers.extend([&mut policy.max_prefetches, &mut policy.min_prefetch_tokens]);
-                shares = vec![&mut policy.watermark, &mut policy.evict_ratio, &mut policy.prefetch_token_s];
-                shares.extend([&mut policy.disk_target, &mut policy.lease_s]);
+                shares.extend([&mut policy.watermark, &mut policy.evict_ratio]);
+                shares.extend([&mut policy.prefetch_token_s, &mut policy.lease_s]);
             }
-            let (some, others) = wild.split_at(10);
+            let (some, others) = wild.split_at(12);
             for ((number, size), _) in numbers.into_iter().zip(sizes).zip(some).filter(|(_, wild)| **wild) {
                 *number = size;
             }
@@ -370,9 +363,9 @@ proptest! {
                     engine.submit(ask(&format!("a{index}"), prompt, *output), 0).expect("a request that is taken");
                 }
                 let mut rows = 0;
-                // An error: requests wait for what can never come, said in one line.
+                // An error: requests wait for blocks that nothing will free, said in one line.
                 while let Some(some) = engine.advance(FOREVER).ok().filter(|some| !some.is_empty()) {
-                    check(&engine);
+                    engine.check();
                     rows += some.len();
                 }
                 prop_assert!(rows == load.len() || engine.advance(FOREVER).is_err());

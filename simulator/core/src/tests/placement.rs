@@ -1,13 +1,14 @@
 //! The rules of placements and packs on sequences that were worked out by hand: tiers without an engine.
 
 use super::{lmcache, lru};
-use crate::eviction::EvictionKind;
-use crate::keys::{Key, Part};
-use crate::tier_config::{Placement, TickShare, TierConfig, TierPolicy};
+use crate::eviction::kind::EvictionKind;
+use crate::keys::{ChunkRange, Key};
+use crate::tiers::config::{Placement, TickShare, TierConfig, TierPolicy};
+use crate::tiers::device::DeviceConfig;
 use crate::tiers::{Begun, Ended, Hit, Tiers};
 use crate::time::{Ticks, from_s, to_s};
 
-/// Tiers whose transfers end when `settle` says so, and take no time unless told otherwise.
+/// Tiers whose transfers end at `drain`, and take no time unless a test configures one.
 struct Bench {
     tiers: Tiers,
     now: Ticks,
@@ -15,22 +16,31 @@ struct Bench {
     begun: Vec<Begun>,
 }
 
-fn part(keys: &[Key]) -> Part {
-    Part::of(keys.to_vec())
+/// Levels whose transfers take no time and bypass the page cache.
+fn free(mut config: TierConfig) -> TierConfig {
+    for level in &mut config.levels {
+        (level.read, level.write) = (DeviceConfig::default(), DeviceConfig::default());
+        level.page_cache_read = None;
+    }
+    config
+}
+
+fn part(keys: &[Key]) -> ChunkRange {
+    ChunkRange::of(keys.to_vec())
 }
 
 impl Bench {
     fn new(policy: TierPolicy, cpu_chunks: u64, disk_chunks: u64) -> Self {
-        let config = super::tiers(policy, cpu_chunks, Some(disk_chunks));
-        let free = |device: &mut crate::device::DeviceConfig| {
-            (device.latency_s, device.chunk_s) = (0.0, 0.0);
-            (device.byte_s, device.shared_byte_s) = (0.0, 0.0);
-        };
-        let mut config = TierConfig { odirect: true, ..config };
-        free(&mut config.cpu_read);
-        free(&mut config.cpu_write);
-        free(&mut config.disk_read);
-        free(&mut config.disk_write);
+        Self::of(free(super::tiers(policy, cpu_chunks, Some(disk_chunks))))
+    }
+
+    /// Mooncake's master and its SSD, which drops its oldest chunks from nine tenths down to eight.
+    fn mooncake(cpu_chunks: u64, disk_chunks: u64) -> Self {
+        let mut config = free(super::tiers(mooncake(), cpu_chunks, Some(disk_chunks)));
+        config.levels[0].eviction = EvictionKind::Lease;
+        let disk = &mut config.levels[1];
+        (disk.eviction, disk.evicts) = (EvictionKind::Fifo, true);
+        (disk.watermark, disk.target) = (0.9, 0.8);
         Self::of(config)
     }
 
@@ -45,7 +55,7 @@ impl Bench {
     }
 
     /// Ends all transfers, in the order of their ends, and returns what a look-up found.
-    fn settle(&mut self) -> Option<Hit> {
+    fn drain(&mut self) -> Option<Hit> {
         let mut found = None;
         loop {
             self.begun.extend(self.tiers.take_begun());
@@ -62,31 +72,27 @@ impl Bench {
 
     fn store(&mut self, keys: &[Key]) -> &mut Self {
         self.tiers.store(self.now, 0, part(keys));
-        self.settle();
+        self.drain();
         self
     }
 
-    /// Looks for the keys and lets go of what was found: 'c' for a chunk in the CPU tier, 'd' for one from disk.
+    /// Looks the keys up and releases the hit: 'c' for a chunk in the CPU tier, 'd' for one from disk.
     fn look(&mut self, keys: &[Key]) -> String {
         let hit = self.tiers.lookup(self.now, 0, &part(keys));
-        let hit = hit.or_else(|| self.settle()).expect("an answer");
+        let hit = hit.or_else(|| self.drain()).expect("an answer");
         self.tiers.release(&hit);
-        hit.flags().map(|in_cpu| if in_cpu { 'c' } else { 'd' }).collect()
+        hit.chunk_levels().map(|level| ['c', 'd', 'e'][level as usize]).collect()
     }
 
     /// Where each of the keys is, without using it.
     fn where_are(&self, keys: &[Key]) -> String {
-        let held = |key: &Key| match (self.tiers.cpu.contains(*key), self.on_disk(*key)) {
-            (true, true) => 'b',
-            (true, false) => 'c',
-            (false, true) => 'd',
-            (false, false) => '-',
+        let held = |key: &Key| match self.tiers.holders(*key)[..] {
+            [true, true] => 'b',
+            [true, false] => 'c',
+            [false, true] => 'd',
+            _ => '-',
         };
         keys.iter().map(held).collect()
-    }
-
-    fn on_disk(&self, key: Key) -> bool {
-        self.tiers.disk.as_ref().is_some_and(|disk| disk.contains(key))
     }
 }
 
@@ -110,7 +116,7 @@ fn in_a_waterfall_new_chunks_go_to_the_top_and_the_least_recently_used_ones_fall
     assert_eq!(bench.look(&[3]), "d");
     bench.store(&[7]);
     assert_eq!(bench.where_are(&[2, 3, 4, 5, 6, 7]), "dd-ccc");
-    // What is on disk is not stored once more.
+    // A store skips chunks that are on disk.
     bench.store(&[3]);
     assert_eq!(bench.where_are(&[2, 3, 5, 6, 7]), "ddccc");
 }
@@ -130,7 +136,7 @@ fn a_waterfall_cascades_by_whole_prompts_and_reads_both_tiers_at_once() {
     // 11 falls as well, and 3 goes: the last chunk of the prompt that was used before all others on disk.
     bench.store(&[31]);
     assert_eq!(bench.where_are(&[1, 2, 3, 11, 12, 13, 31]), "cd-dddc");
-    assert_eq!(bench.tiers.used(), (4, 4));
+    assert_eq!(bench.tiers.used(), [4, 4]);
 }
 
 #[test]
@@ -165,7 +171,6 @@ fn sglang() -> TierPolicy {
         prefetch_share: Some(0.5),
         prefetch_timeout_s: Some(1.0),
         prefetch_token_s: 0.25 / 1024.0,
-        disk_evicts: false,
         ..lru()
     }
 }
@@ -174,9 +179,9 @@ fn sglang() -> TierPolicy {
 fn hicache(host_pages: u64, page_s: f64) -> Bench {
     let mut config = super::tiers(sglang(), host_pages, Some(1000));
     config.chunk_tokens = 64;
-    config.odirect = true;
-    (config.disk_read.latency_s, config.disk_read.chunk_s) = (0.0, page_s);
-    (config.disk_read.byte_s, config.disk_read.shared_byte_s) = (0.0, 0.0);
+    let disk = &mut config.levels[1];
+    (disk.evicts, disk.page_cache_read) = (false, None);
+    disk.read = DeviceConfig { chunk_s: page_s, ..DeviceConfig::default() };
     Bench::of(config)
 }
 
@@ -184,10 +189,10 @@ fn hicache(host_pages: u64, page_s: f64) -> Bench {
 fn sglang_fetches_no_less_than_256_tokens_from_storage() {
     let mut bench = hicache(100, 1e-3);
     bench.store(&[1, 2, 3, 4, 5]);
-    bench.tiers.reset_cpu();
+    bench.tiers.reset(&["cpu"]);
     assert_eq!(bench.look(&[1, 2, 3]), "");
     assert_eq!(bench.look(&[1, 2, 3, 4]), "dddd");
-    // What was fetched stays on the host, and the fifth page alone is too little.
+    // Fetched pages stay on the host, and the fifth page alone is too few tokens.
     assert_eq!(bench.look(&[1, 2, 3, 4, 5]), "cccc");
     // The look-up stops at the first page that is nowhere.
     assert_eq!(bench.look(&[1, 2, 99, 4, 5]), "cc");
@@ -199,15 +204,15 @@ fn sglang_stops_a_fetch_when_its_time_is_over_and_keeps_what_came() {
     let mut bench = hicache(100, 0.25);
     let pages: Vec<Key> = (1..=8).collect();
     bench.store(&pages);
-    bench.tiers.reset_cpu();
+    bench.tiers.reset(&["cpu"]);
     let start = bench.now;
     assert_eq!(bench.look(&pages), "dddd");
     assert_eq!(to_s(bench.answered - start), 1.125);
-    // What was under way is read to its end, for nothing.
+    // The device reads on to the transfer's end, for nothing.
     assert_eq!(to_s(bench.now - start), 2.0);
     assert_eq!(bench.where_are(&pages), "bbbbdddd");
-    assert_eq!(bench.tiers.used().0, 4);
-    assert_eq!(bench.tiers.counters().disk_loaded_chunks, 4);
+    assert_eq!(bench.tiers.used()[0], 4);
+    assert_eq!(bench.tiers.counters().levels[1].loaded_chunks, 4);
 }
 
 #[test]
@@ -217,13 +222,13 @@ fn sglang_fetches_into_half_of_the_host_at_most() {
     for prompt in &prompts {
         bench.store(prompt);
     }
-    bench.tiers.reset_cpu();
+    bench.tiers.reset(&["cpu"]);
     // Five pages are under way, then ten: no less than half of 16, so the third prompt is not fetched.
     assert!(bench.tiers.lookup(bench.now, 0, &part(&prompts[0])).is_none());
     assert!(bench.tiers.lookup(bench.now, 1, &part(&prompts[1])).is_none());
     let third = bench.tiers.lookup(bench.now, 2, &part(&prompts[2])).expect("an answer at once");
     assert_eq!(third.chunks(), 0);
-    bench.settle();
+    bench.drain();
     assert_eq!(bench.where_are(&prompts[2]), "ddddd");
     assert_eq!(bench.look(&prompts[2]), "ddddd");
 }
@@ -238,8 +243,6 @@ fn sglang_writes_through_and_makes_room_on_the_host_page_by_page() {
 
 fn mooncake() -> TierPolicy {
     TierPolicy {
-        eviction: EvictionKind::Lease,
-        disk_eviction: EvictionKind::Fifo,
         lease_s: 10.0,
         end_uses: false,
         partial_stores: true,
@@ -249,16 +252,13 @@ fn mooncake() -> TierPolicy {
         tick_share: TickShare::Surplus,
         read_in_place: true,
         max_prefetches: 1 << 32,
-        disk_evicts: true,
-        disk_watermark: 0.9,
-        disk_target: 0.8,
         ..lmcache()
     }
 }
 
 #[test]
 fn mooncake_evicts_expired_leases_in_their_order() {
-    let mut bench = Bench::new(mooncake(), 20, 0);
+    let mut bench = Bench::mooncake(20, 0);
     let keys: Vec<Key> = (1..=18).collect();
     bench.at(1.0).store(&keys);
     // 18 of 20 are 90 %, not more: nothing goes.
@@ -271,12 +271,12 @@ fn mooncake_evicts_expired_leases_in_their_order() {
     // All others' leases ran out when they were put, the prompt's last first.
     bench.at(2.02);
     assert_eq!(bench.where_are(&[14, 15, 16, 17, 18, 19]), "c--ccc");
-    assert_eq!(bench.tiers.used().0, 17);
+    assert_eq!(bench.tiers.used()[0], 17);
 }
 
 #[test]
 fn mooncake_keeps_leased_chunks_though_a_put_fails() {
-    let mut bench = Bench::new(mooncake(), 10, 0);
+    let mut bench = Bench::mooncake(10, 0);
     let keys: Vec<Key> = (1..=9).collect();
     bench.at(1.0).store(&keys);
     assert_eq!(bench.at(2.0).look(&keys), "c".repeat(9));
@@ -304,19 +304,19 @@ fn mooncake_keeps_leased_chunks_though_a_put_fails() {
 
 #[test]
 fn mooncake_empties_its_ssd_from_nine_to_eight_tenths_the_oldest_first() {
-    let mut bench = Bench::new(mooncake(), 100, 20);
+    let mut bench = Bench::mooncake(100, 20);
     for (second, first) in (1..).zip([0, 10, 20, 30, 40, 50]) {
         bench.at(f64::from(second)).store(&[first, first + 1, first + 2]);
     }
-    assert_eq!(bench.tiers.used(), (18, 18));
+    assert_eq!(bench.tiers.used(), [18, 18]);
     // 19 of 20 would be more than 90 %: the oldest three go, so that 16 are held with the new one.
     bench.at(8.0).store(&[99]);
-    assert_eq!(bench.tiers.used(), (19, 16));
+    assert_eq!(bench.tiers.used(), [19, 16]);
     assert_eq!(bench.where_are(&[0, 1, 2, 10, 99]), "cccbb");
     // Reads of the SSD take no room in memory and leave nothing there.
-    bench.tiers.reset_cpu();
+    bench.tiers.reset(&["cpu"]);
     assert_eq!(bench.look(&[10, 11, 12]), "ddd");
-    assert_eq!((bench.tiers.used().0, bench.where_are(&[10])), (0, "d".to_string()));
+    assert_eq!((bench.tiers.used()[0], bench.where_are(&[10])), (0, "d".to_string()));
 }
 
 #[test]
@@ -327,7 +327,7 @@ fn a_chunk_that_passes_memory_is_unlocked_as_often_as_it_was_found() {
     for slot in [0, 1] {
         assert!(bench.tiers.lookup(bench.now, slot, &part(&[1, 2])).is_none());
     }
-    let hit = bench.settle().expect("an answer");
+    let hit = bench.drain().expect("an answer");
     bench.tiers.release(&hit);
     bench.tiers.release(&hit);
     // No lock is left behind: the chunks go as others do.

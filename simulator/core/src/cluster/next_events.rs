@@ -1,0 +1,71 @@
+//! Which instance acts next: a tournament tree of the instances' next events.
+
+use crate::time::{FOREVER, Ticks};
+
+/// The moment of each instance's next event. Setting one replays a match in each round.
+pub struct NextEvents {
+    at: Vec<Ticks>,
+    /// The winner of each match: the final first, then the two semi-finals, and so on. The last entries are the
+    /// instances themselves.
+    winners: Vec<usize>,
+    places: usize,
+}
+
+impl NextEvents {
+    /// No instance has an event.
+    pub fn new(instances: usize) -> Self {
+        let places = instances.next_power_of_two();
+        let mut events = Self { at: vec![FOREVER; places], winners: vec![0; 2 * places], places };
+        (0..places).for_each(|instance| events.winners[places + instance] = instance);
+        (0..places).for_each(|instance| events.set(instance, FOREVER));
+        events
+    }
+
+    pub fn set(&mut self, instance: usize, at: Ticks) {
+        self.at[instance] = at;
+        let mut place = (self.places + instance) / 2;
+        while place > 0 {
+            let (left, right) = (self.winners[2 * place], self.winners[2 * place + 1]);
+            self.winners[place] = if self.at[right] < self.at[left] { right } else { left };
+            place /= 2;
+        }
+    }
+
+    pub fn at(&self, instance: usize) -> Ticks {
+        self.at[instance]
+    }
+
+    /// The instance acts at `at`, too.
+    pub fn bring_forward(&mut self, instance: usize, at: Ticks) {
+        if at < self.at[instance] {
+            self.set(instance, at);
+        }
+    }
+
+    /// The first moment, and the instance of the lowest number that acts then.
+    pub fn first(&self) -> (Ticks, usize) {
+        let instance = self.winners[1];
+        (self.at[instance], instance)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_first_moment_wins_and_the_lowest_number_among_equals() {
+        for instances in [1, 2, 5, 8] {
+            let mut events = NextEvents::new(instances);
+            assert_eq!(events.first(), (FOREVER, 0));
+            events.set(instances - 1, 7);
+            assert_eq!(events.first(), (7, instances - 1));
+            events.bring_forward(instances / 2, 9);
+            assert_eq!(events.first(), (7, instances - 1));
+            (0..instances).for_each(|instance| events.set(instance, 5));
+            assert_eq!(events.first(), (5, 0));
+            events.set(0, 6);
+            assert_eq!(events.first(), if instances == 1 { (6, 0) } else { (5, 1) });
+        }
+    }
+}

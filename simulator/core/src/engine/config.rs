@@ -1,0 +1,49 @@
+//! The engine's settings, and why some of them could serve nothing.
+
+use super::cost::CostConfig;
+use crate::tiers::config::TierConfig;
+
+#[derive(Clone, Debug)]
+#[cfg_attr(feature = "python", derive(pyo3::FromPyObject))]
+pub struct EngineConfig {
+    /// Blocks as the engine counts them; `null_blocks` of them hold no request's tokens.
+    pub gpu_blocks: u32,
+    pub null_blocks: u32,
+    pub block_tokens: u64,
+    pub chunk_tokens: u64,
+    pub max_num_batched_tokens: u64,
+    pub max_num_seqs: u64,
+    pub max_model_len: u64,
+    pub record_token_times: bool,
+    pub macro_steps: bool,
+    /// How many more schedules, at least, pass until the engine's connector has the answer to a look-up.
+    pub lookup_polls: u64,
+    /// Keep notes of evictions, preemptions and what the tiers did.
+    pub journal: bool,
+    pub cost: CostConfig,
+    /// None: the engine has no tiers below the GPU.
+    pub tiers: Option<TierConfig>,
+}
+
+impl EngineConfig {
+    /// Why an engine with these settings could serve nothing, in one line; None: it can.
+    pub fn refusal(&self) -> Option<String> {
+        let needed = [
+            ("block_tokens", self.block_tokens),
+            ("chunk_tokens", self.chunk_tokens),
+            ("max_num_batched_tokens", self.max_num_batched_tokens),
+            ("max_num_seqs", self.max_num_seqs),
+        ];
+        if let Some((name, _)) = needed.iter().find(|(_, value)| *value == 0) {
+            return Some(format!("{name} must be at least 1, not 0"));
+        }
+        if self.max_model_len > u64::from(u32::MAX) {
+            return Some(format!("max_model_len {} is more than {}", self.max_model_len, u32::MAX));
+        }
+        if self.gpu_blocks <= self.null_blocks {
+            let (blocks, least) = (self.gpu_blocks, self.null_blocks);
+            return Some(format!("gpu_blocks must be more than {least}, not {blocks}"));
+        }
+        self.tiers.as_ref().and_then(|tiers| tiers.refusal(self.block_tokens))
+    }
+}

@@ -1,0 +1,213 @@
+//! What a step of the engine costs.
+//!
+//! step = t0 + a Σq + b Σq²/2 + e Σqc + d Σc, with q the new tokens of a sequence in this step and c its context before
+//! it. Attention among new tokens (b) and against the KV cache (e) have costs of their own: the first reads fresh
+//! values, the second reads pages. d is the time to read a sequence's context, the same for one new token and for
+//! thousands.
+
+use crate::time::{self, Ticks};
+
+/// Seconds: per step, per new token, per pair of new tokens, per pair of a new token and a token of its context, per
+/// token of a sequence's context. The front end does one task after another. For each request it spends request_s
+/// (HTTP), request_token_s a prompt token (parsing) and request_chunk_s a prompt chunk (its questions to the cache
+/// server). Then request_wait_s passes, for all requests at once (messages between processes), until the scheduler sees
+/// the request. The front end spends response_s on a first and on a last token; those between count in the steps. A
+/// step that only asks the cache server for an answer takes poll_s.
+#[derive(Clone, Copy, Debug, Default)]
+#[cfg_attr(feature = "python", derive(pyo3::FromPyObject))]
+pub struct CostConfig {
+    pub step_s: f64,
+    pub token_s: f64,
+    pub attention_s: f64,
+    pub attention_context_s: f64,
+    pub context_s: f64,
+    pub request_s: f64,
+    pub request_token_s: f64,
+    pub request_wait_s: f64,
+    pub request_chunk_s: f64,
+    pub response_s: f64,
+    pub poll_s: f64,
+    /// The engine's own thread copies what requests load, one request after another, and no step runs meanwhile.
+    pub synchronous_loads: bool,
+    /// The front end shares the engine's core: while both have work, each gets half.
+    pub shared_core: bool,
+}
+
+#[derive(Clone, Copy, Debug)]
+pub struct Cost {
+    step: Ticks,
+    token: Ticks,
+    /// Half of b, so that b q²/2 stays whole.
+    half_attention: Ticks,
+    attention_context: Ticks,
+    context: Ticks,
+    request: Ticks,
+    request_token: Ticks,
+    request_wait: Ticks,
+    request_chunk: Ticks,
+    pub response: Ticks,
+    pub poll: Ticks,
+    pub synchronous_loads: bool,
+}
+
+/// The sums that a step's cost depends on.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Work {
+    new_tokens: u128,
+    new_pairs_twice: u128,
+    context_pairs: u128,
+    context: u128,
+}
+
+impl Work {
+    #[inline(always)]
+    pub fn add(&mut self, new_tokens: u64, context: u64) {
+        let (q, c) = (u128::from(new_tokens), u128::from(context));
+        self.new_tokens += q;
+        self.new_pairs_twice += q * q;
+        self.context_pairs += q * c;
+        self.context += c;
+    }
+}
+
+/// Decode steps in a row: the time of the first one, and by how much each step is longer than the one before.
+#[derive(Clone, Copy, Debug)]
+pub struct Pace {
+    first: Ticks,
+    growth: Ticks,
+}
+
+impl Pace {
+    /// The time of the first `steps` steps.
+    pub fn steps(&self, steps: u64) -> Ticks {
+        let k = u128::from(steps);
+        // k(k-1)/2, without a wrap for k = 0.
+        self.first * k + self.growth * (k * k.saturating_sub(1) / 2)
+    }
+
+    /// How many steps, `most` at most, take less than `room`.
+    pub fn within(&self, room: Ticks, most: u64) -> u64 {
+        if most == 0 || self.steps(most) < room {
+            return most;
+        }
+        // Real numbers come close; integers correct the rest.
+        let (half, room_real) = (self.growth as f64 / 2.0, room as f64);
+        let rest = self.first as f64 - half;
+        let guess = 2.0 * room_real / (rest + (rest * rest + 4.0 * half * room_real).sqrt());
+        let guess = (guess as u64).min(most - 1);
+        let fits = |steps: u64| self.steps(steps) < room;
+        if (guess == 0 || fits(guess)) && !fits(guess + 1) {
+            return guess;
+        }
+        largest(most, fits)
+    }
+}
+
+/// The largest n up to `most` for which `holds`. It is true for 0; once false, it stays false.
+pub fn largest(most: u64, holds: impl Fn(u64) -> bool) -> u64 {
+    if most == 0 || holds(most) {
+        return most;
+    }
+    let (mut low, mut high) = (0, most - 1);
+    while low < high {
+        let middle = low + (high - low).div_ceil(2);
+        if holds(middle) {
+            low = middle;
+        } else {
+            high = middle - 1;
+        }
+    }
+    low
+}
+
+impl Cost {
+    pub fn new(config: &CostConfig) -> Self {
+        Self {
+            step: time::from_s(config.step_s),
+            token: time::from_s(config.token_s),
+            half_attention: time::from_s(config.attention_s / 2.0),
+            attention_context: time::from_s(config.attention_context_s),
+            context: time::from_s(config.context_s),
+            request: time::from_s(config.request_s),
+            request_token: time::from_s(config.request_token_s),
+            request_wait: time::from_s(config.request_wait_s),
+            request_chunk: time::from_s(config.request_chunk_s),
+            response: time::from_s(config.response_s),
+            poll: time::from_s(config.poll_s),
+            synchronous_loads: config.synchronous_loads,
+        }
+    }
+
+    pub fn step(&self, work: &Work) -> Ticks {
+        self.step
+            + self.token * work.new_tokens
+            + self.half_attention * work.new_pairs_twice
+            + self.attention_context * work.context_pairs
+            + self.context * work.context
+    }
+
+    /// The pace of decode steps of `sequences` sequences, whose contexts sum up to `context` at the first step.
+    pub fn pace(&self, sequences: u64, context: u64) -> Pace {
+        let (n, c) = (u128::from(sequences), u128::from(context));
+        let first = Work { new_tokens: n, new_pairs_twice: n, context_pairs: c, context: c };
+        let growth = n * (self.attention_context + self.context);
+        Pace { first: self.step(&first), growth }
+    }
+
+    /// The time that the front end spends on a request.
+    pub fn front_end(&self, prompt_tokens: u64, prompt_chunks: u64) -> Ticks {
+        let (tokens, chunks) = (u128::from(prompt_tokens), u128::from(prompt_chunks));
+        self.request + self.request_token * tokens + self.request_chunk * chunks
+    }
+
+    /// The time on the way to the scheduler, which requests spend at once.
+    pub fn wait(&self) -> Ticks {
+        self.request_wait
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_run_of_decode_steps_costs_exactly_its_steps() {
+        let config = CostConfig {
+            step_s: 0.003,
+            token_s: 1.7e-4,
+            attention_s: 1.8e-9,
+            attention_context_s: 2.9e-9,
+            context_s: 3.1e-8,
+            ..CostConfig::default()
+        };
+        let cost = Cost::new(&config);
+        let mut contexts = [5u64, 1_000, 77_777];
+        let pace = cost.pace(3, contexts.iter().sum());
+        let mut total = 0;
+        for _ in 0..1_000 {
+            let mut work = Work::default();
+            for context in &mut contexts {
+                work.add(1, *context);
+                *context += 1;
+            }
+            total += cost.step(&work);
+        }
+        assert_eq!(pace.steps(1_000), total);
+        for room in [0, 1, pace.steps(1), pace.steps(1) + 1, pace.steps(17), pace.steps(999) + 1, Ticks::MAX]
+        {
+            let within = (1..=1_000).take_while(|&steps| pace.steps(steps) < room).count() as u64;
+            assert_eq!(pace.within(room, 1_000), within);
+        }
+    }
+
+    #[test]
+    fn attention_that_costs_the_same_everywhere_does_not_depend_on_how_a_prompt_is_cut() {
+        let both = CostConfig { attention_s: 2e-9, attention_context_s: 2e-9, ..CostConfig::default() };
+        let cost = Cost::new(&both);
+        let (mut whole, mut cut) = (Work::default(), Work::default());
+        whole.add(4096, 0);
+        cut.add(1000, 0);
+        cut.add(3096, 1000);
+        assert_eq!(cost.step(&whole), cost.step(&cut));
+    }
+}

@@ -1,0 +1,105 @@
+//! From the sending of a request through the front end to the scheduler.
+
+use std::mem;
+
+use super::Engine;
+use super::front_end::Task;
+use super::request::Submission;
+use super::step::Step;
+use crate::time::Ticks;
+
+impl Engine {
+    /// Takes a request that is sent at `at`; `number` orders those that arrive together.
+    pub(crate) fn accept(&mut self, submission: Submission, at: Ticks, number: u64) {
+        self.unfinished += 1;
+        self.sends.push(at, number, submission);
+    }
+
+    /// When the next request is sent, the front end ends a task, or a request reaches the scheduler.
+    pub(super) fn next_arrival(&self) -> Ticks {
+        self.sends.next_at().min(self.arrivals.next_at()).min(self.front_end.next_at())
+    }
+
+    /// Brings the front end, and the step that shares its core, to this moment.
+    pub(super) fn run_front_end(&mut self) {
+        let shared_core = self.config.cost.shared_core;
+        if !shared_core && self.cost.response == 0 {
+            return self.run_front_end_alone();
+        }
+        let mut front_end = mem::take(&mut self.front_end);
+        let was_busy = front_end.is_busy();
+        if was_busy {
+            front_end.work_until(self.now);
+        }
+        while self.sends.next_at() <= self.now
+            && let Some((_, submission)) = self.sends.pop()
+        {
+            let begins = !front_end.is_busy() && shared_core;
+            let step_left = if begins { 2 * self.step_left_once_cut() } else { 0 };
+            front_end.add(self.now, self.parsing(&submission) / 2, Task::Read(submission), step_left);
+        }
+        while let Some(task) = front_end.pop_done() {
+            match task {
+                Task::Read(submission) => {
+                    let work = self.parsing(&submission).div_ceil(2);
+                    front_end.add_second_half(self.now, work, submission);
+                }
+                Task::Parse(submission) => {
+                    let at = self.now.saturating_add(self.cost.wait());
+                    self.arrivals.push(at, front_end.count_parsed(), submission);
+                }
+                Task::Answers(_, slots) => slots.into_iter().for_each(|slot| self.answer_passed(slot)),
+            }
+        }
+        if shared_core && (was_busy || front_end.is_busy()) {
+            self.set_step_end(front_end.step_end(self.now));
+        }
+        self.front_end = front_end;
+    }
+
+    /// A front end with a core of its own and no answers to pass on ends each request's parsing at a known moment.
+    fn run_front_end_alone(&mut self) {
+        while self.sends.next_at() <= self.now
+            && let Some((at, submission)) = self.sends.pop()
+        {
+            self.sends.prefetch_next();
+            let until = self.front_end.parse_alone(at, self.parsing(&submission));
+            let number = self.front_end.count_parsed();
+            self.arrivals.push(until.saturating_add(self.cost.wait()), number, submission);
+        }
+    }
+
+    fn parsing(&self, submission: &Submission) -> Ticks {
+        let tokens = submission.prompt_tokens().unwrap_or(0).min(self.config.max_model_len);
+        self.cost.front_end(tokens, tokens / self.config.chunk_tokens)
+    }
+
+    /// When a step ends that begins now and would end at `end` on a core of its own.
+    pub(super) fn end_on_shared_core(&mut self, end: Ticks) -> Ticks {
+        if !self.shares_core_now() {
+            return end;
+        }
+        self.front_end.begin_step(self.now, end - self.now)
+    }
+
+    /// The front end has work on the engine's core.
+    pub(super) fn shares_core_now(&self) -> bool {
+        self.config.cost.shared_core && self.front_end.is_busy()
+    }
+
+    /// Cuts decode steps in flight down to the one that runs now. Returns what is left of the step in flight.
+    fn step_left_once_cut(&mut self) -> Ticks {
+        if matches!(self.step, Some(Step::Decode(_))) {
+            self.cut_decode(self.now);
+        }
+        self.step.as_ref().map_or(0, |step| step.end().saturating_sub(self.now))
+    }
+
+    fn set_step_end(&mut self, at: Ticks) {
+        match &mut self.step {
+            Some(Step::Batch { end, .. }) if *end > self.now => *end = at,
+            Some(Step::Decode(decode)) if decode.end() > self.now => decode.set_end(at),
+            _ => {}
+        }
+    }
+}

@@ -1,0 +1,137 @@
+//! A request from its arrival at the scheduler to its completion.
+
+use std::mem;
+
+use super::Engine;
+use super::request::{Completion, Request, Status, Submission};
+use crate::keys::{ChunkRange, Segment, keys_and_runs};
+use crate::tiers::Slot;
+
+impl Engine {
+    /// A request reaches the scheduler. One that can never be served completes with an error.
+    pub(super) fn arrive(&mut self, submission: Submission) {
+        if let Some(error) = self.refusal(&submission) {
+            self.ids.remove(&submission.id);
+            self.unfinished -= 1;
+            let tokens = submission.prompt_tokens().unwrap_or(0);
+            self.completed.push(Completion::failed(submission.id, tokens, error));
+            return;
+        }
+        let Submission { id, prompt, output_tokens, reply_id } = submission;
+        let slot = self.spare.pop().unwrap_or(self.requests.len());
+        if slot == self.requests.len() {
+            self.requests.push(Request::default());
+        }
+        let request = &mut self.requests[slot];
+        // The memory of the request that had this slot before is used again.
+        let (mut runs, mut blocks) = (mem::take(&mut request.runs), mem::take(&mut request.blocks));
+        let reply = Segment { hash_id: reply_id, tokens: output_tokens };
+        let chunk_tokens = self.config.chunk_tokens;
+        let chunks = (self.server.is_some().then_some(chunk_tokens), &mut self.keys);
+        keys_and_runs((&prompt, reply), chunks, (self.config.block_tokens, &mut runs));
+        blocks.expect(&runs);
+        *request = Request {
+            id,
+            owner: reply_id,
+            prompt: prompt.iter().map(|segment| segment.tokens).sum(),
+            output: output_tokens,
+            blocks,
+            runs,
+            chunks: ChunkRange::of(&self.keys[..]),
+            ..Request::default()
+        };
+        self.keys.clear();
+        self.waiting.push_back(slot);
+    }
+
+    /// Why the engine can never serve a request; None: it can.
+    pub fn refusal(&self, submission: &Submission) -> Option<String> {
+        let output = submission.output_tokens;
+        let prompt = submission.prompt_tokens().unwrap_or(u64::MAX);
+        if prompt == 0 || output == 0 {
+            return Some(format!(
+                "a request needs tokens: this has {prompt} in its prompt and asks for {output}"
+            ));
+        }
+        let limit = self.config.max_model_len;
+        if prompt.saturating_add(output) > limit {
+            return Some(format!(
+                "{prompt} prompt and {output} output tokens exceed the model's {limit} positions"
+            ));
+        }
+        // The engine never needs the last token's KV.
+        let needed = (prompt + output - 1).div_ceil(self.config.block_tokens);
+        let blocks = self.pool.len();
+        (needed > blocks)
+            .then(|| format!("{needed} blocks are needed and the GPU has {blocks}: it can never fit"))
+    }
+
+    /// A step that has just ended gave a request its first or last token: the front end passes it on.
+    pub(super) fn answer(&mut self, slot: Slot) {
+        if self.cost.response == 0 {
+            self.requests[slot].first_token.get_or_insert(self.now);
+            return;
+        }
+        self.requests[slot].answers += 1;
+        self.front_end.add_answer(self.now, self.cost.response, slot);
+    }
+
+    /// A request has all of its tokens.
+    pub(super) fn finish(&mut self, slot: Slot) {
+        self.steady = false;
+        self.running.retain(|&other| other != slot);
+        let request = &mut self.requests[slot];
+        if let Some(server) = &mut self.server {
+            server.tiers.end(&request.chunks);
+        }
+        request.status = Status::Finished;
+        if request.generated > 1 {
+            self.answer(slot);
+        }
+        if self.requests[slot].answers == 0 {
+            self.complete(slot);
+        }
+        if self.requests[slot].retires() {
+            self.retire(slot);
+        } else {
+            self.retiring += 1;
+        }
+    }
+
+    /// Frees a finished request's blocks: the stores that read from them have ended.
+    pub(super) fn retire(&mut self, slot: Slot) {
+        self.pool.release(&mut self.requests[slot].blocks);
+        if self.requests[slot].answers == 0 {
+            self.spare.push(slot);
+        }
+    }
+
+    /// The front end has passed on a request's first or last token.
+    pub(super) fn answer_passed(&mut self, slot: Slot) {
+        self.record_tokens();
+        let request = &mut self.requests[slot];
+        request.answers -= 1;
+        if request.first_token.is_none() {
+            // Tokens that waited for the front end with the first one come together with it.
+            request.first_token = Some(self.now);
+            request.tokens.iter_mut().for_each(|at| *at = self.now);
+        }
+        if request.answers > 0 || request.status != Status::Finished {
+            return;
+        }
+        request.last_token = Some(self.now);
+        request.tokens.last_mut().into_iter().for_each(|at| *at = self.now);
+        self.complete(slot);
+        if self.requests[slot].retires() {
+            self.spare.push(slot);
+        }
+    }
+
+    /// The front end has passed on all of a finished request's tokens.
+    fn complete(&mut self, slot: Slot) {
+        let request = &mut self.requests[slot];
+        self.ids.remove(&request.id);
+        self.unfinished -= 1;
+        self.completed.push(request.finish());
+    }
+}

@@ -1,0 +1,236 @@
+//! Modelled devices: one direction (reads or writes) of something that moves bytes.
+//!
+//! A transfer is a row of operations, a chunk each. Alone it takes latency + (chunks x chunk + bytes x byte) / depth.
+//! All transfers together move at most a byte in shared_byte, and at most a chunk in shared_chunk (one interpreter's
+//! time for it). So n transfers of large data get min(1 / shared_byte, size / shared_chunk, n depth size / (chunk +
+//! size byte)) bytes a second. A device never sleeps; it says when a transfer ends.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use crate::time::{self, Ticks};
+
+#[derive(Clone, Copy, Debug, Default)]
+#[cfg_attr(feature = "python", derive(pyo3::FromPyObject))]
+pub struct DeviceConfig {
+    pub latency_s: f64,
+    pub chunk_s: f64,
+    pub byte_s: f64,
+    pub shared_byte_s: f64,
+    pub shared_chunk_s: f64,
+    /// Operations that a transfer has in flight; 0 means 1.
+    pub depth: u64,
+}
+
+#[derive(Clone, Debug)]
+struct Rates {
+    latency: Ticks,
+    chunk: Ticks,
+    byte: Ticks,
+    shared_byte: Ticks,
+    shared_chunk: Ticks,
+    depth: u128,
+}
+
+impl Rates {
+    fn new(config: &DeviceConfig) -> Self {
+        Self {
+            latency: time::from_s(config.latency_s),
+            chunk: time::from_s(config.chunk_s),
+            byte: time::from_s(config.byte_s),
+            shared_byte: time::from_s(config.shared_byte_s),
+            shared_chunk: time::from_s(config.shared_chunk_s),
+            depth: u128::from(config.depth.max(1)),
+        }
+    }
+
+    /// The time of a transfer alone on the device, without its latency.
+    fn alone(&self, chunks: u64, bytes: u64) -> Ticks {
+        let (chunks, bytes) = (u128::from(chunks), u128::from(bytes));
+        let one_by_one = self.chunk * chunks + self.byte * bytes;
+        match self.depth.min(chunks) {
+            0 | 1 => one_by_one,
+            depth => one_by_one / depth,
+        }
+    }
+
+    /// The time for which a transfer keeps the shared part of the device busy.
+    fn shared(&self, chunks: u64, bytes: u64) -> Ticks {
+        (self.shared_byte * u128::from(bytes)).max(self.shared_chunk * u128::from(chunks))
+    }
+}
+
+/// First come, first served: a transfer's data moves after the data of the transfers before it; latencies overlap.
+#[derive(Clone, Debug)]
+pub struct Device {
+    rates: Rates,
+    busy_until: Ticks,
+}
+
+impl Device {
+    pub fn new(config: &DeviceConfig) -> Self {
+        Self { rates: Rates::new(config), busy_until: 0 }
+    }
+
+    /// Takes a transfer in and returns when it ends.
+    pub fn submit(&mut self, now: Ticks, chunks: u64, bytes: u64) -> Ticks {
+        let start = (now + self.rates.latency).max(self.busy_until);
+        self.busy_until = start + self.rates.alone(chunks, bytes).max(self.rates.shared(chunks, bytes));
+        self.busy_until
+    }
+}
+
+/// Concurrent transfers: each gets an equal share of the shared bandwidth.
+///
+/// All times are integers. `served` is the device time that each transfer in flight has had since time 0.
+#[derive(Clone, Debug)]
+pub struct SharedDevice {
+    rates: Rates,
+    now: Ticks,
+    served: Ticks,
+    /// For each transfer: `served` at the moment when the transfer has had its share, and its number.
+    sharing: BTreeSet<(Ticks, u64)>,
+    /// When transfers would end on a device of their own.
+    alone_until: BTreeMap<u64, Ticks>,
+    next: u64,
+}
+
+impl SharedDevice {
+    pub fn new(config: &DeviceConfig) -> Self {
+        let (sharing, alone_until) = (BTreeSet::new(), BTreeMap::new());
+        Self { rates: Rates::new(config), now: 0, served: 0, sharing, alone_until, next: 0 }
+    }
+
+    /// Takes a transfer in. Returns its number and when it ends unless others join it; the caller asks `ended` then.
+    pub fn submit(&mut self, now: Ticks, chunks: u64, bytes: u64) -> (u64, Ticks) {
+        self.share_until(now);
+        let id = self.next;
+        self.next += 1;
+        self.sharing.insert((self.served + self.rates.shared(chunks, bytes), id));
+        self.alone_until.insert(id, now + self.rates.latency + self.rates.alone(chunks, bytes));
+        (id, self.end(id))
+    }
+
+    /// Ok: the transfer has ended, and the device forgets it. Err: when it will end unless others join it.
+    pub fn ended(&mut self, now: Ticks, id: u64) -> Result<(), Ticks> {
+        self.share_until(now);
+        let end = self.end(id);
+        if end > now {
+            return Err(end);
+        }
+        self.alone_until.remove(&id);
+        Ok(())
+    }
+
+    /// Divides the device's time up to `now` among the transfers.
+    fn share_until(&mut self, now: Ticks) {
+        while let Some(&(until, id)) = self.sharing.first() {
+            let count = self.sharing.len() as u128;
+            let needed = (until - self.served) * count;
+            if self.now + needed > now {
+                // The next call divides the remainder: no time is lost.
+                let share = now.saturating_sub(self.now) / count;
+                self.served += share;
+                self.now += share * count;
+                return;
+            }
+            self.now += needed;
+            self.served = until;
+            self.sharing.remove(&(until, id));
+        }
+        self.now = self.now.max(now);
+    }
+
+    fn end(&self, id: u64) -> Ticks {
+        let alone_until = self.alone_until.get(&id).copied().unwrap_or(self.now);
+        if !self.sharing.iter().any(|&(_, other)| other == id) {
+            return alone_until.max(self.now);
+        }
+        let (mut at, mut served) = (self.now, self.served);
+        for (&(until, other), count) in self.sharing.iter().zip((1..=self.sharing.len() as u128).rev()) {
+            at += (until - served) * count;
+            served = until;
+            if other == id {
+                break;
+            }
+        }
+        alone_until.max(at)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn config(latency_s: f64, chunk_s: f64, byte_s: f64, shared_byte_s: f64) -> DeviceConfig {
+        DeviceConfig { latency_s, chunk_s, byte_s, shared_byte_s, depth: 1, ..DeviceConfig::default() }
+    }
+
+    fn ends(device: &mut SharedDevice, submitted: &[(f64, u64, u64)]) -> Vec<f64> {
+        let mut waiting = Vec::new();
+        let mut ends = vec![0.0; submitted.len()];
+        for (index, &(at_s, chunks, bytes)) in submitted.iter().enumerate() {
+            let (id, end) = device.submit(time::from_s(at_s), chunks, bytes);
+            waiting.push((end, id, index));
+        }
+        while let Some(next) = waiting.iter().copied().min() {
+            waiting.retain(|other| *other != next);
+            let (end, id, index) = next;
+            match device.ended(end, id) {
+                Ok(()) => ends[index] = time::to_s(end),
+                Err(later) => waiting.push((later, id, index)),
+            }
+        }
+        ends
+    }
+
+    #[test]
+    fn transfers_queue_for_bandwidth_and_overlap_latency() {
+        let mut device = Device::new(&config(1.0, 0.5, 0.25, 0.25));
+        assert_eq!(time::to_s(device.submit(0, 2, 4)), 3.0);
+        assert_eq!(time::to_s(device.submit(0, 1, 2)), 4.0);
+        assert_eq!(time::to_s(device.submit(time::from_s(10.0), 0, 0)), 11.0);
+    }
+
+    #[test]
+    fn a_limit_below_what_a_transfer_could_do_alone_decides() {
+        let mut device = Device::new(&config(0.0, 0.5, 0.25, 2.0));
+        assert_eq!(time::to_s(device.submit(0, 2, 4)), 8.0);
+        assert_eq!(ends(&mut SharedDevice::new(&config(0.0, 0.5, 0.25, 2.0)), &[(0.0, 2, 4)]), [8.0]);
+    }
+
+    #[test]
+    fn side_by_side_each_gets_an_equal_part() {
+        let mut device = SharedDevice::new(&config(0.0, 0.0, 0.0, 1.0));
+        // Two share from 0 on; the short one has its 2 bytes at 4, the long one the rest alone.
+        assert_eq!(ends(&mut device, &[(0.0, 1, 2), (0.0, 1, 6)]), [4.0, 8.0]);
+        // One that joins makes the other wait.
+        let mut device = SharedDevice::new(&config(0.0, 0.0, 0.0, 1.0));
+        assert_eq!(ends(&mut device, &[(0.0, 1, 4), (2.0, 1, 4)]), [6.0, 8.0]);
+    }
+
+    #[test]
+    fn what_one_interpreter_spends_on_chunks_adds_up_over_transfers() {
+        let config = DeviceConfig { shared_chunk_s: 0.5, ..config(0.25, 0.5, 0.0, 0.25) };
+        assert_eq!(ends(&mut SharedDevice::new(&config), &[(0.0, 4, 4)]), [2.25]);
+        assert_eq!(ends(&mut SharedDevice::new(&config), &[(0.0, 4, 4), (0.0, 4, 4)]), [4.0, 4.0]);
+        // The narrower of the two counts, not both.
+        assert_eq!(ends(&mut SharedDevice::new(&config), &[(0.0, 4, 16), (0.0, 4, 16)]), [8.0, 8.0]);
+    }
+
+    #[test]
+    fn transfers_overlap_until_the_shared_bandwidth_is_full() {
+        // Alone: 4 chunks of 1 s and 2 bytes of 0.5 s each are 8 s; the device could move them in 2 s.
+        let alone = (0.0, 4, 8);
+        for (count, end) in [(1, 8.0), (2, 8.0), (4, 8.0), (8, 16.0)] {
+            let mut device = SharedDevice::new(&config(0.0, 1.0, 0.5, 0.25));
+            assert_eq!(ends(&mut device, &vec![alone; count]), vec![end; count]);
+        }
+    }
+
+    #[test]
+    fn operations_in_flight_divide_the_time_alone() {
+        let deep = DeviceConfig { depth: 4, ..config(1.0, 1.0, 0.5, 0.0) };
+        assert_eq!(ends(&mut SharedDevice::new(&deep), &[(0.0, 4, 8)]), [3.0]);
+        assert_eq!(ends(&mut SharedDevice::new(&deep), &[(0.0, 1, 2)]), [3.0]);
+    }
+}

@@ -1,0 +1,66 @@
+"""The rules of a cache server, as data."""
+
+from __future__ import annotations
+
+import msgspec
+
+from simulator.policies.engines import Connector
+
+NO_LIMIT = 1 << 32
+
+
+class TierPolicy(msgspec.Struct, frozen=True, kw_only=True):
+    """How a cache server fills and empties its tiers. It keeps whole chunks of prompts, never of replies.
+
+    The first tier is CPU memory; disk is below it. The core takes these fields from here (`core/src/tiers/config.rs`).
+
+    eviction, disk_eviction: which chunk the CPU tier and the disk evict next: "lru", "fifo", "lfu", "s3-fifo", "arc",
+        "lease" or "lmcache-arc" (LMCache's own, which differs from the paper's). They never evict a chunk that is read
+        or written. A look-up uses the chunks that it finds. A store, and a load from below, bring chunks in, the
+        prompt's last chunk first.
+    lease_s: for "lease": a look-up keeps a chunk for so long; then the chunk goes first whose lease ran out first.
+    end_uses: a request's end uses its prompt's chunks once more, as in LMCache; otherwise a store uses those of its
+        chunks that are there already.
+    placement: "copy": stores write to the CPU tier, which copies to disk. "waterfall": stores write to the CPU tier and
+        evict there on demand, and evicted chunks move to disk. "spillover": stores write to the CPU tier while it is
+        filled below the watermark, else to disk; nothing moves.
+    partial_stores: a store without room for all of its chunks keeps the first ones; otherwise none.
+    evict_on_demand: a write that needs room evicts; otherwise only ticks do, and a write without room is given up.
+    tick_s, watermark, evict_ratio, tick_share: when and how much ticks drop from the CPU tier. "ratio": at or above the
+        watermark int(ratio x keys), at least one. "surplus": above the watermark, or after a store without room,
+        ceil(max(ratio, usage - watermark + ratio) x keys).
+    keep_prefetched: chunks read from disk stay in the CPU tier.
+    read_in_place: chunks read from disk take no room in the CPU tier, and do not stay.
+    connector: how the engine asks this cache server.
+    max_prefetches: requests that read from disk at a time, 65,534 at most; further ones wait.
+    min_prefetch_tokens: the server does not read hits of fewer tokens from disk.
+    prefetch_share: the server reads nothing more while it is reading into this share of the CPU tier; None: no limit.
+    prefetch_timeout_s, prefetch_token_s: a read from disk ends after so long and so much more for each token, with the
+        chunks that it has by then; None: when it has all.
+    disk_evicts: a full disk drops chunks; otherwise it takes no more.
+    disk_watermark, disk_target: a write beyond the first share of a disk that evicts empties it to the second one.
+    """
+
+    name: str
+    eviction: str = "lru"
+    disk_eviction: str = "lru"
+    lease_s: float = 0.0
+    end_uses: bool = False
+    placement: str = "copy"
+    partial_stores: bool = False
+    evict_on_demand: bool
+    tick_s: float = 0.0
+    watermark: float = 1.0
+    evict_ratio: float = 0.0
+    tick_share: str = "ratio"
+    keep_prefetched: bool
+    read_in_place: bool = False
+    connector: Connector = Connector()
+    max_prefetches: int
+    min_prefetch_tokens: int = 0
+    prefetch_share: float | None = None
+    prefetch_timeout_s: float | None = None
+    prefetch_token_s: float = 0.0
+    disk_evicts: bool
+    disk_watermark: float = 1.0
+    disk_target: float = 1.0
