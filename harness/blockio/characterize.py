@@ -23,6 +23,7 @@ from harness.records import IoTrace, Sample
 from harness.results.folder import read_manifest, read_rows, read_samples, read_traces
 from harness.stats import percentile
 from traces.request import RequestRecord
+from traces.tiers import all_states, from_storage
 
 BIN_S = 0.1
 _MAX_REQUESTS, _MAX_FILES = 100, 100
@@ -233,7 +234,11 @@ def page_cache_share(reads: Sequence[BlockRequest], calls: Sequence[FileCall]) -
 
 
 def _from_disk(rows: Sequence[RequestRecord]) -> list[RequestRecord]:
-    return [row for row in rows if row.expected_tier in (None, "disk", "disk_cold") and row.first_token_s is not None]
+    return [
+        row
+        for row in rows
+        if (row.expected_tier is None or from_storage(row.expected_tier)) and row.first_token_s is not None
+    ]
 
 
 def _first_and_slowest(rows: Sequence[RequestRecord]) -> list[tuple[RequestRecord, str]]:
@@ -278,7 +283,8 @@ def checks(
     reads: Sequence[BlockRequest], calls: Sequence[FileCall], samples: Sequence[Sample], cells: Sequence[dict[str, Any]]
 ) -> list[dict[str, Any]]:
     """Bytes read in the samples from cold disk, by four accounts: the trace's two, the kernel's, the cache server's."""
-    cold = [sample for sample in samples if sample.tier == "disk_cold"]
+    from_device = {state.name for state in all_states() if state.from_device}
+    cold = [sample for sample in samples if sample.tier in from_device]
     if not cold:
         return []
     resolved = cells[0]["resolved"]
