@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator
+import json
+from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from harness.caches import CACHES, caches_of
 from harness.caches.base import Attached, CachePlan, CacheServer, EngineSide
 from harness.collectors.prometheus import Metrics
 from harness.errors import EngineError
-from harness.experiment.cache import Cache, Disk
+from harness.experiment.cache import Cache
 from harness.records import Counters
 from tests.contract.cases import PYTHON, REAL
 
@@ -36,19 +37,24 @@ NOTHING = EngineSide(metrics=Metrics(""), read_bytes=None)
 
 
 def plan(folder: Path, **more: Any) -> CachePlan:
-    cache = Cache(gpu="64MiB", cpu="1GiB", disk=Disk(capacity="256MiB"))
+    cache = Cache.model_validate({"gpu": "64MiB", "cpu": "1GiB", "disk": {"capacity": "256MiB"}})
     return CachePlan(engine="vllm", python=PYTHON, cache=cache, folder=folder, **more)
+
+
+def _says(answer: str) -> Callable[[web.Request], Awaitable[web.Response]]:
+    async def handler(_request: web.Request) -> web.Response:
+        return web.Response(text=answer)
+
+    return handler
 
 
 @contextlib.asynccontextmanager
 async def stand_in() -> AsyncIterator[str]:
     """Answers as an LMCache server does that has served nothing."""
     app = web.Application()
-    for path in ("healthcheck", "metrics"):
-        app.router.add_get(f"/{path}", lambda _: web.Response(text=""))
-    app.router.add_get("/version", lambda _: web.json_response("0.5.6"))
-    app.router.add_get("/status", lambda _: web.json_response(STATUS))
-    app.router.add_post("/cache/clear", lambda _: web.json_response({}))
+    for path, answer in (("healthcheck", ""), ("metrics", ""), ("version", '"0.5.6"'), ("status", json.dumps(STATUS))):
+        app.router.add_get(f"/{path}", _says(answer))
+    app.router.add_post("/cache/clear", _says("{}"))
     runner = web.AppRunner(app)
     await runner.setup()
     await web.TCPSite(runner, "127.0.0.1", 0).start()
@@ -83,8 +89,8 @@ def test_a_server_lives_counts_and_ends(name: str, tmp_path: Path) -> None:
             await server.ready()
             children = server.children
             first, second = await server.settle(NOTHING), await server.settle(NOTHING)
-            counts = [Counters.of(reading.counters).named() for reading in (first, second)]
-            return server.connection(), await server.resolved(), *counts, children
+            before, after = (Counters.of(reading.counters).named() for reading in (first, second))
+            return server.connection(), await server.resolved(), before, after, children
         raise AssertionError
 
     connection, resolved, first, second, children = asyncio.run(live())
@@ -146,4 +152,4 @@ def test_each_server_says_which_engines_can_have_it_and_what_stands_for_it() -> 
     assert caches_of("vllm") == ["mp", "in_process"] and caches_of("fake") == []
     assert all(kind.engines and kind.tier_policy in TIER_POLICIES for kind in CACHES.values())
     with pytest.raises(ValueError, match="LMCache takes whole GiB"):
-        CACHES["mp"].check(Cache(gpu="64MiB", cpu="1000MiB"))
+        CACHES["mp"].check(Cache.model_validate({"gpu": "64MiB", "cpu": "1000MiB"}))

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import yaml
 
-from harness.results.folder import read_manifest, read_rows
+from harness.results.folder import read_rows
 from tests.support.paths import ROOT
 
 TIERS: dict[str, Any] = {
@@ -46,14 +46,11 @@ def test_it_runs_pinned_and_is_resolved_by_its_own_words(tmp_path: Path) -> None
         tmp_path, "run", str(tmp_path / "toy.yaml"), "--engine", "toy", "--out", str(out), engines={"toy": toy}
     )
     assert done.returncode == 0, done.stderr
-    manifest = read_manifest(out)
     assert {row.verdict for row in read_rows(out) if row.phase == "measure"} == {"proven"}
-    assert "toy-cache" in json.dumps(_plain(manifest)) and '"engine": [%d]' % core in json.dumps(_plain(manifest))
+    [cell] = json.loads((out / "manifest.json").read_text())["cells"]
+    assert cell["resolved"]["versions"] == {"toy": "1", "toy-cache": "2"}
+    assert cell["config"]["engines"]["toy"]["cores"] == {"engine": [core], "client": [core]}
     assert "prediction, not a measurement" not in (out / "report.html").read_text()
-
-
-def _plain(manifest: Any) -> Any:
-    return json.loads(manifest if isinstance(manifest, str) else json.dumps(manifest, default=str))
 
 
 @pytest.mark.parametrize(
@@ -73,37 +70,47 @@ def test_what_it_cannot_do_is_refused_before_it_starts(tmp_path: Path, config: d
     assert words in refusal(tmp_path, **config)
 
 
+def scripted(folder: Path, body: str) -> str:
+    """The last line that a script prints, with the toys in their tables."""
+    script = f"import tests.support.toy.__main__\nfrom pathlib import Path\nfolder = Path({str(folder)!r})\n{body}"
+    command = [sys.executable, "-c", script]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 0, done.stderr[-2000:]
+    return done.stdout.splitlines()[-1]
+
+
 def test_it_is_validated_by_the_packs_that_stand_for_it(tmp_path: Path) -> None:
-    words = ("validate", str(tmp_path / "toy.yaml"), "--engine", "toy", "--calibration", "cpu-2core")
-    out = tmp_path / "validation"
-    done = harness(tmp_path, *words, "--out", str(out))
-    # The made-up times of the toy are not those of the calibrated machine; or the machine is not the calibrated one.
-    assert done.returncode in (1, 2, 3), done.stderr
-    [cell] = read_manifest(out / "sim")["cells"]
-    text = json.dumps(cell, default=str)
-    assert '"tier_policy": "lru"' in text
-    refused = harness(tmp_path, *words, "--out", str(tmp_path / "none"), engines={"toy": {"packs": False}})
-    assert refused.returncode == 2 and "engine toy: the simulator has no packs for it" in refused.stderr
+    body = """
+import json
+from harness.errors import NotComparable
+from harness.experiment.read import load_experiment
+from harness.validation.validate import sim_cell
+config = json.loads(load_experiment(folder / "toy.yaml").experiment.model_dump_json())
+entry = {"key": "base", "overrides": {}, "config": config, "resolved": None}
+chosen = sim_cell(entry, "cpu-2core", "toy").experiment.engines.sim
+config["engines"]["toy"]["packs"] = False
+try:
+    sim_cell(entry, "cpu-2core", "toy")
+except NotComparable as error:
+    print(chosen.tier_policy, error)
+"""
+    (tmp_path / "toy.yaml").write_text(yaml.safe_dump(TIERS))
+    assert scripted(tmp_path, body).startswith("lru engine toy: the simulator has no packs for it")
 
 
 def test_it_is_calibrated_by_its_own_traits(tmp_path: Path) -> None:
-    script = (
-        "import tests.support.toy.__main__\n"
-        "from pathlib import Path\n"
-        "from harness.calibration.calibrate import calibrated, planned_micro_cells\n"
-        "from harness.experiment.read import load_experiment\n"
-        "from harness.measure.run import RunRequest, run\n"
-        "from tests.unit.measure.test_run_loop import Quiet\n"
-        f"folder = Path({str(tmp_path)!r})\n"
-        "plan = load_experiment(folder / 'toy.yaml')\n"
-        "cells = planned_micro_cells(plan, 61.0, 1)\n"
-        "made = RunRequest(name='toy', cells=cells, engine='toy', experiment=plan.origin(), folder=folder / 'micro')\n"
-        "found = calibrated(run(made, Quiet()), 'toy', plan.experiment, 'toy')\n"
-        "print(found.synchronous_loads, found.shared_core, found.fitted_on.tier_policy, found.fitted_on.engine)\n"
+    body = """
+from harness.calibration.calibrate import calibrated, planned_micro_cells
+from harness.experiment.read import load_experiment
+from harness.measure.run import RunRequest, run
+from tests.unit.measure.test_run_loop import Quiet
+plan = load_experiment(folder / "toy.yaml")
+cells = planned_micro_cells(plan, 5000.0, 1)
+made = RunRequest(name="toy", cells=cells, engine="toy", experiment=plan.origin(), folder=folder / "micro")
+found = calibrated(run(made, Quiet()), "toy", plan.experiment, "toy")
+print(found.synchronous_loads, found.shared_core, found.fitted_on.tier_policy, found.fitted_on.engine)
+"""
+    (tmp_path / "toy.yaml").write_text(
+        yaml.safe_dump({**TIERS, "cache": {"gpu": "1GiB", "cpu": "1GiB"}, "measure": {"tiers": ["gpu"], "samples": 1}})
     )
-    (tmp_path / "toy.yaml").write_text(yaml.safe_dump({**TIERS, "cache": {"gpu": "1GiB", "cpu": "1GiB"}}))
-    done = subprocess.run(
-        [sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, timeout=300, check=False
-    )
-    assert done.returncode == 0, done.stderr[-2000:]
-    assert done.stdout.splitlines()[-1] == "True False lru toy"
+    assert scripted(tmp_path, body) == "True False lru toy"

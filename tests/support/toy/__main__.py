@@ -1,7 +1,5 @@
 """`harness` with a toy engine and a toy cache server: one dict entry each, and nothing else."""
 
-import sys
-
 from harness.caches import CACHES
 from harness.engines import ENGINES
 from tests.support.toy.kind import CACHE, KIND
@@ -12,4 +10,4 @@ CACHES["toy-cache"] = CACHE
 if __name__ == "__main__":
     from harness.commands.app import main
 
-    sys.exit(main())
+    main()
