@@ -14,7 +14,7 @@ from harness.calibration.points import micro_cells, points_of
 from harness.commands.calibrate import calibrate
 from harness.experiment.read import load_experiment
 from harness.measure.run import RunRequest, run
-from simulator.calibration import TRANSFER, Calibration, Point, State, load_calibration
+from simulator.calibration import TRANSFER, Calibration, Point, load_calibration
 from simulator.fitting import fit
 from simulator.models import load_model
 from simulator.probing import simulated_s
@@ -46,7 +46,7 @@ TRUTH = {
 PLAIN = ("step_s", "token_s", "attention_s", "request_token_s", "cpu.read.bytes_per_s", "disk.read.bytes_per_s",
          "disk.read.chunk_s", "disk.read.shared_bytes_per_s", "page_cache.read.bytes_per_s")  # fmt: skip
 # Lengths, hit rates and numbers at once that are in no fit.
-UNSEEN_SHAPES: list[tuple[State, int, int, int, int]] = [
+UNSEEN_SHAPES: list[tuple[str, int, int, int, int]] = [
     ("recompute", 1025, 0, 64, 1),
     ("gpu", 2049, 2048, 64, 1),
     ("cpu", 4097, 2048, 64, 1),
