@@ -150,7 +150,10 @@ def test_a_split_read_takes_the_time_of_all_its_bytes(device: Device, tmp_path: 
 
 @pytest.mark.parametrize("device", ["ext4", "xfs", "btrfs"], indirect=True)
 def test_the_scripts_follow_a_process_tree_by_themselves(device: Device, tmp_path: Path) -> None:
-    """The script follows a shell; the child of its child reads. A third, unrelated process reads at the same time."""
+    """The script follows a shell whose child reads; the child runs before the trace starts.
+
+    The traces must not hold the calls of an unrelated process that reads in between.
+    """
     script, foreign = tmp_path / "work.py", device.mount / "foreign"
     script.write_text(WORK)
     foreign.write_bytes(os.urandom(16 * MIB))
@@ -171,7 +174,7 @@ def test_the_scripts_follow_a_process_tree_by_themselves(device: Device, tmp_pat
         subprocess.run(read_foreign, check=True)
         shell.communicate("go\n", 60)
         moved = sum(statistics(device)) - before
-        time.sleep(0.5)  # until the last lines are told
+        time.sleep(0.5)  # until bpftrace has printed the last lines
     finally:
         for process in running:
             process.send_signal(signal.SIGINT)
