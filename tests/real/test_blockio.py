@@ -150,7 +150,7 @@ def test_a_split_read_takes_the_time_of_all_its_bytes(device: Device, tmp_path: 
 
 @pytest.mark.parametrize("device", ["ext4", "xfs", "btrfs"], indirect=True)
 def test_the_scripts_follow_a_process_tree_by_themselves(device: Device, tmp_path: Path) -> None:
-    """The script follows a shell whose child reads; the child runs before the trace starts.
+    """The scripts follow a shell; the child of its child reads. The child runs before the trace starts.
 
     The traces must not hold the calls of an unrelated process that reads in between.
     """
