@@ -173,7 +173,7 @@ BAD: list[tuple[str, dict[str, Any], str]] = [
     ("/v1/completions", {"prompt": []}, "0 prompts"),
     ("/v1/completions", {"prompt": ["a", "b"]}, "2 prompts"),
     ("/v1/completions", {"prompt": ""}, "0 in its prompt"),
-    ("/v1/completions", {"prompt": [-1]}, "a token id that is none"),
+    ("/v1/completions", {"prompt": [-1]}, "a value that is not a token id"),
     ("/v1/completions", {"prompt": [4096]}, "out of vocabulary"),
     ("/v1/completions", {"prompt": [1.5]}, "got `float`"),
     ("/v1/completions", {"prompt": "a", "n": 2}, "n must be 1"),
