@@ -16,6 +16,7 @@ from harness.experiment.model import Experiment
 from harness.records import Resolved
 from simulator.models import ModelSpec
 from tests.support.toy.settings import ToySettings
+from traces.request import Request, RequestRecord
 
 
 class ToyCache:
@@ -71,6 +72,12 @@ class ToyEngine(FakeEngine):
         return msgspec.structs.replace(
             resolved, gpu_blocks=1000, max_prompt_tokens=100_000, versions={"toy": "1"} | behind.versions
         )
+
+    def _serve(self, request: Request, scheduled_s: float) -> RequestRecord:
+        """Like the fake's, and each output token takes a millisecond."""
+        record = super()._serve(request, scheduled_s)
+        self._now_s += 1e-3 * (request.output_tokens - 1)
+        return msgspec.structs.replace(record, last_token_s=self._now_s)
 
     async def stop(self) -> None:
         await self._cache.stop()
