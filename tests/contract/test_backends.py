@@ -20,7 +20,7 @@ every_backend = pytest.mark.parametrize("make", [*OWN.values(), *ATTACHED.values
 
 
 def stored(backend: Backend) -> list[Path]:
-    """Chunks as a server leaves them, and a file that is none."""
+    """Chunks as a server leaves them, and one file that holds no chunk."""
     assert isinstance(backend, FilesBackend)
     chunks = [backend.folder / f"ab/{number}.data" for number in range(3)]
     for path in [*chunks, backend.folder / "notes.txt"]:
