@@ -84,7 +84,7 @@ class Run:
 
 
 def rows_by_name(run: Run) -> dict[tuple[Any, ...], Mapping[str, Any]]:
-    """Rows by cell, phase, sample, attempt and id; a number tells apart those that are named alike."""
+    """Rows by cell, phase, sample, attempt and id; a running number separates rows with equal names."""
     found: dict[tuple[Any, ...], Mapping[str, Any]] = {}
     seen: Counter[tuple[Any, ...]] = Counter()
     for row in run.rows:
