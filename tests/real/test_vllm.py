@@ -163,6 +163,7 @@ def test_a_killed_process_ends_the_run_in_one_line_and_leaves_nothing(tmp_path: 
     deadline = time.monotonic() + 240
     while process.poll() is None and time.monotonic() < deadline and not (tmp_path / "out" / "rows.jsonl").exists():
         time.sleep(0.05)
+    assert process.poll() is None and (tmp_path / "out" / "rows.jsonl").exists()
     below = [
         child
         for child in psutil.Process(process.pid).children(recursive=True)
