@@ -54,7 +54,8 @@ def main() -> None:
         with contextlib.suppress(ImportError):
             importlib.import_module(name)
     mutants = [json.loads(line) for line in mutants_file.read_text().splitlines()]
-    chosen = sorted(random.Random(SEED).sample(range(len(mutants)), min(most, len(mutants))))
+    # Not sorted: a run that was stopped early is a choice by chance as well.
+    chosen = random.Random(SEED).sample(range(len(mutants)), min(most, len(mutants)))
     state = state_of(module, tests)
     done = {fields["mutant"] for fields in _kept(outcomes_file) if fields["state"] == state}
     began_s = _children_cpu_s()

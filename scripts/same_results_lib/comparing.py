@@ -1,4 +1,4 @@
-"""Holds what two checkouts made of the same experiments against each other: rows and figures, value by value.
+"""Compares the rows and figures that two checkouts computed for the same experiments, value by value.
 
 Values are equal or they differ: floats have no tolerance. What a later commit may name differently is in the tables
 below; nothing else is forgiven. Fields and figures that only the candidate has are not compared.
