@@ -16,6 +16,7 @@ from harness.records import Counters, Sample
 from harness.results.folder import read_manifest, read_rows, read_samples
 from harness.results.summary import FREE_LOAD, counted
 from traces.request import RequestRecord
+from traces.tiers import from_storage
 
 _REPEAT = re.compile(r"#(\d+)$")
 PointKey = tuple[str, str]
@@ -119,7 +120,7 @@ def axes(point: Point) -> dict[str, Any]:
     config, resolved = point.cell.get("config") or {}, point.cell.get("resolved") or {}
     workload, cache = config.get("workload") or {}, config.get("cache") or {}
     device = ((config.get("storage") or {}).get("device")) or {}
-    on_disk = point.tier.startswith("disk") or point.free
+    on_disk = from_storage(point.tier) or point.free
     file_system = device.get("file_system") or (resolved.get("details") or {}).get("disk_file_system")
     return {
         "tier": point.tier,

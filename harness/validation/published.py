@@ -30,8 +30,10 @@ from harness.validation.equivalence import Figure, PointResult, worst
 from simulator.calibration import Calibration, load_calibration
 from simulator.models import load_model
 from traces.request import RequestRecord
+from traces.tiers import all_states
 
-_STATES = {"recompute": "recompute", "gpu": "gpu", "cpu": "cpu", "disk": "disk_cold"}
+# A document names a tier; of storage, it means the device.
+_STATES = {state.served_by or state.name: state.name for state in all_states() if state.from_device is not False}
 _NEAR = 0.02  # 8K may be printed for 8,000 or 8,192 tokens
 NO_PRESET = "not predicted: configs/hardware has no preset of this machine"
 

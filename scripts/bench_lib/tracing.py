@@ -30,7 +30,8 @@ from harness.collectors.bpf import BpfTrace
 from harness.engines import ENGINES
 from harness.engines.base import Engine
 from harness.experiment.read import Cell, load_experiment
-from harness.measure.warmup import Probe, after_sample, place
+from harness.experiment.workloads import PrefixWorkload
+from harness.measure.placing import Probe, after_sample, place
 from harness.results.folder import RunFolder
 from simulator.models import load_model
 from traces.load import Load
@@ -68,7 +69,8 @@ async def main(minutes: float, bandwidth: str) -> None:
 async def measure(engine: Engine, cell: Cell, own: Path, until_s: float) -> list[Round]:
     """Rounds of both states until that moment of the monotonic clock; at least two."""
     resolved = await engine.ready()
-    probe = Probe("base", cell.experiment, cell.experiment.workload, resolved)
+    assert isinstance(cell.experiment.workload, PrefixWorkload)
+    probe = Probe("base", cell.experiment, cell.experiment.workload, resolved, engine.capabilities)
     assert cell.experiment.cache.disk is not None and cell.experiment.cache.disk.path is not None
     device = device_number(Path(cell.experiment.cache.disk.path))
     numbers = count()

@@ -53,7 +53,8 @@ def _shortened(manifest: dict[str, Any]) -> dict[str, Any]:
         | {"storage": cell["config"].get("storage"), "resolved": _sizes(cell["resolved"] or {})}
         for cell in manifest["cells"]
     ]
-    return _without_paths(kept)
+    whole: dict[str, Any] = _without_paths(kept)
+    return whole
 
 
 def _sizes(resolved: dict[str, Any]) -> dict[str, Any]:

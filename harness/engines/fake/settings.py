@@ -6,7 +6,7 @@ from typing import Annotated
 
 from pydantic import Field
 
-from harness.experiment.fields import Strict
+from harness.experiment.fields import FROM_LIST, Strict
 from harness.experiment.units import Seconds
 
 
@@ -17,9 +17,11 @@ class FakeSettings(Strict):
     degrade_after: from this request on, tiers serve nothing.
     delay: the time of each request.
     start_error: the start fails with this text.
+    resets: what it empties together; null: each on its own.
     """
 
     fail_every: Annotated[int, Field(ge=0)] = 0
     degrade_after: Annotated[int, Field(ge=0)] | None = None
     delay: Seconds = 0.0
     start_error: str | None = None
+    resets: Annotated[tuple[Annotated[tuple[str, ...], FROM_LIST], ...] | None, FROM_LIST] = None

@@ -21,10 +21,11 @@ from harness.engines.vllm.settings import VllmSettings
 from harness.errors import EngineError
 from harness.experiment.model import Experiment
 from harness.processes.child import Child, outlive
-from harness.records import Capabilities, Counters, Resolved
+from harness.records import Capabilities, Counters, Resolved, evidence_in, singly
 from simulator.models import ModelSpec
 from traces.load import Load
 from traces.request import RequestRecord, TokenSource
+from traces.tiers import PAGE_CACHE
 
 _COUNTER_LAG_S = 10.0
 
@@ -210,20 +211,21 @@ class VllmEngine:
 def _capabilities(experiment: Experiment) -> Capabilities:
     """What can be emptied and proven follows from what stands behind vLLM."""
     cache, settings = experiment.cache, experiment.engines.of(VllmSettings)
-    resets, proves = {"gpu"}, {"recompute", "gpu"}
+    if settings.connector == "in_process" and settings.attach is None:
+        # With a disk, LMCache's RAM is a buffer on the way to it. It counts hits in one total, and no loaded chunks.
+        tiers = cache.tiers - ({"cpu"} if cache.disk else set())
+        evidence = {name: needed - {"disk_loaded_chunks"} for name, needed in evidence_in(tiers).items()}
+        evidence.pop("disk_cold", None)
+        return Capabilities(tiers=tiers, resets=singly({"gpu"}), evidence=evidence)
+    tiers, known = cache.tiers, cache.tiers
     if settings.attach is not None:
-        has_cpu = settings.attach.lmcache_url is not None
-        has_disk = has_cpu and settings.attach.disk_path is not None
-    elif settings.connector == "mp":
-        has_cpu, has_disk = cache.cpu is not None, cache.cpu is not None and cache.disk is not None
-    else:
-        # In-process LMCache tells hits in total only, so it can prove one tier at a time: disk where there is one.
-        return Capabilities(
-            resets=frozenset(resets),
-            proves=frozenset(proves | ({"disk"} if cache.disk else {"cpu"} if cache.cpu else set())),
-        )
-    if has_cpu:
-        resets, proves = resets | {"cpu"}, proves | {"cpu"}
-    if has_disk:
-        resets, proves = resets | {"disk", "page_cache"}, proves | {"disk", "disk_cold"}
-    return Capabilities(resets=frozenset(resets), proves=frozenset(proves))
+        # A server that runs already may hold what the experiment does not name; it proves what it lets us reach.
+        served = set() if settings.attach.lmcache_url is None else {"cpu"}
+        served |= {"disk"} if served and settings.attach.disk_path is not None else set()
+        known = frozenset({"gpu"} | served)
+        tiers |= known
+    return Capabilities(
+        tiers=tiers,
+        resets=singly(known | ({PAGE_CACHE} if "disk" in known else set())),
+        evidence=evidence_in(known),
+    )

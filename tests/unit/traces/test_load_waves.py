@@ -188,7 +188,7 @@ def test_places_must_suffice_for_the_sessions_that_span_waves() -> None:
 @pytest.mark.parametrize("setting", ["concurrency", "active_sessions"])
 def test_a_limit_of_nothing_is_refused(setting: str) -> None:
     with pytest.raises(ValueError, match=f"{setting} must be at least 1, not 0"):
-        Load([], **{setting: 0})
+        Load([], **{setting: 0})  # type: ignore[arg-type]
 
 
 # ---- pauses and chance
@@ -316,7 +316,9 @@ class Reference:
     def finals(self) -> list[Request]:
         """The last turns that have ended, in the order of their ends."""
         last = {r.session: r.id for r in self.requests if r.session is not None}
-        return [s.request for s in self.ended if last.get(s.request.session) == s.request.id]
+        return [
+            s.request for s in self.ended if s.request.session is not None and last[s.request.session] == s.request.id
+        ]
 
     def can_send(self) -> bool:
         return self.concurrency is None or len(self.sent) - len(self.ended) < self.concurrency

@@ -25,9 +25,9 @@ def test_every_row_is_judged_or_named_as_not_predicted(tmp_path: Path) -> None:
     write_comparison(tmp_path / "out", *judged)
     with TABLE.with_name("published_figures.csv").open() as lines:
         rows = list(csv.DictReader(lines))
-    judged = {int(point["cell"].removeprefix("row ")) - 2 for point in content["points"]}
+    rows_judged = {int(point["cell"].removeprefix("row ")) - 2 for point in content["points"]}
     left = next(note for note in content["notes"] if note.startswith("not predicted"))
-    assert len(judged) + left.count(",") + 1 == len(rows) and len(judged) >= 24
+    assert len(rows_judged) + left.count(",") + 1 == len(rows) and len(rows_judged) >= 24
     for point in content["points"]:
         [figure] = point["figures"]
         assert figure["reference"] == float(rows[int(point["cell"].removeprefix("row ")) - 2]["value"])
