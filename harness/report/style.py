@@ -10,7 +10,7 @@ import plotly.graph_objects as go
 from harness.results.summary import FREE_LOAD
 from traces.tiers import COMPUTED, all_states, sources, state_names
 
-# Okabe and Ito's colours: told apart by colour-blind readers too, and each state keeps its own in every figure.
+# Okabe and Ito's colours, which colour-blind readers can distinguish. Each state keeps its own in every figure.
 _COLORS = {
     COMPUTED: "#D55E00",
     "recompute": "#D55E00",
@@ -26,7 +26,7 @@ GREY = "#8A8A8A"
 
 
 def color_of(name: str) -> str:
-    """The colour of a state, a tier or 'computed'; grey for a name that is none of these."""
+    """The colour of a state, a tier or 'computed'; grey for any other name."""
     known = dict.fromkeys((*state_names(), *sources()))
     more = [each for each in known if each not in _COLORS]
     if name in more:

@@ -79,7 +79,8 @@ class VllmEngine:
         return CACHES[connector].make(plan)
 
     async def ready(self) -> Resolved:
-        await self._vllm.ready()
+        # A vLLM whose cache server is gone would come up minutes later, or never.
+        await outlive(self.cache_server.children if self.cache_server else (), self._vllm.ready())
         metrics = await self._vllm.metrics()
         info = metrics.labels("vllm:cache_config_info")
         blocks, block_tokens = int(info["num_gpu_blocks"]), int(info["block_size"])
