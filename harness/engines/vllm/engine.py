@@ -228,5 +228,12 @@ def _capabilities(experiment: Experiment) -> Capabilities:
     return Capabilities(
         tiers=tiers,
         resets=singly(known | ({PAGE_CACHE} if "disk" in known else set())),
-        evidence=evidence_in(known),
+        evidence=_counted(evidence_in(known), settings),
     )
+
+
+def _counted(evidence: dict[str, frozenset[str]], settings: VllmSettings) -> dict[str, frozenset[str]]:
+    """Without what only the bytes of a process prove, where nothing says which process that is."""
+    if settings.attach is None or settings.attach.lmcache_pid is not None:
+        return evidence
+    return {name: needed for name, needed in evidence.items() if "disk_device_read_bytes" not in needed}
