@@ -23,6 +23,7 @@ from harness.errors import EngineError
 from harness.experiment.cache import Eviction
 from harness.processes.child import Child, child_environment, control_client, free_port, storage_read_bytes
 from harness.processes.keeper import drop_from_page_cache
+from harness.records import EvictionRules
 
 _GIB = 2**30
 _SETTLE_TIMEOUT_S = 120.0
@@ -149,16 +150,16 @@ class LMCacheServer:
         except (httpx.HTTPError, ValueError) as error:
             raise EngineError(f"LMCache at {self.url} no longer tells its status ({error!r}); see its log") from None
 
-    async def resolved(self) -> tuple[int, int, dict[str, Any]]:
+    async def resolved(self) -> tuple[int, int, EvictionRules]:
         """Bytes of L1, tokens a chunk, and the eviction's settings, as the server has them."""
         status = await self._status()
         manager = status["storage_manager"]
         evicts = manager["l1_eviction_controller"]
-        eviction = {
-            "policy": evicts["eviction_policy"].lower(),
-            "watermark": evicts["trigger_watermark"],
-            "ratio": evicts["eviction_ratio"],
-        }
+        eviction = EvictionRules(
+            policy=evicts["eviction_policy"].lower(),
+            watermark=evicts["trigger_watermark"],
+            ratio=evicts["eviction_ratio"],
+        )
         return manager["l1_manager"]["memory_total_bytes"], status["chunk_size"], eviction
 
     async def clear_cpu(self) -> None:

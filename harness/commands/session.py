@@ -10,13 +10,14 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, ParamSpec
 
+import msgspec
+
 from harness.errors import ConfigError, EngineError, Interrupted, ResultsError
 from harness.experiment.model import EngineName
-from harness.experiment.model import Experiment as ExperimentConfig
 from harness.experiment.read import Cell, Plan, load_experiment
 from harness.measure.run import RunRequest, new_folder
 from harness.measure.run import run as run_cells
-from harness.results.folder import read_manifest
+from harness.results.manifest import read_manifest
 from traces.errors import UserError
 
 USER_ERROR, RUN_FAILED = 2, 1
@@ -112,36 +113,23 @@ def command_line() -> str:
 def _resumed(resume: Path, plan: Plan | None, engine: EngineName | None, sweep: bool) -> RunRequest:
     """The cells that the manifest holds; a file that is also given has to say the same."""
     manifest = read_manifest(resume)
-    if manifest["status"] == "complete":
+    if manifest.status == "complete":
         raise ResultsError(f"{resume}: is complete already; nothing to resume")
-    if engine is not None and engine != manifest["engine"]:
-        raise ConfigError(f"--engine {engine}: {resume} was made with {manifest['engine']}; leave --engine out")
-    cells = [
-        Cell(
-            entry["key"],
-            entry["overrides"],
-            ExperimentConfig.model_validate_json(_json(entry["config"]), context={"resolved": True}),
-        )
-        for entry in manifest["cells"]
-    ]
+    if engine is not None and engine != manifest.engine:
+        raise ConfigError(f"--engine {engine}: {resume} was made with {manifest.engine}; leave --engine out")
+    cells = [Cell(entry.key, entry.overrides, entry.experiment) for entry in manifest.cells]
     if plan is not None and [c.experiment for c in (plan.cells() if sweep else [plan.base_cell()])] != [
         c.experiment for c in cells
     ]:
         raise ConfigError(f"{plan.path}: differs from what {resume} was started with; resume without naming the file")
     return RunRequest(
-        name=manifest["name"],
+        name=manifest.name,
         cells=cells,
-        engine=manifest["engine"],
-        experiment=manifest["experiment"],
+        engine=msgspec.convert(manifest.engine, EngineName),
+        experiment=manifest.experiment,
         folder=resume,
         resume=True,
     )
-
-
-def _json(config: object) -> bytes:
-    import msgspec
-
-    return msgspec.json.encode(config)
 
 
 @told

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import msgspec
 
 from harness.experiment.model import Experiment
 from harness.experiment.workloads import PersonasWorkload, SessionsWorkload, SyntheticWorkload, TraceWorkload
+from harness.records import TraceOrigin
 from traces.catalogue import find_trace
 from traces.formats import TraceOptions, open_trace
 from traces.personas import Persona, PersonaSpec, persona_requests
@@ -21,7 +20,7 @@ class FreeLoad(msgspec.Struct, frozen=True):
     requests: tuple[Request, ...]
     warmers: tuple[Request, ...] = ()
     concurrency: int | None = None
-    trace: dict[str, Any] | None = None
+    trace: TraceOrigin | None = None
 
 
 def free_load(experiment: Experiment) -> FreeLoad:
@@ -93,12 +92,12 @@ def _trace(workload: TraceWorkload) -> FreeLoad:
         time_scale=workload.time_scale,
     )
     trace = open_trace(find_trace(workload.trace), options=options)
-    origin = {
-        "name": trace.name,
-        "sha256": trace.sha256,
-        "format": trace.format,
-        "requests": len(trace.requests),
-        "total_requests": trace.total_requests,
-        "left_out": trace.left_out,
-    }
+    origin = TraceOrigin(
+        name=trace.name,
+        sha256=trace.sha256,
+        format=trace.format,
+        requests=len(trace.requests),
+        total_requests=trace.total_requests,
+        left_out=trace.left_out,
+    )
     return FreeLoad(trace.requests, (), workload.concurrency, origin)

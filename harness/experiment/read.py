@@ -25,6 +25,7 @@ from harness.errors import ConfigError
 from harness.experiment.fields import Strict
 from harness.experiment.model import Experiment
 from harness.experiment.workloads import WORKLOAD_KINDS
+from harness.records import Origin
 
 _OWN_KEYS = ("sweep", "sizes")
 _MAX_CELLS = 10_000
@@ -48,9 +49,9 @@ class Plan(msgspec.Struct, frozen=True):
     axes: dict[str, tuple[Any, ...]]
     experiment: Experiment
 
-    def origin(self) -> dict[str, Any]:
+    def origin(self) -> Origin:
         """Which file this was, for the manifest."""
-        return {"path": str(self.path), "sha256": hashlib.sha256(self.path.read_bytes()).hexdigest()}
+        return Origin(path=str(self.path), sha256=hashlib.sha256(self.path.read_bytes()).hexdigest())
 
     def cells(self) -> list[Cell]:
         """Every combination of the axes, the last axis fastest; one cell without axes."""

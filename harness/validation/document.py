@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
+from harness.records import Resolved
 from harness.results import provenance
 from harness.results.folder import write_atomically
 from harness.stats import Equivalence
@@ -125,15 +126,15 @@ def _shares(verdicts: Sequence[str]) -> dict[str, float]:
 def _side(side: Side) -> dict[str, Any]:
     """Where the rows of a side came from. The engine's resolved sizes are those of its first cell."""
     manifest = side.manifest
-    host = {key: value for key, value in (manifest.get("host") or {}).items() if key != "hostname"}
-    resolved = next((cell["resolved"] for cell in manifest["cells"] if cell.get("resolved")), None) or {}
+    host = {key: value for key, value in msgspec.structs.asdict(manifest.host).items() if key != "hostname"}
+    resolved = next((cell.resolved for cell in manifest.cells if cell.resolved), Resolved())
     return {
         "engine": side.engine,
-        "runs": [one["run_id"] for one in side.manifests],
-        "created_at": manifest.get("created_at"),
+        "runs": [one.run_id for one in side.manifests],
+        "created_at": manifest.created_at,
         "host": host,
-        "git": manifest.get("git"),
-        "versions": {"kv-harness": (manifest.get("versions") or {}).get("kv-harness"), **resolved.get("versions", {})},
-        "gpu_blocks": resolved.get("gpu_blocks"),
-        "block_tokens": resolved.get("block_tokens"),
+        "git": manifest.git,
+        "versions": {"kv-harness": manifest.versions.get("kv-harness"), **resolved.versions},
+        "gpu_blocks": resolved.gpu_blocks,
+        "block_tokens": resolved.block_tokens,
     }

@@ -21,6 +21,7 @@ from harness.experiment.model import Experiment
 from harness.experiment.read import Cell
 from harness.measure.cell import Progress
 from harness.measure.run import RunRequest, run
+from harness.records import Origin
 from harness.results import provenance
 from harness.results.folder import read_rows
 from harness.results.summary import counted
@@ -85,7 +86,7 @@ def validate_published(path: Path, folder: Path, margin: float, command: str, pr
         name=published.name,
         cells=list(cells.values()),
         engine="sim",
-        experiment={"path": path.name},
+        experiment=Origin(path=path.name),
         command=command,
         folder=folder / "sim",
     )

@@ -159,7 +159,7 @@ def test_servers_that_run_already_are_measured_and_left_running(tmp_path: Path) 
         engine = VllmEngine(experiment, load_model("tiny-llama"), tmp_path / "ours", time.perf_counter)
         try:
             await engine.start()
-            server = (await engine.ready()).details["url"]
+            server = (await engine.ready()).url
             cache = engine.cache_server
             assert cache is not None and cache.disk_path is not None and cache.pid is not None
             attach = {"url": server, "lmcache_url": cache.url, "lmcache_pid": cache.pid}

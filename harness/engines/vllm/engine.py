@@ -28,7 +28,7 @@ from harness.errors import EngineError
 from harness.experiment.cache import Eviction
 from harness.experiment.model import Experiment, VllmSettings
 from harness.processes.child import Child, child_environment, control_client, free_port
-from harness.records import Capabilities, Counters, Resolved
+from harness.records import Capabilities, Counters, EvictionRules, Resolved, SchedulerLimits
 from simulator.models import ModelSpec
 from traces.load import Load
 from traces.request import RequestRecord, TokenSource
@@ -191,10 +191,11 @@ class VllmEngine:
                 f"the engine at {self._url} has blocks of {block_tokens} and chunks of {chunk_tokens} tokens, the"
                 f" experiment {cache.block_tokens} and {cache.chunk_tokens}; correct the experiment"
             )
-        if evicts is not None and cache.eviction is not None and evicts != cache.eviction.model_dump():
+        wanted = None if cache.eviction is None else EvictionRules(**cache.eviction.model_dump())
+        if None not in (evicts, wanted) and evicts != wanted:
             raise EngineError(
                 f"the LMCache server behind {self._url} evicts by {evicts}, the experiment's cache.eviction is"
-                f" {cache.eviction.model_dump()}; correct it, or what the server is started with"
+                f" {wanted}; correct it, or what the server is started with"
             )
         per_token = self._model.kv_bytes_per_token
         self._base_tokens = metrics.total("vllm:prompt_tokens_total") or 0
@@ -212,14 +213,12 @@ class VllmEngine:
             vocab_size=self._model.vocab_size,
             io_pids=self.cache_server.pids if self.cache_server else (),
             versions=await self._versions(),
-            details={
-                "cache_config": info,
-                "url": self._url,
-                "connector": self._settings.connector,
-                "eviction": evicts,
-                "disk_file_system": self._disk_file_system(),
-                "scheduler": await self._scheduler(),
-            },
+            cache_config=info,
+            url=self._url,
+            connector=self._settings.connector,
+            eviction=evicts,
+            disk_file_system=self._disk_file_system(),
+            scheduler=await self._scheduler(),
         )
 
     async def _open_replay(self) -> None:
@@ -343,15 +342,16 @@ class VllmEngine:
         longest = models[0].get("max_model_len") if models else None
         return None if longest is None else int(longest) - 1
 
-    async def _scheduler(self) -> dict[str, int]:
-        """Its limits, under the names that engines.sim has for them; empty where it does not say."""
+    async def _scheduler(self) -> SchedulerLimits:
+        """The limits of a step, where the server tells its configuration."""
         with contextlib.suppress(httpx.HTTPError, ValueError, KeyError, TypeError):
             # A vLLM that finds no pip to list its packages with fails here, and drops the connection after its answer.
             url, close = f"{self._url}/server_info?config_format=json", {"Connection": "close"}
             limits = (await self._http.get(url, headers=close)).json()["vllm_config"]["scheduler_config"]
-            names = {"max_batched_tokens": "max_num_batched_tokens", "max_sequences": "max_num_seqs"}
-            return {ours: int(limits[theirs]) for ours, theirs in names.items()}
-        return {}
+            return SchedulerLimits(
+                max_batched_tokens=int(limits["max_num_batched_tokens"]), max_sequences=int(limits["max_num_seqs"])
+            )
+        return SchedulerLimits()
 
     async def _versions(self) -> dict[str, str]:
         versions = {"vllm": str((await self._http.get(f"{self._url}/version")).json().get("version"))}

@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from harness.measure.run import run
-from harness.results.folder import read_manifest
+from harness.records import ClusterShape
+from harness.results.manifest import read_manifest
 from tests.support.paths import ROOT
 from tests.unit.measure.test_run_loop import Quiet, measured
 from tests.unit.measure.test_run_sim import FREE, SYNTHETIC, TIERS, request
@@ -33,8 +34,9 @@ def test_a_run_on_a_cluster_repeats_itself_and_says_who_served(
     # The fourth is needed only where four requests are in flight at once.
     assert {0, 1, 2} <= {row.instance for row in rows} <= {0, 1, 2, 3}
     assert all(row.error is None and row.tokens_by_tier.computed for row in rows)
-    resolved = read_manifest(first)["cells"][0]["resolved"]
-    assert resolved["details"]["cluster"] == {"instances": 4, "routing": "least-loaded", "shared": shared}
+    resolved = read_manifest(first).cells[0].resolved
+    assert resolved is not None
+    assert resolved.cluster == ClusterShape(instances=4, routing="least-loaded", shared=tuple(shared))
     assert resolved["cpu_bytes"] == (1 if "cpu" in shared else 4) * 2**30
     assert resolved["disk_bytes"] == (1 if "disk" in shared else 4) * 2**32
 

@@ -57,7 +57,7 @@ def test_without_a_sweep_tiers_are_points_in_their_order() -> None:
 
 
 def test_two_axes_give_a_panel_for_each_value_of_the_other() -> None:
-    rows = [row("gpu", 0.01 * (1 + place), cell=each["key"]) for place, each in enumerate(GRID)]
+    rows = [row("gpu", 0.01 * (1 + place), cell=each.key) for place, each in enumerate(GRID)]
     figure = figures.ttft_by_axis(summary_of(rows, GRID))
     assert [note.text for note in figure.layout.annotations] == ["backend=fs", "backend=fs_native"]
     assert [list(trace.x) for trace in figure.data] == [[0.5, 1.0], [0.5, 1.0]]
@@ -74,7 +74,7 @@ def test_names_along_x_are_categories_in_the_sweeps_order() -> None:
 
 def test_more_panels_than_fit_are_counted() -> None:
     cells = [cell(f"{n},{k}", {"n": n, "k": f"k{k}"}) for k in range(20) for n in (1, 2)]
-    figure = figures.ttft_by_axis(summary_of([row("gpu", 0.1, cell=each["key"]) for each in cells], cells))
+    figure = figures.ttft_by_axis(summary_of([row("gpu", 0.1, cell=each.key) for each in cells], cells))
     assert len(figure.data) == style.MAX_PANELS
     assert figure.layout.meta["note"] == "The first 12 of 20 panels are drawn."
 
