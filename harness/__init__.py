@@ -1,3 +1,5 @@
 """The runner: experiments in, proven results out."""
 
-__version__ = "0.1.0"
+from importlib.metadata import version
+
+__version__ = version("kv-harness")

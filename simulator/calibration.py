@@ -58,7 +58,9 @@ class Point(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
 
 class FittedOn(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
-    """The measured points, the settings under which they were taken, and by what."""
+    """The measured points, the settings under which they were taken, and by what. engine_policy, tier_policy: the packs
+    (simulator/policies.py) that stand for what was measured; older files hold none, and were measured of the defaults.
+    """
 
     model: str
     max_num_batched_tokens: int
@@ -66,6 +68,8 @@ class FittedOn(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     block_tokens: int = 32
     gpu_blocks: int | None = None
     engine: str | None = None
+    engine_policy: str = "vllm-0.32"
+    tier_policy: str = "lmcache-0.5.6-mp"
     versions: dict[str, str] = {}
     host: dict[str, str | int | None] = {}
     run_id: str | None = None

@@ -20,7 +20,7 @@ from scipy.special import stdtrit
 
 from simulator.calibration import CONSTANTS, Assumption, Calibration, FittedOn, Point
 from simulator.models import load_model
-from simulator.policies import LMCACHE
+from simulator.policies import tier_policy
 from simulator.probing import simulated_s
 
 SIGNIFICANT_DIGITS = 6
@@ -30,8 +30,7 @@ _SHARES = (1.0, 0.5, 0.25, 0.1, 0.0)
 # Small against what such a constant is, so that a derivative is one-sided and nothing waits for other things.
 _STEPS = {"bytes_per_s": 1e-13, "attention_s": 1e-12, "attention_context_s": 1e-12, "context_s": 1e-10, "token_s": 1e-9}
 _STEP_S = 1e-6
-# How often a lone request takes them, and of which shares of them a fit sets out; the rest is put to its one step.
-ALWAYS = {"request_s": 1.0, "request_wait_s": 1.0, "response_s": 1.0, "poll_s": float(LMCACHE.lookup_polls)}
+# Of what a lone request always takes, the shares that a fit sets out with; the rest is put to its one step.
 _PARTS = (
     (0.2, 0.8, 0.0, 0.0), (0.5, 0.5, 0.0, 0.0), (0.2, 0.2, 0.3, 0.3), (0.2, 0.4, 0.2, 0.2), (0.35, 0.15, 0.35, 0.15),
     (0.15, 0.15, 0.15, 0.55), (0.0, 0.0, 0.0, 0.0),
@@ -90,6 +89,12 @@ def fit(
     )
 
 
+def _always(fitted_on: FittedOn) -> dict[str, float]:
+    """How often a lone request takes each constant of the host's, whatever its prompt."""
+    polls = tier_policy(fitted_on.tier_policy).lookup_polls
+    return {"request_s": 1.0, "request_wait_s": 1.0, "response_s": 1.0, "poll_s": float(polls)}
+
+
 def _descend(problem: _Problem, slopes: Array) -> Array:
     """Gauss-Newton, with other steps where a whole one leads uphill."""
     loss = problem.loss(slopes)
@@ -124,7 +129,8 @@ class _Problem:
         self.lone = [_lone(point) for point in fitted_on.points]
         self.rows = [design(point, fitted_on) for point in fitted_on.points]
         self.free = [n for n in CONSTANTS if n not in assumed and any(n in row for row in self.rows)]
-        self.host = np.array([n in ALWAYS or n.startswith("request_") for n in self.free])
+        self.always = _always(fitted_on)
+        self.host = np.array([n in self.always or n.startswith("request_") for n in self.free])
 
     def by_name(self, slopes: Array) -> dict[str, float]:
         """All slopes; those that nothing tells are 0."""
@@ -157,8 +163,9 @@ class _Problem:
         """Slopes changed so that what is bound moves no more than one transfer does alone, and that what every request
         takes is made up otherwise: lone ones cannot tell of what."""
         named = self.by_name(slopes)
-        always_s = sum(named[name] * times for name, times in ALWAYS.items())
-        named |= {name: part * always_s / ALWAYS[name] for name, part in zip(ALWAYS, parts, strict=True)}
+        always_s = sum(named[name] * times for name, times in self.always.items())
+        shares = zip(self.always.items(), parts, strict=True)
+        named |= {name: part * always_s / times for (name, times), part in shares if times}
         named["step_s"] += (1 - sum(parts)) * always_s
         named |= {name: named[name.replace("shared_", "")] for name in bound}
         return np.array([named[name] for name in self.free])
@@ -290,7 +297,7 @@ def design(point: Point, fitted_on: FittedOn) -> dict[str, float]:
         "request_token_s": float(point.prompt_tokens),
         "request_chunk_s": float(point.prompt_tokens // point.chunk_tokens),
     }
-    row |= ALWAYS
+    row |= {name: times for name, times in _always(fitted_on).items() if times}
     devices = {"cpu": ("cpu.read",), "disk": ("cpu.read", "page_cache.read"), "disk_cold": ("cpu.read", "disk.read")}
     for device in devices.get(point.tier, ()) if point.hit_tokens else ():
         row[f"{device}.latency_s"] = 1.0

@@ -11,7 +11,8 @@ import yaml
 from simulator.errors import ModelError
 
 Config = TypeVar("Config")
-CONFIGS = Path(__file__).resolve().parent.parent / "configs"
+# In a checkout a link to the top level's configs; in a wheel those files themselves.
+CONFIGS = (Path(__file__).parent / "configs").resolve()
 DTYPE_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2, "float8": 1}
 
 

@@ -38,8 +38,8 @@ def _simulator(point: Point, calibration: Calibration, model: ModelSpec) -> Simu
     return Simulator(
         model,
         calibration,
-        "vllm-0.32",
-        "lmcache-0.5.6-mp",
+        settings.engine_policy,
+        settings.tier_policy,
         gpu_blocks=4 * (need // settings.block_tokens + 2),
         block_tokens=settings.block_tokens,
         chunk_tokens=point.chunk_tokens,

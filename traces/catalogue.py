@@ -69,9 +69,14 @@ def find_trace(name_or_path: str | Path, *, base: Path | None = None) -> Path:
     raise TraceFileError(f"{given}: there is no trace of that name ({_looked_in()}); {_cure(given)}")
 
 
-def _folders() -> list[Path]:
+def fetched() -> Path:
+    """Where fetched traces are: $HARNESS_TRACES, else traces/data of the working directory."""
     named = os.environ.get(ENVIRONMENT)
-    return [DATA, Path(named).expanduser()] if named else [DATA]
+    return Path(named).expanduser() if named else Path("traces/data")
+
+
+def _folders() -> list[Path]:
+    return [DATA, fetched()]
 
 
 def _looked_in() -> str:

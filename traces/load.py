@@ -11,7 +11,8 @@ from __future__ import annotations
 
 import heapq
 import math
-from collections import deque
+import random
+from collections import Counter, deque
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -47,65 +48,181 @@ Action = Send | WaitUntil | Blocked | Done
 
 
 class Load:
-    """An order of requests with their three constraints: a time, a predecessor, a free slot.
+    """An order of requests with their constraints: a time, a predecessor, a wave, a free slot, a place for a session.
 
     Open loop: requests carry at_s, concurrency is None. Closed loop: at_s is None, concurrency says how many
-    may be in flight. Sessions: turn k+1 waits for turn k. All mix.
+    may be in flight. Sessions: turn k+1 waits for turn k. Waves: a request waits until all requests of the waves
+    before its own have completed. All mix.
 
     What is due goes by its due time, then in the order given. Requests without a time come after all that is
     due, in the order given: they fill the slots that are left, so a session under way goes on before a new one
     begins.
+
+    active_sessions: at most so many sessions are live at once. A session is live from the send of its first turn to the
+    completion of its last one. A session that waits for a place keeps no other request back.
+    gaps_s: the pauses after the sends, in the order of the sends. A send after the last of them has no pause.
+    shuffle_seed: one of the requests that may go is chosen at random. None: the order above.
+
+    ValueError: concurrency or active_sessions below 1, a session that goes back to an earlier wave, or a wave that
+    could never end because sessions that go on in a later wave hold all places.
     """
 
-    def __init__(self, requests: Iterable[Request], concurrency: int | None = None) -> None:
-        if concurrency is not None and concurrency < 1:
-            raise ValueError(f"concurrency must be at least 1, not {concurrency}")
+    def __init__(
+        self,
+        requests: Iterable[Request],
+        concurrency: int | None = None,
+        *,
+        active_sessions: int | None = None,
+        gaps_s: Iterable[float] = (),
+        shuffle_seed: int | None = None,
+    ) -> None:
+        for name, most in (("concurrency", concurrency), ("active_sessions", active_sessions)):
+            if most is not None and most < 1:
+                raise ValueError(f"{name} must be at least 1, not {most}")
         self.requests = tuple(requests)
+        self._unsent = len(self.requests)
         self._in_flight: dict[str, int] = {}
-        # Since when each free slot has been free, oldest first; None: there are always enough.
+        # Since when each free slot and each free place has been free, oldest first; None: there are always enough.
         self._slots = None if concurrency is None else deque([0.0] * concurrency)
+        self._places = None if active_sessions is None else deque([0.0] * active_sessions)
+        self._gaps_s, self._gap_end_s = iter(gaps_s), -math.inf
+        self._random = None if shuffle_seed is None else random.Random(shuffle_seed)
+
+        # Heaps of what may go: due times with orders, and orders without a time. Parked is what lacks only a place:
+        # whether it has no time, its due time, its order.
         self._timed: list[tuple[float, int]] = []
-        self._untimed: deque[int] = deque()
+        self._untimed: list[int] = []
+        self._parked: list[tuple[bool, float, int]] = []
+        self._live: set[str] = set()
         self._later: dict[str, deque[int]] = {}
-        begun: set[str] = set()
+
+        # By wave, in their order: how many requests have not completed; and what waits for the wave.
+        self._unfinished = dict(sorted(Counter(request.wave for request in self.requests).items()))
+        self._held: dict[int, list[tuple[float | None, int]]] = {}
+        self._wave, self._released_s = next(iter(self._unfinished), 0), 0.0
         for order, request in enumerate(self.requests):
-            if request.session is not None and request.session in begun:
-                self._later.setdefault(request.session, deque()).append(order)
+            if request.session is not None and request.session in self._later:
+                self._later[request.session].append(order)
                 continue
             if request.session is not None:
-                begun.add(request.session)
-            if request.at_s is None:
-                self._untimed.append(order)
-            else:
-                self._timed.append((request.at_s, order))
-        heapq.heapify(self._timed)
-        self._waiting_turns = sum(map(len, self._later.values()))
+                self._later[request.session] = deque()
+            self._admit(request.at_s, order)
+        if len(self._unfinished) > 1:
+            _check_waves(self.requests, active_sessions)
 
     def next(self, now_s: float) -> Action:
-        if not self._timed and not self._untimed:
-            return Blocked() if self._waiting_turns else Done()
+        if not self._unsent:
+            return Done()
         if self._slots is not None and not self._slots:
             return Blocked()
-        due_s = self._timed[0][0] if self._timed else math.inf
-        if due_s > now_s and not self._untimed:
-            return WaitUntil(due_s)
-        order = heapq.heappop(self._timed)[1] if due_s <= now_s else self._untimed.popleft()
-        request = self.requests[order]
-        if request.id in self._in_flight:
-            raise ValueError(f"request id {request.id!r} is in flight already: ids must be unique")
-        self._in_flight[request.id] = order
-        free_since_s = self._slots.popleft() if self._slots is not None else 0.0
-        # A request without a time of its own was meant to go when the slot it takes became free.
-        return Send(request, due_s if due_s <= now_s else free_since_s)
+        while self._timed or self._untimed:
+            ready_s = max(self._gap_end_s, -math.inf if self._untimed else self._timed[0][0])
+            if ready_s > now_s:
+                return WaitUntil(ready_s)
+            due_s, order = self._take(now_s)
+            request = self.requests[order]
+            if self._places is None or request.session is None or request.session in self._live or self._places:
+                return self._send(request, order, due_s, now_s)
+            heapq.heappush(self._parked, (due_s is None, due_s or 0.0, order))
+        return Blocked()
 
     def completed(self, request_id: str, now_s: float) -> None:
-        """Tell that a request ended, well or not: its slot is free and its session goes on."""
+        """Tell that a request ended, well or not: its slot is free, and its session and its wave go on."""
         request = self.requests[self._in_flight.pop(request_id)]
         if self._slots is not None:
             self._slots.append(now_s)
-        turns = self._later.get(request.session) if request.session is not None else None
+        turns = self._later[request.session] if request.session is not None else None
         if turns:
             order = turns.popleft()
             following = self.requests[order]
-            self._waiting_turns -= 1
-            heapq.heappush(self._timed, (max(now_s + following.delay_s, following.at_s or 0.0), order))
+            self._admit(max(now_s + following.delay_s, following.at_s or 0.0), order)
+        elif request.session is not None and self._places is not None:
+            self._live.remove(request.session)
+            self._places.append(now_s)
+            self._unpark()
+        self._unfinished[request.wave] -= 1
+        if not self._unfinished[self._wave]:
+            self._release_next_wave(now_s)
+
+    def _send(self, request: Request, order: int, due_s: float | None, now_s: float) -> Send:
+        if request.id in self._in_flight:
+            raise ValueError(f"request id {request.id!r} is in flight already: ids must be unique")
+        self._in_flight[request.id] = order
+        self._unsent -= 1
+        # A request without a time of its own was meant to go when all that it takes became free.
+        free_s = self._released_s
+        if self._slots is not None:
+            free_s = max(free_s, self._slots.popleft())
+        if self._places is not None and request.session is not None and request.session not in self._live:
+            self._live.add(request.session)
+            free_s = max(free_s, self._places.popleft())
+        scheduled_s = max(self._gap_end_s, free_s if due_s is None else due_s)
+        gap_s = next(self._gaps_s, None)
+        self._gap_end_s = -math.inf if gap_s is None else now_s + gap_s
+        return Send(request, scheduled_s)
+
+    def _take(self, now_s: float) -> tuple[float | None, int]:
+        """Removes a request that may go; its due time (None: without a time) and its order."""
+        if self._random is None:
+            if self._timed and self._timed[0][0] <= now_s:
+                return heapq.heappop(self._timed)
+            return None, heapq.heappop(self._untimed)
+        due = sorted(entry for entry in self._timed if entry[0] <= now_s)
+        chosen = int(self._random.random() * (len(due) + len(self._untimed)))
+        if chosen < len(due):
+            self._timed.remove(due[chosen])
+            heapq.heapify(self._timed)
+            return due[chosen]
+        self._untimed.sort()
+        return None, self._untimed.pop(chosen - len(due))
+
+    def _admit(self, due_s: float | None, order: int) -> None:
+        """Takes in a request that waits for no other of its session: it may go when its wave has come."""
+        wave = self.requests[order].wave
+        if wave > self._wave:
+            self._held.setdefault(wave, []).append((due_s, order))
+        elif due_s is None:
+            heapq.heappush(self._untimed, order)
+        else:
+            heapq.heappush(self._timed, (due_s, order))
+
+    def _unpark(self) -> None:
+        """A place is free: the first session that waits for one may go, or, where chance chooses, any of them."""
+        for _ in range(len(self._parked) if self._random else min(1, len(self._parked))):
+            untimed, due_s, order = heapq.heappop(self._parked)
+            self._admit(None if untimed else due_s, order)
+
+    def _release_next_wave(self, now_s: float) -> None:
+        del self._unfinished[self._wave]
+        if not self._unfinished:
+            return
+        self._wave, self._released_s = next(iter(self._unfinished)), now_s
+        for due_s, order in self._held.pop(self._wave):
+            self._admit(None if due_s is None else max(due_s, now_s), order)
+
+
+def _check_waves(requests: tuple[Request, ...], active_sessions: int | None) -> None:
+    """Whether every wave can end: no turn lies in an earlier wave than the one before it, and there are places."""
+    first: dict[str, int] = {}
+    last: dict[str, int] = {}
+    for request in requests:
+        if request.session is None:
+            continue
+        if request.wave < last.get(request.session, request.wave):
+            where = f"from wave {last[request.session]} back to wave {request.wave}"
+            raise ValueError(f"session {request.session!r} goes {where}: a later turn needs the same or a later wave")
+        first.setdefault(request.session, request.wave)
+        last[request.session] = request.wave
+    if active_sessions is None:
+        return
+    begins, ends = Counter(first.values()), Counter(last.values())
+    within = {wave for session, wave in first.items() if last[session] == wave}
+    going_on = 0
+    for wave in sorted(begins | ends):
+        going_on += begins[wave] - ends[wave]
+        need = going_on + (wave in within)
+        if need > active_sessions:
+            raise ValueError(
+                f"active_sessions must be at least {need}, not {active_sessions}: {going_on} sessions hold their places"
+                f" when wave {wave} ends"
+            )

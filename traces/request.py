@@ -8,7 +8,6 @@ from typing import Literal
 import msgspec
 import numpy as np
 
-TIERS = ("gpu", "cpu", "disk", "shared")
 Phase = Literal["warm", "measure"]
 Verdict = Literal["proven", "contradicted", "unproven"]
 
@@ -25,6 +24,8 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
 
     at_s: intended send time in seconds from the load's start; None: as soon as a slot is free.
     session, turn: turn k+1 of a session is sent `delay_s` after turn k completed, and not before `at_s`.
+    wave: the request waits until all requests of lower waves have completed.
+    instance: the one that has to serve it, from 0; None: the router chooses.
     """
 
     id: str
@@ -34,20 +35,17 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     session: str | None = None
     turn: int = 0
     delay_s: float = 0.0
+    wave: int = 0
+    instance: int | None = None
 
     @property
     def prompt_tokens(self) -> int:
         return sum(segment.tokens for segment in self.prompt)
 
 
-class TokensByTier(msgspec.Struct, frozen=True, kw_only=True):
-    """Prompt tokens by where their KV came from. None: the engine does not say; it is not zero."""
-
-    computed: int | None = None
-    gpu: int | None = None
-    cpu: int | None = None
-    disk: int | None = None
-    shared: int | None = None
+# Prompt tokens by where their KV came from: 'computed', or the tier. No entry, or None: the engine does not say; it is
+# not zero.
+TokensByTier = dict[str, int | None]
 
 
 class RequestRecord(msgspec.Struct, frozen=True, kw_only=True):
@@ -56,7 +54,7 @@ class RequestRecord(msgspec.Struct, frozen=True, kw_only=True):
     Times are seconds on the run's own clock (the manifest says when it started); None: it did not happen.
     scheduled_s is the intended send time, sent_s the actual one. first_chunk_s is the first streamed chunk,
     first_token_s the first chunk that carried a token. token_s holds the arrival of every chunk with tokens.
-    expected_tier is the warmed state ('recompute', 'gpu', 'cpu', 'disk', 'disk_cold'), None for free load.
+    expected_tier is the name of the warm state (tiers.STATES), None for free load.
     cached_tokens is what the engine's own usage says for this request. instance: which engine of a cluster served it.
     """
 
@@ -78,7 +76,7 @@ class RequestRecord(msgspec.Struct, frozen=True, kw_only=True):
     prompt_tokens: int
     output_tokens: int | None = None
     cached_tokens: int | None = None
-    tokens_by_tier: TokensByTier = TokensByTier()
+    tokens_by_tier: TokensByTier = {}
     session: str | None = None
     turn: int = 0
     instance: int | None = None

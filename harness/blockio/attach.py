@@ -1,4 +1,4 @@
-"""What stands behind `harness device` and `harness io`, and what a run does to have its device."""
+"""A run's device and its I/O trace: made before its cells are measured, gone after them."""
 
 from __future__ import annotations
 
@@ -9,20 +9,18 @@ import re
 import sys
 from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
-from typing import Any
 
 import msgspec
-from pydantic import ValidationError
 
-from harness.blockio.devices import HOLDING, check, create, destroy, devices, left
+from harness.blockio.devices import HOLDING, check, create, left
 from harness.collectors.bpf import BpfTrace
 from harness.collectors.bpf import check as check_trace
 from harness.collectors.host import mount_of
+from harness.engines import ENGINES
 from harness.engines.base import Engine
 from harness.errors import DeviceError, TracingError
 from harness.experiment.read import Cell
 from harness.experiment.storage import Device as DeviceSpec
-from harness.experiment.units import format_bytes
 from harness.processes.child import Child, child_environment
 from harness.records import IoTrace, Resolved
 from harness.results.folder import RunFolder, new_trace_folder, write_trace
@@ -55,7 +53,7 @@ async def run_device(cells: Sequence[Cell], engine: str, folder: RunFolder) -> A
     try:
         await holder.wait_until(holds, 60, "see `harness doctor`")
         # A device works on nobody's core: its server goes before everything else, and would go before the engine.
-        cores = cells[0].experiment.engines.cores(engine).client
+        cores = ENGINES[engine].cores(cells[0].experiment).client
         device = await asyncio.to_thread(create, name, spec, cores)
         entry = msgspec.convert(msgspec.to_builtins(device, enc_hook=str), DeviceEntry)
         for cell in cells:
@@ -85,10 +83,9 @@ async def run_trace(
     if not _traced(cells[0], engine.name):
         yield
         return
-    assert experiment.cache.disk is not None
-    path = Path(experiment.cache.disk.path) if experiment.cache.disk.path else folder.path
-    # The simulator's mode storage does its I/O in this process.
-    pids = resolved.io_pids or ((os.getpid(),) if engine.name == "sim" else ())
+    path, pids = ENGINES[engine.name].disk_path(experiment, folder.path), resolved.io_pids
+    if not pids:
+        raise TracingError(f"storage.trace: engine {engine.name} names no process whose I/O is the disk's; remove it")
     device = device_number(path)
     target = new_trace_folder(folder.path)
     trace = BpfTrace(target, device_number=device, pids=pids)
@@ -121,63 +118,29 @@ def device_number(path: Path) -> int:
 
 
 def check_run_storage(cell: Cell, engine: str) -> None:
-    """Before anything starts. Raises DeviceError and TracingError."""
+    """Refuses, before anything starts, storage settings without meaning for the engine, and what this machine lacks.
+
+    Raises DeviceError and TracingError.
+    """
+    storage, disk = cell.experiment.storage, ENGINES[engine].disk(cell.experiment)
+    if storage is None:
+        return
+    if storage.device is not None and disk.moves == "none":
+        raise DeviceError(f"storage.device: --engine {engine} would not use it: {disk.why}")
+    if storage.trace and disk.moves != "real":
+        raise TracingError(f"storage.trace: --engine {engine} moves no bytes that a trace would see: {disk.why}")
     if (spec := _wanted(cell, engine)) is not None:
         check(spec)
-    if _traced(cell, engine):
+    if storage.trace:
         check_trace()
 
 
 def _traced(cell: Cell, engine: str) -> bool:
     storage = cell.experiment.storage
-    return storage is not None and storage.trace and _moves_bytes(cell, engine)
+    return storage is not None and storage.trace and ENGINES[engine].disk(cell.experiment).moves == "real"
 
 
 def _wanted(cell: Cell, engine: str) -> DeviceSpec | None:
     """The device that a run of this cell would have made: engines that move real bytes have real devices."""
     storage = cell.experiment.storage
-    return storage.device if storage and _moves_bytes(cell, engine) else None
-
-
-def _moves_bytes(cell: Cell, engine: str) -> bool:
-    simulated = cell.experiment.engines.sim
-    return engine == "vllm" or (engine == "sim" and simulated.mode == "storage" and simulated.storage.device == "file")
-
-
-def create_device(name: str, settings: dict[str, Any]) -> int:
-    """Makes a device that stays until it is destroyed; prints where it is; returns the exit code."""
-    try:
-        spec = DeviceSpec.model_validate({key: value for key, value in settings.items() if value is not None})
-    except ValidationError as error:
-        first = error.errors(include_url=False)[0]
-        option = "".join(f"--{str(part).replace('_', '-')}: " for part in first["loc"])
-        raise DeviceError(f"{option}{first.get('ctx', {}).get('error', first['msg'])}") from None
-    device = create(name, spec)
-    print(f"{device.mount}  {device.file_system} on {device.loop}, {format_bytes(device.size_bytes)}")
-    return 0
-
-
-def list_devices() -> int:
-    """Prints all devices, one a line; returns the exit code."""
-    for device in devices():
-        limits = ", ".join(f"{key} {value:g}" for key, value in device.limits.items() if value)
-        state = device.loop or "broken: destroy it"
-        print(f"{device.name:24} {device.file_system:6} {format_bytes(device.size_bytes):>8}  {state}  {limits}")
-        print(f"{'':24} {device.mount}")
-    return 0
-
-
-def destroy_devices(name: str | None, everything: bool) -> int:
-    """Removes one device, or all that are there; returns the exit code."""
-    if (name is None) == (not everything):
-        raise DeviceError("name one device, or say --all")
-    refused = []
-    for each in left() if name is None else [name]:
-        try:
-            destroy(each)
-            print(f"{each}: removed")
-        except DeviceError as error:
-            refused.append(error)
-    if refused:
-        raise refused[0]
-    return 0
+    return storage.device if storage and ENGINES[engine].disk(cell.experiment).moves == "real" else None

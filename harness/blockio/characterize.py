@@ -295,8 +295,8 @@ def checks(
         "block requests traced": sum(r.bytes for r in reads if inside(r.issued_s)),
         "file reads traced": sum(c.bytes for c in calls if c.kind == "read" and inside(c.at_s)),
         "block layer's statistics": _sum(s.host.device_read_bytes for s in cold),
-        "cache server's process": _sum(s.observed.storage_read_bytes for s in cold),
-        "cache server's chunks": (_sum(s.observed.l2_loaded_chunks for s in cold) or 0) * chunk_bytes,
+        "cache server's process": _sum(s.observed.device_read_bytes.get("disk") for s in cold),
+        "cache server's chunks": (_sum(s.observed.loaded_chunks.get("disk") for s in cold) or 0) * chunk_bytes,
     }
     reference = accounts["block requests traced"]
     return [

@@ -16,7 +16,6 @@ import msgspec
 
 from harness.errors import FioError
 from harness.experiment.units import format_bytes
-from harness.results.folder import read_io
 
 
 class Job(msgspec.Struct, frozen=True):
@@ -87,25 +86,3 @@ def as_the_run(io: dict[str, object]) -> Job:
         raise FioError("the run's trace holds no reads; measure disk_cold")
     size = max(read["sizes"], key=lambda low: int(low) * read["sizes"][low])
     return Job("as the run", "io_uring", int(size), 1, max(1, round(read["depth"])))
-
-
-def compare(folder: Path, run: Path | None, seconds: int) -> int:
-    """Measures, prints a line a job, and how near the run's device came; returns the exit code."""
-    io = None if run is None else read_io(run)
-    if run is not None and io is None:
-        raise FioError(f"{run}: holds no io.json; run it with storage.trace, then harness io characterize {run}")
-    jobs = [*FIXED, *([as_the_run(io)] if io else [])]
-    best = 0.0
-    for job in jobs:
-        found = measure(folder, job, seconds)
-        best = max(best, found.read_bytes_per_s)
-        print(
-            f"{job.name:24} {format_bytes(job.block_bytes):>7}  read {format_bytes(found.read_bytes_per_s):>9}/s"
-            f" p50 {found.read_p50_s * 1000:8.2f} ms   write {format_bytes(found.write_bytes_per_s):>9}/s"
-            f" p50 {found.write_p50_s * 1000:8.2f} ms",
-            flush=True,
-        )
-    for trace in io["traces"] if io else []:
-        reached = trace["block"]["read"]["bytes_per_s"] or 0.0
-        print(f"{run}: {format_bytes(reached)}/s while reading, {reached / best:.1%} of fio's best")
-    return 0

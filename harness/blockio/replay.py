@@ -19,7 +19,6 @@ import msgspec
 
 from harness.collectors.bpf import FileCall, read_files
 from harness.errors import ReplayError
-from harness.experiment.units import format_bytes
 from harness.results.folder import read_traces
 
 
@@ -133,19 +132,9 @@ def iolog(steps: Sequence[Operation], folder: Path) -> str:
     return "\n".join([*lines, *(f"{name} close" for name in names.values())]) + "\n"
 
 
-def replay_run(run: Path, folder: Path, fio: Path | None, timed: bool) -> int:
-    """Replays, or writes fio's files; prints what it did; returns the exit code."""
-    steps = run_operations(run)
-    if not folder.is_dir():
-        raise ReplayError(f"{folder}: no such folder; name one on the device to replay on")
-    if fio is not None:
-        fio.mkdir(parents=True, exist_ok=True)
-        (fio / "run.iolog").write_text(iolog(steps, folder))
-        largest = max(step.bytes for step in steps)
-        job = f"[run]\nread_iolog=run.iolog\nioengine=psync\nbs={largest}\n"
-        (fio / "run.fio").write_text(job)
-        print(f"cd {fio} && fio run.fio")
-        return 0
-    took_s, read, written = replay(steps, folder, timed=timed)
-    print(f"{len(steps)} calls: {format_bytes(read)} read, {format_bytes(written)} written, {took_s:.3f} s in calls")
-    return 0
+def write_fio_job(steps: Sequence[Operation], folder: Path, into: Path) -> None:
+    """run.fio and run.iolog, in a folder that is made for them: fio's way of doing the same operations."""
+    into.mkdir(parents=True, exist_ok=True)
+    (into / "run.iolog").write_text(iolog(steps, folder))
+    largest = max(step.bytes for step in steps)
+    (into / "run.fio").write_text(f"[run]\nread_iolog=run.iolog\nioengine=psync\nbs={largest}\n")

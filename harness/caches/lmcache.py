@@ -104,8 +104,9 @@ class LMCacheServer:
         return False
 
     @property
-    def running(self) -> bool:
-        return self._child is None or self._child.running
+    def children(self) -> tuple[Child, ...]:
+        """The process that we started, if it was us."""
+        return (self._child,) if self._child else ()
 
     @property
     def pid(self) -> int | None:
@@ -116,11 +117,14 @@ class LMCacheServer:
         """The server's process and those below it."""
         return self._child.pids if self._child else (self._pid,) if self._pid else ()
 
+    def _see(self) -> str:
+        return f"see {self._spec.log}" if self._spec else "see its log"
+
     async def metrics(self) -> Metrics:
         try:
             return await scrape(self._http, f"{self.url}/metrics")
         except httpx.HTTPError as error:
-            raise EngineError(f"LMCache at {self.url} no longer tells its metrics ({error!r}); see its log") from None
+            raise EngineError(f"LMCache at {self.url} no longer tells its metrics ({error!r}); {self._see()}") from None
 
     async def settle(self) -> Metrics:
         """Waits until every store that was begun has ended, and nothing is locked. Raises EngineError after 120 s."""
@@ -148,7 +152,7 @@ class LMCacheServer:
         try:
             return (await self._http.get(f"{self.url}/status")).json()
         except (httpx.HTTPError, ValueError) as error:
-            raise EngineError(f"LMCache at {self.url} no longer tells its status ({error!r}); see its log") from None
+            raise EngineError(f"LMCache at {self.url} no longer tells its status ({error!r}); {self._see()}") from None
 
     async def resolved(self) -> tuple[int, int, EvictionRules]:
         """Bytes of L1, tokens a chunk, and the eviction's settings, as the server has them."""
@@ -169,7 +173,7 @@ class LMCacheServer:
             try:
                 await self._http.post(f"{self.url}/cache/clear", json={"tier": "l1"})
             except httpx.HTTPError as error:
-                raise EngineError(f"LMCache at {self.url} no longer answers ({error!r}); see its log") from None
+                raise EngineError(f"LMCache at {self.url} no longer answers ({error!r}); {self._see()}") from None
             if (await self._status())["storage_manager"]["l1_manager"]["total_object_count"] == 0:
                 return
             await asyncio.sleep(0.1)
@@ -209,13 +213,16 @@ def stores(metrics: Metrics) -> tuple[int, int]:
 
 
 def hits(metrics: Metrics) -> dict[str, int]:
-    """LMCache's side of the evidence, as fields of Counters. Its counters appear at their first increment."""
+    """LMCache's side of the evidence, by the names of Counters: its L1 is CPU RAM, its L2 the storage below.
+
+    Its counters appear at their first increment.
+    """
     names = {
-        "l1_hit_tokens": "lookup_hit_l1_tokens_total",
-        "l2_hit_tokens": "lookup_hit_l2_tokens_total",
-        "l2_loaded_chunks": "l2_prefetch_load_completed_chunks_total",
+        "cpu_hit_tokens": "lookup_hit_l1_tokens_total",
+        "disk_hit_tokens": "lookup_hit_l2_tokens_total",
+        "disk_loaded_chunks": "l2_prefetch_load_completed_chunks_total",
     }
-    return {field: metrics.total(_PREFIX + name) or 0 for field, name in names.items()}
+    return {name: metrics.total(_PREFIX + theirs) or 0 for name, theirs in names.items()}
 
 
 def lookups(metrics: Metrics) -> int:

@@ -14,12 +14,15 @@ import msgspec
 import yaml
 
 from harness.calibration.points import PASSES, micro_cells, points_of
+from harness.engines import ENGINES
+from harness.engines.kind import EngineName, Packs
+from harness.engines.sim.settings import SimSettings
 from harness.errors import ConfigError
-from harness.experiment.model import EngineName, Experiment
+from harness.experiment.model import Experiment
 from harness.experiment.read import Cell, Plan
 from harness.results.folder import write_atomically
 from harness.results.manifest import Manifest, read_manifest
-from simulator.calibration import TRANSFER, Assumption, Calibration, FittedOn, Point, load_calibration
+from simulator.calibration import TRANSFER, Assumption, Calibration, FittedOn, Point
 from simulator.errors import CalibrationError
 
 # What leave-one-out may miss by: the ±5 % that a validation asks for on average, twice that in any point.
@@ -39,8 +42,11 @@ def calibrated(folder: Path, name: str, experiment: Experiment, engine: EngineNa
     manifest, points = read_manifest(folder), points_of(folder, size)
     if not points:
         raise CalibrationError(f"{folder}: no row counts, so there is nothing to fit; its report says why")
-    fitted_on, assumed = _fitted_on(manifest, points, size), _assumed(points)
-    ways = _ways(experiment, engine)
+    packs = ENGINES[engine].packs(experiment)
+    if packs is None:
+        raise CalibrationError(f"engine {engine}: the simulator has no packs for it, so nothing can be fitted")
+    fitted_on, assumed = _fitted_on(manifest, points, size, packs), _assumed(points)
+    ways = ENGINES[engine].traits(experiment)._asdict()
     found = fit(fitted_on, assumed, **ways)
     known = [
         msgspec.structs.replace(point, fitted_s=float(f"{fitted_s:.6g}"), loo_error=round(error, 5))
@@ -64,13 +70,13 @@ def calibrated(folder: Path, name: str, experiment: Experiment, engine: EngineNa
     )
 
 
-def _fitted_on(manifest: Manifest, points: tuple[Point, ...], size: str) -> FittedOn:
+def _fitted_on(manifest: Manifest, points: tuple[Point, ...], size: str, packs: Packs) -> FittedOn:
     """The settings, as the engine has resolved them."""
     cell = next(cell for cell in manifest.cells if cell.key.startswith(size))
     resolved = cell.resolved
     assert resolved is not None, "points were measured, so that the engine has said its sizes"
     assert resolved.block_tokens is not None and resolved.gpu_blocks is not None
-    assumed, limits = cell.experiment.engines.sim, resolved.scheduler
+    assumed, limits = cell.experiment.engines.of(SimSettings), resolved.scheduler
     host = {key: getattr(manifest.host, key) for key in ("cpu", "cores", "memory_bytes", "kernel")}
     return FittedOn(
         model=cell.experiment.model,
@@ -79,6 +85,7 @@ def _fitted_on(manifest: Manifest, points: tuple[Point, ...], size: str) -> Fitt
         block_tokens=resolved.block_tokens,
         gpu_blocks=resolved.gpu_blocks,
         engine=manifest.engine,
+        **packs._asdict(),
         versions=resolved.versions,
         host=host,
         run_id=manifest.run_id,
@@ -133,21 +140,3 @@ def planned_micro_cells(plan: Plan, budget_s: float, passes: int = PASSES) -> li
     if measuring_s <= 0:
         raise ConfigError(f"--budget: {len(chunk_sizes)} starts of the engine take about a minute each; raise it")
     return micro_cells(plan.experiment, chunk_sizes, measuring_s, passes)
-
-
-def _ways(experiment: Experiment, engine: EngineName) -> dict[str, bool]:
-    """What passes beside what: of an engine, its rules; the simulator does as its calibration says.
-
-    vLLM's workers without a GPU copy in their own thread; pinned to one core, they compute where its front end works.
-    LMCache's adapter fs spends an interpreter's time on each chunk.
-    """
-    if engine == "sim":
-        known = load_calibration(experiment.engines.sim.hardware)
-        return {name: getattr(known, name) for name in ("synchronous_loads", "shared_core", "serial_chunks")}
-    vllm, disk = experiment.engines.vllm, experiment.cache.disk
-    on_cpu = engine == "vllm" and vllm.device == "cpu"
-    return {
-        "synchronous_loads": on_cpu,
-        "shared_core": on_cpu and len(vllm.cores.engine or ()) == 1,
-        "serial_chunks": engine == "vllm" and disk is not None and disk.adapter == "fs",
-    }

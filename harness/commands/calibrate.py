@@ -3,28 +3,54 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
 
-from harness.calibration.calibrate import calibrated, planned_micro_cells, write_calibration
-from harness.commands.session import RUN_FAILED, command_line, told
+from cyclopts import Parameter
+
+from harness.commands.errors import DONE, RUN_FAILED, command_line, seconds, told
+from harness.commands.options import EngineChoice, Experiment, Overrides, Size
 from harness.errors import ConfigError
-from harness.experiment.model import EngineName
-from harness.experiment.read import Plan, load_experiment
-from harness.measure.run import RunRequest, new_folder, run
-from simulator.calibration import Calibration
+
+if TYPE_CHECKING:
+    from simulator.calibration import Calibration
 
 
 @told
 def calibrate(
-    experiment: Path, engine: EngineName, overrides: list[str], size: str | None, output: Path, run_folder: Path | None,
-    budget: str,
-) -> int:  # fmt: skip
-    """Measures, fits and writes; returns the exit code: 1 where leave-one-out says that the fit is not good."""
+    experiment: Experiment,
+    /,
+    *,
+    engine: EngineChoice,
+    output: Annotated[Path, Parameter(name=["--output", "-o"], help="The calibration file to write.")],
+    overrides: Overrides = None,
+    size: Size = None,
+    run_folder: Annotated[Path | None, Parameter(name="--run", help="The run's folder, for the raw rows.")] = None,
+    budget: Annotated[str, Parameter(help="How long it may take.")] = "15min",
+) -> int:
+    """Measures an engine's costs; fits the simulator's constants to them.
+
+    Of the experiment, its model, cache, engines and chunk sizes count. Exit code 1: the fit does not predict points
+    that are left out of it.
+
+    Example: harness calibrate quickstart --engine vllm -o mine.yaml
+    """
+    from harness.calibration.calibrate import calibrated, planned_micro_cells, write_calibration
+    from harness.experiment.read import load_experiment
+    from harness.measure.run import RunRequest, new_folder, run
     from harness.report.refresh import seal
     from harness.report.run.terminal import Progress
 
-    plan = load_experiment(experiment, overrides, size)
+    plan = load_experiment(experiment, overrides or [], size)
     _check(output, run_folder)
-    request = _request(plan, engine, run_folder, _seconds(budget))
+    name = f"calibrate-{plan.experiment.name}"
+    request = RunRequest(
+        name=name,
+        cells=planned_micro_cells(plan, seconds("--budget", budget)),
+        engine=engine,
+        experiment=plan.origin(),
+        command=command_line(),
+        folder=run_folder or new_folder(name, engine),
+    )
     with Progress() as progress:
         folder = run(request, progress)
     seal(folder)
@@ -32,7 +58,7 @@ def calibrate(
     write_calibration(output, calibration)
     write_calibration(folder / "calibration.yaml", calibration)
     _tell(calibration, output, folder)
-    return 0 if calibration.good else RUN_FAILED
+    return DONE if calibration.good else RUN_FAILED
 
 
 def _check(output: Path, run_folder: Path | None) -> None:
@@ -44,26 +70,6 @@ def _check(output: Path, run_folder: Path | None) -> None:
         raise ConfigError(f"-o {output}: there is no folder {output.parent}; make it first")
     if run_folder is not None and run_folder.exists():
         raise ConfigError(f"--run {run_folder}: exists already; choose another folder")
-
-
-def _seconds(budget: str) -> float:
-    from harness.experiment.units import parse_seconds
-
-    try:
-        return parse_seconds(budget)
-    except ValueError as error:
-        raise ConfigError(f"--budget {error}") from None
-
-
-def _request(plan: Plan, engine: EngineName, run_folder: Path | None, budget_s: float) -> RunRequest:
-    return RunRequest(
-        name=f"calibrate-{plan.experiment.name}",
-        cells=planned_micro_cells(plan, budget_s),
-        engine=engine,
-        experiment=plan.origin(),
-        command=command_line(),
-        folder=run_folder or new_folder(f"calibrate-{plan.experiment.name}", engine),
-    )
 
 
 def _tell(calibration: Calibration, output: Path, folder: Path) -> None:

@@ -1,52 +1,73 @@
-"""The command line's side of `validate` and `compare`: reading, telling, exit codes."""
+"""`harness validate` and `harness compare`: what is held against what, the verdict, and its exit code."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
-from harness.commands.session import command_line, told
+from cyclopts import Parameter
+
+from harness.commands.errors import command_line, seconds, told
+from harness.commands.options import EngineChoice, Out, Overrides, Tolerance
 from harness.errors import ConfigError
-from harness.experiment.model import EngineName
-from harness.experiment.read import Cell, Plan, load_experiment
-from harness.experiment.units import parse_seconds
-from harness.measure.run import new_folder
-from harness.validation.document import EXIT_CODES, Judged
 
 if TYPE_CHECKING:
+    from harness.experiment.read import Cell, Plan
+    from harness.validation.document import Judged
     from harness.validation.validate import Micro
+
+
+_Budget = Annotated[str, Parameter(help="The time for all: what is left goes to points that do not resolve.")]
+_Calibrate = Annotated[str | None, Parameter(help="Or this size of the file is calibrated on, in turns with the rest.")]
+_Sizes = Annotated[list[str] | None, Parameter(name="--size", help="Sizes of the file to measure. Repeatable.")]
+_Real = Annotated[list[Path] | None, Parameter(help="Finished runs to use for the real side. Repeatable.")]
 
 
 @told
 def validate(
-    experiment: Path,
-    calibration: str | None,
-    real: Sequence[Path],
-    engine: EngineName | None,
-    overrides: list[str],
-    sizes: Sequence[str],
-    budget: str,
-    tolerance: float,
-    out: Path | None,
-    calibrate: tuple[str, str, int] | None = None,
+    experiment: Annotated[Path, Parameter(help="The experiment (file or name), or a table of published figures.")],
+    /,
+    *,
+    calibration: Annotated[str | None, Parameter(help="A file, or a name of `harness list presets`.")] = None,
+    calibrate: _Calibrate = None,
+    real: _Real = None,
+    engine: EngineChoice | None = "vllm",
+    overrides: Overrides = None,
+    sizes: _Sizes = None,
+    budget: _Budget = "0s",
+    calibrating: Annotated[str, Parameter(help="With --calibrate: how long its own points may take.")] = "15min",
+    passes: Annotated[int, Parameter(help="With --calibrate: how often it is each point's turn.")] = 6,
+    tolerance: Tolerance = 0.05,
+    out: Out = None,
 ) -> int:
-    """Validates; returns the exit code. calibrate: on which size, how long, and in how many passes."""
+    """Holds the calibrated simulator against a real engine: pass, fail, and why.
+
+    Exit codes: 0 pass, 1 fail, 3 not resolvable.
+
+    Machines drift: --calibrate measures the calibration's points in the same minutes, on the same running engine.
+
+    Example: harness validate configs/validation/cpu_vllm.yaml --calibration mine.yaml --size lengths --size hits
+
+    Example: harness validate configs/validation/cpu_vllm.yaml --calibrate calibration --size lengths --size hits
+    """
+    from harness.experiment.read import load_experiment, shipped
+    from harness.measure.run import new_folder
     from harness.report.run.terminal import Progress
     from harness.validation.published import is_published
     from harness.validation.validate import Validation
     from harness.validation.validate import validate as run_validation
 
-    if is_published(experiment):
-        return _published(experiment, tolerance, out)
-    source = calibration if calibrate is None else _micro(experiment, overrides, *calibrate)
+    if is_published(shipped(experiment)):
+        return _published(shipped(experiment), tolerance, out)
+    source = calibration if calibrate is None else _micro(experiment, overrides or [], calibrate, calibrating, passes)
     if source is None or (calibration is not None and calibrate is not None):
         raise ConfigError(
             "give either --calibration FILE, as `harness calibrate` wrote it, or --calibrate SIZE, to measure one too"
         )
-    chosen: list[str | None] = [*sizes] or [None]
-    plans = {size: load_experiment(experiment, overrides, size) for size in chosen}
+    chosen: list[str | None] = [*(sizes or [])] or [None]
+    plans = {size: load_experiment(experiment, overrides or [], size) for size in chosen}
     first = next(iter(plans.values()))
     name = first.experiment.name
     folder = out or new_folder(f"validate-{name}", engine or "vllm")
@@ -57,8 +78,8 @@ def validate(
         calibration=source,
         experiment=first.origin(),
         folder=folder,
-        real=tuple(real),
-        budget_s=_seconds(budget, "--budget"),
+        real=tuple(real or []),
+        budget_s=seconds("--budget", budget),
         margin=_margin(tolerance),
         command=command_line(),
     )
@@ -67,7 +88,51 @@ def validate(
     return _tell(judged, folder)
 
 
+@told
+def compare(
+    reference: Annotated[Path, Parameter(help="The run that is the measure.")],
+    candidate: Annotated[Path, Parameter(help="The run that is judged.")],
+    /,
+    *,
+    tolerance: Tolerance = 0.05,
+    out: Out = None,
+) -> int:
+    """Holds any two runs of one experiment against each other.
+
+    Exit codes: 0 pass, 1 fail, 3 not resolvable.
+
+    Example: harness compare results/before results/after --tolerance 0.05
+    """
+    from harness.measure.run import new_folder
+    from harness.validation.validate import compare_runs
+
+    folder = out or new_folder("compare", "sim").with_name(f"compare-{reference.name}-{candidate.name}")
+    return _tell(compare_runs(reference, candidate, folder, _margin(tolerance), command_line()), folder)
+
+
+def planned_cells(plans: Mapping[str | None, Plan]) -> list[Cell]:
+    """The cells of all sizes that were asked for. A size's name goes before its cells' keys."""
+    return [cell for size, plan in plans.items() for cell in _of_size(size, plan.cells())]
+
+
+def _of_size(size: str | None, cells: Sequence[Cell]) -> list[Cell]:
+    from harness.experiment.read import Cell
+
+    return [Cell(f"{size}:{cell.key}" if size else cell.key, cell.overrides, cell.experiment) for cell in cells]
+
+
+def _micro(experiment: Path, overrides: list[str], size: str, budget: str, passes: int) -> Micro:
+    from harness.calibration.calibrate import planned_micro_cells
+    from harness.experiment.read import load_experiment
+    from harness.validation.validate import Micro
+
+    plan = load_experiment(experiment, overrides, size)
+    cells = planned_micro_cells(plan, seconds("--calibrating", budget), passes)
+    return Micro(size=f"{size}:", cells=_of_size(size, cells), passes=passes, experiment=plan.experiment)
+
+
 def _published(table: Path, tolerance: float, out: Path | None) -> int:
+    from harness.measure.run import new_folder
     from harness.report.run.terminal import Progress
     from harness.validation.published import validate_published
 
@@ -77,51 +142,17 @@ def _published(table: Path, tolerance: float, out: Path | None) -> int:
     return _tell(judged, folder)
 
 
-def planned_cells(plans: Mapping[str | None, Plan]) -> list[Cell]:
-    """The cells of all sizes that were asked for. A size's name goes before its cells' keys."""
-    return [cell for size, plan in plans.items() for cell in _of_size(size, plan.cells())]
-
-
-def _of_size(size: str | None, cells: Sequence[Cell]) -> list[Cell]:
-    return [Cell(f"{size}:{cell.key}" if size else cell.key, cell.overrides, cell.experiment) for cell in cells]
-
-
-def _micro(experiment: Path, overrides: list[str], size: str, budget: str, passes: int) -> Micro:
-    from harness.calibration.calibrate import planned_micro_cells
-    from harness.validation.validate import Micro
-
-    plan = load_experiment(experiment, overrides, size)
-    cells = planned_micro_cells(plan, _seconds(budget, "--calibrating"), passes)
-    return Micro(size=f"{size}:", cells=_of_size(size, cells), passes=passes, experiment=plan.experiment)
-
-
-@told
-def compare(reference: Path, candidate: Path, tolerance: float, out: Path | None) -> int:
-    """Compares two run folders; returns the exit code."""
-    from harness.validation.validate import compare_runs
-
-    folder = out or new_folder("compare", "sim").with_name(f"compare-{reference.name}-{candidate.name}")
-    judged = compare_runs(reference, candidate, folder, _margin(tolerance), command_line())
-    return _tell(judged, folder)
-
-
 def _margin(tolerance: float) -> float:
     if not 0 < tolerance < 1 or math.isnan(tolerance):
         raise ConfigError(f"--tolerance {tolerance}: not between 0 and 1; write 5 % as 0.05")
     return tolerance
 
 
-def _seconds(text: str, option: str) -> float:
-    try:
-        return parse_seconds(text)
-    except ValueError as error:
-        raise ConfigError(f"{option}: {error}") from None
-
-
 def _tell(judged: Judged, folder: Path) -> int:
     from rich.console import Console
 
     from harness.report.validation.html import findings, terminal_table, write_comparison
+    from harness.validation.document import EXIT_CODES
 
     content = judged.content
     write_comparison(folder, *judged)

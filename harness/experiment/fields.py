@@ -39,3 +39,10 @@ def plain_url(url: str) -> str:
 
 
 Url = Annotated[str, Field(pattern=r"^https?://"), AfterValidator(plain_url)]
+
+
+class Cores(Strict):
+    """CPU cores for the engine, and for the cache server and the load loop. None: not pinned."""
+
+    engine: Annotated[tuple[int, ...] | None, FROM_LIST] = None
+    client: Annotated[tuple[int, ...] | None, FROM_LIST] = None

@@ -5,143 +5,52 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, ValidationInfo, create_model, model_validator
 
+from harness.engines import ENGINES
+from harness.errors import SettingsError
 from harness.experiment.cache import Cache
-from harness.experiment.fields import (
-    FROM_LIST,
-    SHELL_NAME,
-    Positive,
-    Strict,
-    Url,
-    without_secrets,
-)
+from harness.experiment.deployment import Deployment, upgraded
+from harness.experiment.fields import Strict
 from harness.experiment.measure import TIER_STATES, Measure
-from harness.experiment.storage import Storage, StorageSettings
-from harness.experiment.units import Seconds
+from harness.experiment.storage import Storage
 from harness.experiment.workloads import PrefixWorkload, SyntheticWorkload, Workload, check_arrivals, hit_tokens
 
-EngineName = Literal["sim", "vllm", "openai", "fake"]
+Settings = TypeVar("Settings", bound=Strict)
 
 
-class SimSettings(Strict):
-    """The simulator: whose cost constants, whose cache rules; mode storage moves the disk tier's bytes for real.
+class EngineSections(Strict):
+    """Settings by engine; --engine chooses one. The sections are those of ENGINES."""
 
-    instances: engines of the same kind behind one router; simulator/cluster.py says what each `routing` does.
-    shared: tiers that they have in common; cache gives the size of each instance's own tiers, and of the shared one.
-    """
-
-    mode: Literal["model", "storage"] = "model"
-
-    hardware: str = "cpu-2core"
-    engine_policy: str = "vllm-0.32"
-    tier_policy: str = "lmcache-0.5.6-mp"
-    max_batched_tokens: Positive = 2048
-    max_sequences: Positive = 256
-    token_times: bool = False
-    instances: Annotated[int, Field(ge=1, le=100_000)] = 1
-    routing: Literal["round-robin", "least-loaded", "prefix-aware"] = "round-robin"
-    shared: Annotated[tuple[Literal["cpu", "disk"], ...], FROM_LIST] = ()
-    storage: StorageSettings = StorageSettings()
-
-    @model_validator(mode="after")
-    def _consistent(self) -> SimSettings:
-        if len(set(self.shared)) != len(self.shared):
-            raise ValueError("shared names a tier twice; name each once")
-        if self.mode == "storage" and self.instances > 1:
-            raise ValueError("instances must be 1 with mode storage: one engine moves the bytes of one device")
-        return self
+    def of(self, settings: type[Settings]) -> Settings:
+        """The section of that class. Raises SettingsError where the file has to have it and has not."""
+        name = next(name for name, kind in ENGINES.items() if kind.settings() is settings)
+        section = getattr(self, name)
+        if section is None:
+            needed = _required(settings)
+            raise SettingsError(
+                f"engines.{name} is not set; add {' and '.join(needed)}, or --set engines.{name}.{needed[0]}=…"
+            )
+        assert isinstance(section, settings)
+        return section
 
 
-class Attach(Strict):
-    """A vLLM (and LMCache server) that runs already and is left running.
-
-    disk_path: the folder of its fs adapter; chunk files in it are deleted to bring about `recompute`. lmcache_pid:
-    its process, whose reads from the device prove `disk` and `disk_cold`.
-    """
-
-    url: Url
-    model: str | None = None
-    lmcache_url: Url | None = None
-    lmcache_pid: Positive | None = None
-    disk_path: str | None = None
+def _required(settings: type[Strict]) -> list[str]:
+    return [name for name, field in settings.model_fields.items() if field.is_required()]
 
 
-class Cores(Strict):
-    """CPU cores for the engine, and for the cache server and the load loop. None: not pinned."""
-
-    engine: Annotated[tuple[int, ...] | None, FROM_LIST] = None
-    client: Annotated[tuple[int, ...] | None, FROM_LIST] = None
+def _section(settings: type[Strict]) -> Any:
+    """A section that a file may leave out: it has its defaults, or is not there if some key has none."""
+    return (settings | None, None) if _required(settings) else (settings, settings())
 
 
-class VllmSettings(Strict):
-    """A real vLLM, from the environment that the user has.
-
-    model_path None: random weights of the model's shape. transport: how a vLLM without a GPU and the LMCache server
-    pass KV to each other; on a GPU they use CUDA IPC.
-    """
-
-    python: str = ".engines/vllm/bin/python"
-    model_path: str | None = None
-    connector: Literal["mp", "in_process"] = "mp"
-    device: Literal["cpu", "gpu"] = "cpu"
-    transport: Literal["shm", "pickle"] = "shm"
-    max_batched_tokens: Positive | None = None
-    max_sequences: Positive | None = None
-    args: Annotated[tuple[str, ...], FROM_LIST] = ()
-    env: dict[str, str] = Field(default_factory=dict)
-    lmcache_args: Annotated[tuple[str, ...], FROM_LIST] = ()
-    start_timeout: Seconds = 300.0
-    cores: Cores = Cores()
-    attach: Attach | None = None
-
-    @model_validator(mode="after")
-    def _no_secrets(self) -> VllmSettings:
-        for name in self.env:
-            without_secrets(name, f"env.{name}")
-        for argument in (*self.args, *self.lmcache_args):
-            without_secrets(argument.split("=")[0] if argument.startswith("--") else argument, "an argument")
-        return self
-
-
-class OpenAISettings(Strict):
-    """Any OpenAI-compatible server. The key is read from the environment variable that api_key_env names."""
-
-    url: Url
-    model: Annotated[str, Field(min_length=1)]
-    api_key_env: str | None = None
-    vocab_size: Annotated[int, Field(ge=512, le=10_000_000)] | None = None
-
-    @field_validator("api_key_env")
-    @classmethod
-    def _a_name_not_a_key(cls, value: str | None) -> str | None:
-        if value is not None and not SHELL_NAME.fullmatch(value):
-            raise ValueError("api_key_env must name an environment variable, not hold the key itself")
-        return value
-
-
-class FakeSettings(Strict):
-    """The scripted engine of the tests: how it misbehaves."""
-
-    fail_every: Annotated[int, Field(ge=0)] = 0
-    degrade_after: Annotated[int, Field(ge=0)] | None = None
-    delay: Seconds = 0.0
-    start_error: str | None = None
-
-
-class Engines(Strict):
-    """Settings by engine; --engine chooses one."""
-
-    sim: SimSettings = SimSettings()
-    vllm: VllmSettings = VllmSettings()
-    openai: OpenAISettings | None = None
-    fake: FakeSettings = FakeSettings()
-
-    def cores(self, name: str) -> Cores:
-        """Where the engine of that name and its load are pinned; only vLLM's processes are ours to pin."""
-        return self.vllm.cores if name == "vllm" else Cores()
+if TYPE_CHECKING:
+    Engines = EngineSections
+else:
+    sections = {name: _section(kind.settings()) for name, kind in ENGINES.items()}
+    Engines = create_model("Engines", __base__=EngineSections, __doc__=EngineSections.__doc__, **sections)
 
 
 class Experiment(Strict):
@@ -155,18 +64,27 @@ class Experiment(Strict):
     measure: Measure = Measure()
     cache: Cache
     storage: Storage | None = None
+    deployment: Deployment = Deployment()
     engines: Engines = Engines()
+
+    @model_validator(mode="before")
+    @classmethod
+    def _upgraded(cls, config: Any, info: ValidationInfo) -> Any:
+        """Manifests may be older than a key's place; an experiment file is corrected by its author."""
+        kept = isinstance(info.context, dict) and info.context.get("resolved")
+        return upgraded(config) if kept and isinstance(config, dict) else config
 
     @model_validator(mode="after")
     def _consistent(self) -> Experiment:
         check_workload(self.workload, self.measure, self.cache)
         if self.storage is not None:
-            check_device(self.storage, self.cache, self.engines)
-        check_storage(self)
+            check_device(self.storage, self.cache)
+        for kind in ENGINES.values():
+            kind.consistent(self)
         return self
 
 
-def check_device(storage: Storage, cache: Cache, engines: Engines) -> None:
+def check_device(storage: Storage, cache: Cache) -> None:
     """Refuses a device that nothing would use. Raises ValueError with the cure."""
     if cache.disk is None:
         raise ValueError("storage needs cache.disk, the tier that it is about; add it, e.g. {capacity: 2GiB}")
@@ -174,8 +92,6 @@ def check_device(storage: Storage, cache: Cache, engines: Engines) -> None:
         return
     if cache.disk.path is not None:
         raise ValueError("storage.device and cache.disk.path exclude each other; keep one")
-    if engines.vllm.attach is not None:
-        raise ValueError("storage.device: a server that runs already has its own disk; remove it, or remove attach")
     if cache.disk.capacity > storage.device.size:
         raise ValueError(
             f"cache.disk.capacity {cache.disk.capacity} does not fit storage.device.size {storage.device.size}; enlarge"
@@ -203,21 +119,6 @@ def check_workload(workload: Workload, measure: Measure, cache: Cache) -> None:
     if measure.must_reach and getattr(cache, measure.must_reach) is None:
         raise ValueError(f"measure.must_reach is {measure.must_reach}, but cache.{measure.must_reach} is not set")
     check_arrivals(workload)
-
-
-def check_storage(experiment: Experiment) -> None:
-    """Refuses what mode storage cannot do, and what only it can. Raises ValueError with the cure."""
-    cache, sim = experiment.cache, experiment.engines.sim
-    if sim.mode == "storage" and cache.disk is None:
-        raise ValueError("engines.sim.mode storage needs cache.disk: its bytes are what moves; add it")
-    if cache.gpu:
-        return
-    if sim.mode != "storage":
-        raise ValueError("cache.gpu is 0: all KV on disk, which only engines.sim.mode storage does; set it")
-    if isinstance(experiment.workload, PrefixWorkload):
-        raise ValueError("cache.gpu is 0: a prefix workload has no other tier to be in; use a free load")
-    if sim.storage.compute != "none":
-        raise ValueError("cache.gpu is 0: no engine is simulated; set engines.sim.storage.compute to none")
 
 
 def _check_tiers(measure: Measure, cache: Cache) -> None:

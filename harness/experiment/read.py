@@ -22,10 +22,12 @@ import yaml
 from pydantic import BaseModel, ValidationError
 
 from harness.errors import ConfigError
+from harness.experiment.deployment import MOVED_KEYS
 from harness.experiment.fields import Strict
 from harness.experiment.model import Experiment
 from harness.experiment.workloads import WORKLOAD_KINDS
 from harness.records import Origin
+from simulator.models import CONFIGS
 
 _OWN_KEYS = ("sweep", "sizes")
 _MAX_CELLS = 10_000
@@ -79,6 +81,7 @@ def load_experiment(path: Path, overrides: Iterable[str] = (), size: str | None 
 
     Raises ConfigError.
     """
+    path = shipped(path)
     raw, lines = _read(path)
     sizes, axes = raw.pop("sizes", None) or {}, raw.pop("sweep", None) or {}
     for key, value in _size_overrides(path, sizes, size).items():
@@ -96,13 +99,21 @@ def load_experiment(path: Path, overrides: Iterable[str] = (), size: str | None 
     return plan
 
 
+def shipped(path: Path) -> Path:
+    """The file of a shipped experiment or validation, for its plain name; any other path as it is."""
+    if path.suffix or len(path.parts) != 1 or path.exists():
+        return path
+    files = (CONFIGS / folder / f"{path}.yaml" for folder in ("experiments", "validation"))
+    return next((file for file in files if file.is_file()), path)
+
+
 def _read(path: Path) -> tuple[dict[str, Any], dict[tuple[str, ...], int]]:
     try:
         if path.stat().st_size > _MAX_FILE_BYTES:
             raise ConfigError(f"{path}: larger than {_MAX_FILE_BYTES} bytes; is this an experiment file?")
         text = path.read_text(encoding="utf-8")
     except FileNotFoundError:
-        raise ConfigError(f"{path}: no such file; `ls configs/experiments` shows those that ship") from None
+        raise ConfigError(f"{path}: no such file; `harness list experiments` shows those that ship") from None
     except IsADirectoryError:
         raise ConfigError(f"{path}: is a folder; name the experiment file in it") from None
     except (OSError, UnicodeDecodeError) as error:
@@ -229,6 +240,8 @@ def _explain(problem: Any, place: tuple[str, ...]) -> str:
     if len(shown) > 80:
         shown = f"{shown[:77]}…"
     if kind == "extra_forbidden":
+        if ".".join(place[:-1]) == "engines.sim" and place[-1] in MOVED_KEYS:
+            return f"stands in a section of its own now; write deployment.{place[-1]}"
         near = difflib.get_close_matches(place[-1], _known_keys(Experiment), n=1)
         return "unknown key; " + (f"did you mean {near[0]!r}?" if near else "remove it")
     if kind == "missing":

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated
 
 from pydantic import Field, model_validator
 
@@ -50,40 +50,3 @@ class Storage(Strict):
 
     device: Device | None = None
     trace: bool = False
-
-
-class StorageSettings(Strict):
-    """Mode storage: how the disk tier's bytes move. With cache.gpu 0B all KV is on disk, and no engine is simulated.
-
-    layout slab: all chunks in one preallocated file; files: a file a chunk, by the system calls of LMCache's adapter
-    (cache.disk.adapter, cache.disk.odirect), which also says how many go on at once, so that io, depth, direct and
-    fsync are not for it. io auto: io_uring where the kernel lets us, else threads. depth: operations that the device
-    has at once. fsync: a write has ended when it is durable. verify: what is read is compared with what was written.
-    reserve: what the file system keeps free. keep_files: the chunks' file or files stay. compute none: the GPU takes no
-    time.
-    decode_read_tokens: with cache.gpu 0B, the context is read again for every so many output tokens; 0: never.
-    """
-
-    device: Literal["file", "ram", "null", "gpu"] = "file"
-    layout: Literal["slab", "files"] = "slab"
-    io: Literal["auto", "io_uring", "threads"] = "auto"
-    depth: Annotated[int, Field(ge=1, le=4096)] = 16
-    direct: bool = True
-    fsync: bool = False
-    verify: bool = False
-    reserve: Bytes = 2**30
-    keep_files: bool = False
-    compute: Literal["simulated", "none"] = "simulated"
-    decode_read_tokens: Annotated[int, Field(ge=0, le=2**24)] = 32
-
-    @model_validator(mode="after")
-    def _consistent(self) -> StorageSettings:
-        if self.layout == "files":
-            if self.device != "file":
-                raise ValueError(f"layout files is of device file, not of {self.device}; correct one of them")
-            if others := sorted({"io", "depth", "direct", "fsync"} & self.model_fields_set):
-                raise ValueError(
-                    f"{others[0]} is for layout slab; with files LMCache's adapter decides (cache.disk.adapter and"
-                    " cache.disk.odirect); leave it out"
-                )
-        return self

@@ -12,6 +12,7 @@ from typing import Protocol
 import msgspec
 
 from harness.collectors.host import between, read_host
+from harness.engines import ENGINES
 from harness.engines.base import Engine
 from harness.experiment.loads import FreeLoad
 from harness.experiment.read import Cell
@@ -158,7 +159,7 @@ def _watch(engine: Engine, cell: Cell, device_path: Path) -> Callable[[], HostSa
     """Starts a look at the machine; the returned function ends it. A virtual engine does not depend on it."""
     if engine.capabilities.virtual_time:
         return HostSample
-    cores = cell.experiment.engines.cores(engine.name).engine
+    cores = ENGINES[engine.name].cores(cell.experiment).engine
     core = cores[0] if cores else None
     before = read_host(device_path, core)
     return lambda: between(before, read_host(device_path, core))

@@ -2,26 +2,20 @@
 
 from __future__ import annotations
 
-import os
-import shutil
 from collections.abc import Sequence
 from pathlib import Path
 
-from harness.collectors.memory import available_memory_bytes
+from harness.engines import ENGINES
 from harness.errors import PreflightError
 from harness.experiment.cache import Eviction
+from harness.experiment.deployment import Deployment
 from harness.experiment.model import Experiment
-from harness.experiment.storage import Device
 from harness.experiment.units import format_bytes
 from harness.experiment.workloads import PrefixWorkload
 from harness.records import Capabilities, Resolved
 from simulator.models import ModelSpec
 from traces.request import Request
 
-_GIB = 2**30
-# Of vLLM 0.32: its attention on CPU knows no other block sizes.
-_CPU_ATTENTION_BLOCK = 32
-_DISK_RESERVE_BYTES = 2 * _GIB
 _REACH = {"cpu": ("gpu",), "disk": ("gpu", "cpu")}
 
 
@@ -29,11 +23,14 @@ def check_experiment(
     experiment: Experiment, model: ModelSpec, capabilities: Capabilities, engine: str, results: Path
 ) -> None:
     """Before the engine starts. Raises PreflightError."""
-    if not experiment.cache.gpu and engine != "sim":
-        raise PreflightError(f"cache.gpu is 0: all KV on storage is for --engine sim, not {engine}; give it a size")
+    kind = ENGINES[engine]
+    if not experiment.cache.gpu and not kind.without_gpu:
+        can = " or ".join(name for name, other in ENGINES.items() if other.without_gpu)
+        raise PreflightError(f"cache.gpu is 0: all KV on storage is for --engine {can}, not {engine}; give it a size")
+    _check_deployment(experiment.deployment, capabilities, engine)
     _check_capabilities(experiment, capabilities, engine)
-    if experiment.cache.eviction is not None:
-        _check_eviction(experiment, engine)
+    if experiment.cache.eviction is not None and experiment.cache.cpu is None:
+        raise PreflightError("cache.eviction needs cache.cpu, the tier that evicts; give it a size, e.g. 1GiB")
     if isinstance(experiment.workload, PrefixWorkload):
         cache = experiment.cache
         configured = Resolved(
@@ -44,10 +41,7 @@ def check_experiment(
             max_prompt_tokens=model.max_position - 1,
         )
         check_working_set(experiment, configured)
-    if engine == "vllm":
-        _check_vllm(experiment, results)
-    if engine == "sim" and experiment.engines.sim.mode == "storage":
-        _check_storage(experiment, results)
+    kind.check(experiment, results)
 
 
 def check_cache(experiment: Experiment, model: ModelSpec) -> None:
@@ -67,21 +61,25 @@ def check_cache(experiment: Experiment, model: ModelSpec) -> None:
             )
 
 
+def _check_deployment(deployment: Deployment, capabilities: Capabilities, engine: str) -> None:
+    if deployment.instances == 1 or deployment.routing in capabilities.routings:
+        return
+    where = f"deployment.instances {deployment.instances}: engine {engine}"
+    if not capabilities.routings:
+        raise PreflightError(f"{where} runs one instance; set it to 1, or use --engine sim")
+    can = ", ".join(sorted(capabilities.routings))
+    raise PreflightError(f"{where} does not route {deployment.routing}; set deployment.routing to one of {can}")
+
+
 def _check_capabilities(experiment: Experiment, capabilities: Capabilities, engine: str) -> None:
     missing = [tier for tier in experiment.measure.tiers if tier not in capabilities.proves]
     if missing:
         can = ", ".join(sorted(capabilities.proves)) or "none"
+        cure = ENGINES[engine].unproven(experiment)
         raise PreflightError(
             f"measure.tiers: engine {engine}, as configured, cannot prove {', '.join(missing)} (it can: {can});"
-            " remove them, or use a workload without tiers"
+            f" {cure + ', ' if cure else ''}remove them, or use a workload without tiers"
         )
-
-
-def _check_eviction(experiment: Experiment, engine: str) -> None:
-    if experiment.cache.cpu is None:
-        raise PreflightError("cache.eviction needs cache.cpu, the tier that evicts; give it a size, e.g. 1GiB")
-    if engine == "vllm" and experiment.engines.vllm.connector != "mp":
-        raise PreflightError("cache.eviction is the LMCache server's; set engines.vllm.connector to mp, or remove it")
 
 
 def check_working_set(experiment: Experiment, resolved: Resolved) -> None:
@@ -169,71 +167,3 @@ def check_prompts(requests: Sequence[Request], resolved: Resolved) -> None:
         f"workload: request {longest.id} has {longest.prompt_tokens} + {longest.output_tokens} tokens, the engine takes"
         f" {limit + 1}; set workload.max_prompt_tokens, scale with workload.block_tokens, or enlarge cache.gpu"
     )
-
-
-def _check_vllm(experiment: Experiment, results: Path) -> None:
-    cache, settings = experiment.cache, experiment.engines.vllm
-    _check_cores(settings.cores.engine, "engine")
-    _check_cores(settings.cores.client, "client")
-    if settings.attach is not None:
-        return
-    if not os.access(settings.python, os.X_OK):
-        raise PreflightError(
-            f"engines.vllm.python: {settings.python} is no program; run scripts/engine_env vllm, or name your own"
-        )
-    if settings.device == "cpu" and cache.block_tokens % _CPU_ATTENTION_BLOCK:
-        raise PreflightError(
-            f"cache.block_tokens {cache.block_tokens}: vLLM without a GPU takes multiples of {_CPU_ATTENTION_BLOCK}"
-        )
-    if settings.connector == "mp" and cache.cpu is not None and cache.cpu % _GIB:
-        raise PreflightError(f"cache.cpu {format_bytes(cache.cpu)}: LMCache takes whole GiB; use a multiple of 1GiB")
-    if settings.model_path is not None and not Path(settings.model_path).exists():
-        raise PreflightError(
-            f"engines.vllm.model_path: {settings.model_path} does not exist; null makes random weights"
-        )
-    device = _device(experiment)
-    memory = (cache.cpu or 0) + (cache.gpu if settings.device == "cpu" else 0)
-    memory += device.size if device and device.backing is None else 0
-    free = available_memory_bytes()
-    if free is not None and memory > 0.9 * free:
-        raise PreflightError(
-            f"cache: gpu and cpu (and a device) take {format_bytes(memory)} of RAM, {format_bytes(free)} are free;"
-            " make them smaller"
-        )
-    if cache.disk is not None and _device(experiment) is None:
-        _check_disk(Path(cache.disk.path) if cache.disk.path else results, cache.disk.capacity, _DISK_RESERVE_BYTES)
-
-
-def _device(experiment: Experiment) -> Device | None:
-    return experiment.storage.device if experiment.storage else None
-
-
-def _check_storage(experiment: Experiment, results: Path) -> None:
-    disk, settings = experiment.cache.disk, experiment.engines.sim.storage
-    if disk is None or settings.device != "file" or _device(experiment) is not None:
-        return
-    if disk.path is not None and not Path(disk.path).is_dir():
-        raise PreflightError(f"cache.disk.path: {disk.path} is no folder; make it, or name another")
-    _check_disk(Path(disk.path) if disk.path else results, disk.capacity, settings.reserve)
-
-
-def _check_cores(cores: tuple[int, ...] | None, name: str) -> None:
-    here = os.sched_getaffinity(0)
-    absent = sorted(set(cores or ()) - here)
-    if absent:
-        raise PreflightError(
-            f"engines.vllm.cores.{name}: core {absent[0]} is not here (here: {sorted(here)}); correct it"
-        )
-
-
-def _check_disk(path: Path, capacity: int, reserve: int) -> None:
-    while not path.exists() and path != path.parent:
-        path = path.parent
-    if not os.access(path, os.W_OK):
-        raise PreflightError(f"cache.disk.path: {path} is not writable; name a folder that is")
-    free = shutil.disk_usage(path).free
-    if capacity + reserve > free:
-        raise PreflightError(
-            f"cache.disk.capacity {format_bytes(capacity)} and a reserve of {format_bytes(reserve)} exceed"
-            f" the {format_bytes(free)} free at {path}; lower it, or name another cache.disk.path"
-        )

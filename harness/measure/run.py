@@ -20,11 +20,12 @@ from typing import Any
 import msgspec
 
 from harness.blockio.attach import check_run_storage, run_device, run_trace
-from harness.engines import make_engine
+from harness.engines import ENGINES
 from harness.engines.base import Engine, KeepsRecord
+from harness.engines.kind import EngineName
 from harness.errors import Interrupted
 from harness.experiment.loads import FreeLoad, free_load
-from harness.experiment.model import EngineName, results_root
+from harness.experiment.model import results_root
 from harness.experiment.read import Cell
 from harness.experiment.workloads import PrefixWorkload
 from harness.measure.cell import Progress, TierMeasurement, measure_load
@@ -76,14 +77,14 @@ def _preflight(request: RunRequest) -> dict[str, FreeLoad]:
     """Checks every cell before anything starts; returns the free loads, by cell."""
     loads: dict[str, FreeLoad] = {}
     abilities: dict[str, Capabilities] = {}
-    results = request.folder.absolute()
+    results, kind = request.folder.absolute(), ENGINES[request.engine]
     for cell in request.cells:
         experiment, key = cell.experiment, engine_key(cell)
         model = load_model(experiment.model)
         check_cache(experiment, model)
         check_run_storage(cell, request.engine)
         if key not in abilities:
-            abilities[key] = make_engine(request.engine, experiment, model, results, time.perf_counter).capabilities
+            abilities[key] = kind.make(experiment, model, results, time.perf_counter).capabilities
         check_experiment(experiment, model, abilities[key], request.engine, results)
         if not isinstance(experiment.workload, PrefixWorkload):
             loads[cell.key] = free_load(experiment)
@@ -153,7 +154,7 @@ async def _run_all(request: RunRequest, folder: RunFolder, loads: dict[str, Free
         for _, group in itertools.groupby(request.cells, key=engine_key):
             async with run_device(list(group), request.engine, folder) as cells:
                 experiment = cells[0].experiment
-                engine = make_engine(request.engine, experiment, load_model(experiment.model), folder.path, clock)
+                engine = ENGINES[request.engine].make(experiment, load_model(experiment.model), folder.path, clock)
                 await _run_group(engine, cells, folder, loads, later_s, progress)
 
 
@@ -185,9 +186,8 @@ def engine_key(cell: Cell) -> str:
     """Cells with the same key are measured on the same running engine."""
     experiment = cell.experiment
     timeout_s = experiment.measure.request_timeout
-    return repr(
-        (experiment.model, experiment.seed, experiment.cache, experiment.storage, experiment.engines, timeout_s)
-    )
+    around = (experiment.deployment, experiment.cache, experiment.storage)
+    return repr((experiment.model, experiment.seed, *around, experiment.engines, timeout_s))
 
 
 def _total(cells: Sequence[Cell], loads: dict[str, FreeLoad]) -> int | None:
@@ -229,7 +229,7 @@ async def _run_group(
         cells = [cell for cell in cells if cell.key not in complete]
     if not cells:
         return
-    cores = cells[0].experiment.engines.cores(engine.name).client
+    cores = ENGINES[engine.name].cores(cells[0].experiment).client
     try:
         progress.state("starting the engine")
         await engine.start()

@@ -24,7 +24,8 @@ from harness.experiment.model import Experiment
 from harness.experiment.workloads import PrefixWorkload, hit_tokens
 from harness.records import Counters, Resolved
 from traces.load import Load
-from traces.request import Request, RequestRecord, Segment, TokensByTier, Verdict, stable_id
+from traces.request import Request, RequestRecord, Segment, Verdict, stable_id
+from traces.tiers import COMPUTED, tier_names
 
 ALL_TIERS = frozenset({"gpu", "cpu", "disk"})
 # Of a disk read, this share has to come from the device when cold, and at most the rest when warm: LMCache's process
@@ -157,15 +158,15 @@ def expected_counters(probe: Probe, tier: str) -> Counters:
     expected["external_tokens"] = 0 if tier in ("recompute", "gpu") else count * hit
     # LMCache's look-ups also hit when the engine's own cache had served the tokens: no evidence for gpu.
     if hit and tier in ("cpu", "disk", "disk_cold"):
-        expected["l1_hit_tokens"] = count * hit if tier == "cpu" else 0
-        expected["l2_hit_tokens"] = 0 if tier == "cpu" else count * hit
+        expected["cpu_hit_tokens"] = count * hit if tier == "cpu" else 0
+        expected["disk_hit_tokens"] = 0 if tier == "cpu" else count * hit
     if hit and tier in ("disk", "disk_cold"):
-        expected["l2_loaded_chunks"] = count * hit // probe.experiment.cache.chunk_tokens
+        expected["disk_loaded_chunks"] = count * hit // probe.experiment.cache.chunk_tokens
     if hit and tier == "disk_cold":
-        expected["storage_read_bytes"] = count * hit * (probe.resolved.kv_bytes_per_token or 0)
+        expected["disk_device_read_bytes"] = count * hit * (probe.resolved.kv_bytes_per_token or 0)
     elif hit and tier == "disk":
-        expected["storage_read_bytes"] = 0
-    return Counters(**expected)
+        expected["disk_device_read_bytes"] = 0
+    return Counters.of(expected)
 
 
 def prove(probe: Probe, tier: str, observed: Counters, rows: Sequence[RequestRecord]) -> tuple[Verdict, str | None]:
@@ -178,10 +179,9 @@ def prove(probe: Probe, tier: str, observed: Counters, rows: Sequence[RequestRec
         # In-process connectors tell hits in one total; expectations on a tier that is not there do not apply.
         expected = _without_absent_tiers(expected, observed)
     whole = probe.workload.concurrency * probe.hit_tokens * (probe.resolved.kv_bytes_per_token or 0)
-    for name, wanted in msgspec.structs.asdict(expected).items():
-        seen = getattr(observed, name)
-        if wanted is None:
-            continue
+    moved = observed.named()
+    for name, wanted in expected.named().items():
+        seen = moved.get(name)
         if seen is None:
             return "unproven", f"the engine does not report {name}"
         if not _agrees(name, wanted, seen, whole):
@@ -194,14 +194,14 @@ def prove(probe: Probe, tier: str, observed: Counters, rows: Sequence[RequestRec
 
 
 def _without_absent_tiers(expected: Counters, observed: Counters) -> Counters:
-    gone = {name: None for name in ("l1_hit_tokens", "l2_hit_tokens") if not getattr(expected, name)}
-    if observed.l2_loaded_chunks is None:
-        gone |= {"l2_loaded_chunks": None}
-    return msgspec.structs.replace(expected, **gone)
+    gone = {name for name in ("cpu_hit_tokens", "disk_hit_tokens") if not expected.named().get(name)}
+    if "disk" not in observed.loaded_chunks:
+        gone |= {"disk_loaded_chunks"}
+    return Counters.of({name: wanted for name, wanted in expected.named().items() if name not in gone})
 
 
 def _agrees(name: str, wanted: int, seen: int, whole_bytes: int) -> bool:
-    if name != "storage_read_bytes":
+    if name != "disk_device_read_bytes":
         return seen == wanted
     return seen >= _COLD_SHARE * whole_bytes if wanted else seen <= (1 - _COLD_SHARE) * whole_bytes
 
@@ -211,8 +211,8 @@ def sealed(row: RequestRecord, probe: Probe, tier: str, verdict: Verdict, reason
     hit = 0 if tier == "recompute" else probe.hit_tokens
     by_tier = row.tokens_by_tier
     if verdict == "proven":
-        served = {"gpu": 0, "cpu": 0, "disk": 0} | ({_SERVED_BY[tier]: hit} if hit else {})
-        by_tier = TokensByTier(computed=row.prompt_tokens - hit, **served)
+        served = dict.fromkeys(tier_names(), 0) | ({_SERVED_BY[tier]: hit} if hit else {})
+        by_tier = {COMPUTED: row.prompt_tokens - hit, **served}
     return msgspec.structs.replace(
         row,
         expected_tier=tier,

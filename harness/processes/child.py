@@ -1,27 +1,36 @@
-"""Child processes that never outlive a run: each in its own session under a warden, its words kept in a log."""
+"""Child processes that never outlive a run: each in its own session under two wardens, its words kept in a log."""
 
 from __future__ import annotations
 
 import asyncio
 import os
+import re
+import secrets
+import signal
 import socket
 import subprocess
 import sys
 import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import psutil
 
 from harness.errors import EngineError
+from harness.processes import warden
 
 if TYPE_CHECKING:
     import httpx
 
-_WARDEN = Path(__file__).with_name("warden.py")
+_WARDEN = Path(warden.__file__)
+_MARK = "KV_HARNESS_CHILD"
 _GRACE_S = 15.0
 _IDLE_S = 2.0
+# How long a failed call waits for the news that its server has ended: a socket closes before its process does.
+_NEWS_S = 0.5
+_ERROR = re.compile(r"error|exception|critical|fatal|killed|panicked|out of memory", re.IGNORECASE)
+T = TypeVar("T")
 
 
 def control_client(timeout_s: float) -> httpx.AsyncClient:
@@ -54,45 +63,56 @@ class Child:
         scratch: Sequence[Path] = (),
         grace_s: float | None = None,
     ) -> None:
-        self.name, self._argv, self._log, self._env = name, list(argv), log, dict(env)
+        self.name, self._argv, self._log = name, list(argv), log
+        self._mark = f"{os.getpid()}-{secrets.token_hex(8)}"
+        self._env = {**env, _MARK: self._mark}
         self._cores, self._scratch, self._grace_s = cores, scratch, grace_s
-        self._warden: subprocess.Popen[bytes] | None = None
-        self._pipe: int | None = None
+        self._guard: subprocess.Popen[bytes] | None = None
+        self._alive: int | None = None
+        self._state: int | None = None
+        self._told = b""
+        self._wardens_gone = False
 
     def start(self) -> None:
         """Raises EngineError where the log cannot be written; a missing command shows in `wait_until`."""
-        read_end, self._pipe = os.pipe2(os.O_CLOEXEC)
+        alive, self._alive = os.pipe2(os.O_CLOEXEC)
+        self._state, state = os.pipe2(os.O_CLOEXEC)
+        os.set_blocking(self._state, False)
         cores = ",".join(map(str, self._cores)) if self._cores else "-"
         scratch = ":".join(str(path.absolute()) for path in self._scratch) or "-"
-        argv = [
-            sys.executable,
-            "-I",
-            "-S",
-            str(_WARDEN),
-            str(read_end),
-            str(self._grace_s or _GRACE_S),
-            cores,
-            scratch,
-            "--",
-            *self._argv,
-        ]
-        with self._log.open("ab") as log:
-            self._warden = subprocess.Popen(
-                argv, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=self._env, pass_fds=[read_end]
-            )
-        os.close(read_end)
+        argv = [sys.executable, "-I", "-S", str(_WARDEN), str(alive), str(state), str(self._grace_s or _GRACE_S)]
+        argv += [cores, scratch, "--", *self._argv]
+        try:
+            with self._log.open("ab") as log:
+                self._guard = subprocess.Popen(
+                    argv, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=self._env, pass_fds=[alive, state]
+                )
+        except OSError as error:
+            raise EngineError(f"{self.name}: {error}; is the disk full, or the folder gone?") from None
+        finally:
+            os.close(alive)
+            os.close(state)
+
+    def _listen(self) -> list[int]:
+        """What the warden has told so far: the command's process id, then how it ended."""
+        while self._state is not None and not self._wardens_gone:
+            try:
+                told = os.read(self._state, 64)
+            except BlockingIOError:
+                break
+            self._told += told
+            self._wardens_gone = not told
+        return [int(line) for line in self._told.split()]
 
     @property
     def running(self) -> bool:
-        return self._warden is not None and self._warden.poll() is None
+        told = self._listen()
+        return self._guard is not None and len(told) < 2 and not self._wardens_gone
 
     @property
     def pid(self) -> int | None:
-        """The command's own process id, not the warden's; None when it does not run."""
-        if not self.running or self._warden is None:
-            return None
-        children = Path(f"/proc/{self._warden.pid}/task/{self._warden.pid}/children").read_text().split()
-        return int(children[0]) if children else None
+        """The command's own process id; None when it does not run."""
+        return told[0] if self.running and (told := self._listen()) else None
 
     @property
     def pids(self) -> tuple[int, ...]:
@@ -104,13 +124,36 @@ class Child:
         pid = self.pid
         return None if pid is None else sum(storage_read_bytes(one) or 0 for one in [pid, *_descendants(pid)])
 
+    async def ended(self) -> None:
+        """Returns when the command has ended, or the warden that watches it."""
+        loop = asyncio.get_running_loop()
+        while self.running:
+            assert self._state is not None
+            news = asyncio.Event()
+            loop.add_reader(self._state, news.set)
+            try:
+                await news.wait()
+            finally:
+                loop.remove_reader(self._state)
+
+    def how_it_ended(self) -> str:
+        told = self._listen()
+        if len(told) < 2:
+            return "its warden was killed"
+        return f"killed by {signal.Signals(-told[1]).name}" if told[1] < 0 else f"exit code {told[1]}"
+
+    def obituary(self) -> str:
+        """One line: which process ended, how, its log, and the last line there that tells of an error."""
+        errors = [line for line in self.last_lines(500) if _ERROR.search(line)]
+        last = f"ends with the error: {errors[-1].strip()}" if errors else "tells of no error; was memory short?"
+        return f"{self.name} ended during the run ({self.how_it_ended()}); {self._log} {last}"
+
     async def wait_until(self, check: Callable[[], Awaitable[bool]], timeout_s: float, cure: str) -> None:
         """Polls `check` until it holds. Raises EngineError with the log's end when the child dies or time is up."""
         deadline = time.monotonic() + timeout_s
         while not await check():
             if not self.running:
-                code = self._warden.returncode if self._warden else None
-                raise EngineError(f"{self.name} ended with exit code {code} before it was ready; {self._tail(cure)}")
+                raise EngineError(f"{self.name} ended before it was ready ({self.how_it_ended()}); {self._tail(cure)}")
             if time.monotonic() > deadline:
                 raise EngineError(f"{self.name} was not ready within {timeout_s:g} s; {self._tail(cure)}")
             await asyncio.sleep(0.2)
@@ -130,12 +173,60 @@ class Child:
 
     async def stop(self) -> None:
         """Ends the command and its descendants: SIGTERM, then SIGKILL after the grace. Safe to call twice."""
-        if self._pipe is not None:
-            os.close(self._pipe)
-            self._pipe = None
-        if self._warden is not None:
-            while self._warden.poll() is None:
-                await asyncio.sleep(0.02)
+        if self._alive is not None:
+            os.close(self._alive)
+            self._alive = None
+        if self._guard is None:
+            return
+        while self._guard.returncode is None and not self._wardens_ended():
+            await asyncio.sleep(0.02)
+        if self._guard.returncode is None:
+            await asyncio.to_thread(self._sweep, self._guard.pid)
+            self._guard.wait()
+        if self._state is not None:
+            os.close(self._state)
+            self._state = None
+
+    def _wardens_ended(self) -> bool:
+        """The guard stays a zombie until the sweep, so that its process id, which names the session, is no other's."""
+        assert self._guard is not None
+        self._listen()
+        ended = os.waitid(os.P_PID, self._guard.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+        return self._wardens_gone and ended is not None
+
+    def _sweep(self, session: int) -> None:
+        """What a killed guard and a killed warden left behind; usually nothing."""
+        warden.end_all(lambda: warden.marked(session, f"{_MARK}={self._mark}"), warden.ORPHAN_GRACE_S)
+        warden.delete(self._scratch)
+
+
+async def outlive(
+    children: Sequence[Child], work: Coroutine[Any, Any, T], give_up: Callable[[str], None] | None = None
+) -> T:
+    """The result of `work`, which needs all of the children.
+
+    Raises EngineError that tells which child ended first, whether `work` fails by that or still waits for an answer.
+    give_up: called with what happened, so that `work` ends by itself; without it, `work` is cancelled.
+    """
+    working = asyncio.ensure_future(work)
+    watching = {asyncio.ensure_future(child.ended()): child for child in children}
+    try:
+        await asyncio.wait({working, *watching}, return_when=asyncio.FIRST_COMPLETED)
+        failed = working.done() and not working.cancelled() and working.exception() is not None
+        if failed and watching:
+            await asyncio.wait(watching, timeout=_NEWS_S, return_when=asyncio.FIRST_COMPLETED)
+        ended = next((child for watch, child in watching.items() if watch.done()), None)
+        if ended is None:
+            return await working
+        told = ended.obituary()
+        if give_up is not None and not working.done():
+            give_up(told)
+            await working
+        raise EngineError(told)
+    finally:
+        for task in (working, *watching):
+            task.cancel()
+        await asyncio.gather(working, *watching, return_exceptions=True)
 
 
 def storage_read_bytes(pid: int) -> int | None:

@@ -1,12 +1,18 @@
 """Runs one command and ends it, with everything that it started, when the harness ends, however it ends.
 
-    python -I -S warden.py PIPE_FD GRACE_S CORES SCRATCH -- COMMAND…
+    python -I -S warden.py ALIVE_FD STATE_FD GRACE_S CORES SCRATCH -- COMMAND…
 
 CORES: '0,1', or '-' for any. SCRATCH: files and folders to delete at the end, with ':' between them, or '-'.
 
-The harness holds the pipe's other end and never writes: end-of-file means that it is gone, even by SIGKILL. Engines
-start workers, and workers that outlive their parent are adopted here (subreaper), so none is lost. Needs the
-standard library only: it is run as a file, without site-packages, and starts in 20 ms.
+Two processes, so that a SIGKILL of either leaves nothing: the guard is the parent of the warden, and the warden is the
+parent of the command. Both adopt orphans (subreaper): workers that outlive the engine stay below the warden, and below
+the guard when the warden is gone. The one that survives ends everything and deletes SCRATCH.
+
+The harness holds ALIVE_FD's other end and never writes: end-of-file means that the harness is gone, even by SIGKILL.
+The warden writes to STATE_FD, one a line: the command's process id, and how the command ended (an exit code, or a
+signal's number below 0). End-of-file without the second line means that the warden was killed.
+
+Needs the standard library only: it runs as a file, without site-packages, and starts in 20 ms.
 """
 
 import contextlib
@@ -17,93 +23,168 @@ import shutil
 import signal
 import sys
 import time
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
+# Workers whose engine has ended have nothing to finish.
+ORPHAN_GRACE_S = 3.0
+_prctl = ctypes.CDLL(None).prctl
 
 
 def main() -> int:
-    pipe, grace_s, cores = int(sys.argv[1]), float(sys.argv[2]), sys.argv[3]
-    scratch, command = sys.argv[4], sys.argv[6:]
+    alive, state, grace_s, cores = int(sys.argv[1]), int(sys.argv[2]), float(sys.argv[3]), sys.argv[4]
+    scratch, command = sys.argv[5], sys.argv[7:]
     os.setsid()
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    prctl = ctypes.CDLL(None).prctl
-    prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
     if cores != "-":
         os.sched_setaffinity(0, {int(core) for core in cores.split(",")})
+    guard = os.getpid()
+    adopt_orphans()
+    warden = os.fork()
+    if warden:
+        os.close(state)
+        _, status = os.waitpid(warden, 0)
+        end_all(descendants, grace_s)
+        code = os.waitstatus_to_exitcode(status)
+    else:
+        woken = wake_on(signal.SIGCHLD, signal.SIGHUP)
+        die_with_parent(guard, signal.SIGHUP)
+        adopt_orphans()
+        child = start(command, alive, state)
+        how = watch(child, alive, state, woken, guard)
+        end_all(descendants, grace_s if how is None else ORPHAN_GRACE_S)
+        code = 143 if how is None else how
+    delete(Path(path) for path in scratch.split(":") if scratch != "-")
+    return code & 0xFF
+
+
+def adopt_orphans() -> None:
+    _prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+
+
+def die_with_parent(parent: int, by: signal.Signals) -> None:
+    """`by` is sent to this process when `parent`, which started it, ends."""
+    _prctl(PR_SET_PDEATHSIG, by, 0, 0, 0)
+    if os.getppid() != parent:
+        os.kill(os.getpid(), by)
+
+
+def wake_on(*numbers: signal.Signals) -> int:
+    """A descriptor that becomes readable when one of these signals arrives."""
+    read_end, write_end = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+    signal.set_wakeup_fd(write_end)
+    for number in numbers:
+        signal.signal(number, lambda *_: None)
+    return read_end
+
+
+def start(command: list[str], alive: int, state: int) -> int:
+    """Starts the command, tells its process id on `state`, and returns it."""
+    warden = os.getpid()
     child = os.fork()
     if child == 0:
-        os.close(pipe)
-        # Should the warden itself be killed, its command goes too.
-        prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-        signal.signal(signal.SIGINT, signal.SIG_DFL)
+        os.close(alive)
+        os.close(state)
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGCHLD):
+            signal.signal(number, signal.SIG_DFL)
+        # Without a warden the command ends by itself: by SIGTERM, so that it can end its own workers.
+        die_with_parent(warden, signal.SIGTERM)
         try:
             os.execvp(command[0], command)
         except OSError as error:
             print(f"{command[0]}: {error.strerror}", file=sys.stderr, flush=True)
             os._exit(127)
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    code = watch(child, pipe)
-    end_all(grace_s)
-    for path in scratch.split(":") if scratch != "-" else ():
-        shutil.rmtree(path, ignore_errors=True)
-        with contextlib.suppress(OSError):
-            Path(path).unlink()
-    return code
+    tell_harness(state, child)
+    return child
 
 
-def watch(child: int, pipe: int) -> int:
-    """Until the command ends (its exit code) or the harness is gone (143)."""
+def tell_harness(state: int, number: int) -> None:
+    with contextlib.suppress(OSError):
+        os.write(state, f"{number}\n".encode())
+
+
+def watch(child: int, alive: int, state: int, woken: int, guard: int) -> int | None:
+    """Until the command ends (how, also told on `state`), or the harness or the guard is gone (None)."""
     while True:
         ended, status = os.waitpid(-1, os.WNOHANG)
         if ended == child:
-            return os.waitstatus_to_exitcode(status) & 0xFF
-        if select.select([pipe], [], [], 0.1)[0]:
-            return 143
+            code = os.waitstatus_to_exitcode(status)
+            tell_harness(state, code)
+            return code
+        if os.getppid() != guard:
+            return None
+        if not ended:
+            ready = select.select([alive, woken], [], [], 1.0)[0]
+            if alive in ready:
+                return None
+            if woken in ready:
+                os.read(woken, 4096)
 
 
-def end_all(grace_s: float) -> None:
-    """SIGTERM to all descendants, SIGKILL to those left after grace_s."""
+def end_all(members: Callable[[], list[int]], grace_s: float) -> None:
+    """SIGTERM to all members, SIGKILL to those left after grace_s. Returns when none is left."""
     deadline = time.monotonic() + grace_s
-    tell(signal.SIGTERM)
-    while descendants():
-        reap()
+    tell(members(), signal.SIGTERM)
+    while left := members():
         if time.monotonic() > deadline:
-            tell(signal.SIGKILL)
+            tell(left, signal.SIGKILL)
         time.sleep(0.02)
-    reap()
 
 
-def tell(what: signal.Signals) -> None:
-    for pid in descendants():
+def tell(pids: list[int], what: signal.Signals) -> None:
+    for pid in pids:
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, what)
 
 
-def reap() -> None:
-    with contextlib.suppress(ChildProcessError):
-        while os.waitpid(-1, os.WNOHANG)[0]:
-            pass
+def delete(paths: Iterable[Path]) -> None:
+    for path in paths:
+        shutil.rmtree(path, ignore_errors=True)
+        with contextlib.suppress(OSError):
+            path.unlink()
 
 
-def descendants() -> list[int]:
-    """All living processes below this one, by their parents' ids."""
-    children: dict[int, list[int]] = {}
+def living() -> Iterator[tuple[int, int, int]]:
+    """Process id, parent and session of every process that has not ended."""
     for entry in os.scandir("/proc"):
         if entry.name.isdigit():
             try:
                 stat = Path(entry.path, "stat").read_text()
             except OSError:
                 continue
-            state, parent = stat.rpartition(")")[2].split()[:2]
+            state, parent, _, session = stat.rpartition(")")[2].split()[:4]
             if state != "Z":
-                children.setdefault(int(parent), []).append(int(entry.name))
+                yield int(entry.name), int(parent), int(session)
+
+
+def descendants() -> list[int]:
+    """All living processes below this one, by their parents' ids."""
+    children: dict[int, list[int]] = {}
+    for pid, parent, _ in living():
+        children.setdefault(parent, []).append(pid)
     found, queue = [], [os.getpid()]
     while queue:
         below = children.get(queue.pop(), [])
         found += below
         queue += below
     return found
+
+
+def marked(session: int, mark: str) -> list[int]:
+    """All living processes of the session, and those whose environment has the mark ('NAME=value').
+
+    For use where both parents were killed: a worker keeps one or the other unless it drops both.
+    """
+    return [pid for pid, _, its_session in living() if its_session == session or _has(pid, mark.encode())]
+
+
+def _has(pid: int, mark: bytes) -> bool:
+    try:
+        return mark in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+    except OSError:
+        return False
 
 
 if __name__ == "__main__":

@@ -19,7 +19,7 @@ COLORS = {
     FREE_LOAD: "#56B4E9",
 }
 SYMBOLS = {"recompute": "circle", "gpu": "square", "cpu": "diamond", "disk": "triangle-up", "disk_cold": "cross"}
-SOURCE_COLORS = {"computed": "#D55E00", "gpu": "#009E73", "cpu": "#2B83C6", "disk": "#E69F00", "shared": "#CC79A7"}
+SOURCE_COLORS = {"computed": "#D55E00", "gpu": "#009E73", "cpu": "#2B83C6", "disk": "#E69F00"}
 VERDICT_SYMBOLS = {
     "proven": "circle",
     "contradicted": "x",

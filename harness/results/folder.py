@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import fcntl
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -26,6 +26,7 @@ from harness.errors import ResultsError
 from harness.records import IoTrace, Sample
 from harness.results.manifest import Manifest, encode_manifest, read_manifest
 from traces.request import RequestRecord
+from traces.tiers import sources
 
 _T = TypeVar("_T", bound=msgspec.Struct)
 
@@ -112,7 +113,30 @@ def read_rows(path: Path) -> Iterator[RequestRecord]:
 
 
 def read_samples(path: Path) -> Iterator[Sample]:
-    return _read_lines(path / "samples.jsonl", Sample)
+    return _read_lines(path / "samples.jsonl", Sample, _with_counters_by_tier)
+
+
+# Counters of schema 1, which had LMCache's names, and where they stand now.
+_COUNTERS_OF_OLD_SAMPLES = {
+    "gpu_hit_tokens": ("hit_tokens", "gpu"),
+    "l1_hit_tokens": ("hit_tokens", "cpu"),
+    "l2_hit_tokens": ("hit_tokens", "disk"),
+    "l2_loaded_chunks": ("loaded_chunks", "disk"),
+    "storage_read_bytes": ("device_read_bytes", "disk"),
+}
+
+
+def _with_counters_by_tier(sample: Any) -> Any:
+    """A line of samples.jsonl as this version writes it; one that already is stays as it is."""
+    for side in ("observed", "expected"):
+        counters = sample.get(side) if isinstance(sample, dict) else None
+        if not isinstance(counters, dict):
+            continue
+        for old, (field, tier) in _COUNTERS_OF_OLD_SAMPLES.items():
+            value = counters.pop(old, None)
+            if value is not None:
+                counters.setdefault(field, {})[tier] = value
+    return sample
 
 
 def new_trace_folder(path: Path) -> Path:
@@ -154,7 +178,7 @@ def write_parquet(path: Path, rows: Iterable[RequestRecord]) -> None:
         flat = msgspec.structs.asdict(row)
         by_tier = flat.pop("tokens_by_tier")
         flat["token_s"] = list(row.token_s)
-        flat |= {f"{tier}_tokens": getattr(by_tier, tier) for tier in by_tier.__struct_fields__}
+        flat |= {f"{source}_tokens": by_tier.get(source) for source in sources()}
         flat |= {"ttft_s": row.ttft_s, "e2e_s": row.e2e_s, "tpot_s": row.tpot_s}
         table.append(flat)
     temporary = path / "requests.parquet.tmp"
@@ -173,17 +197,20 @@ def _pretty(content: dict[str, Any]) -> bytes:
     return msgspec.json.format(msgspec.json.encode(content), indent=1) + b"\n"
 
 
-def _read_lines(path: Path, kind: type[_T]) -> Iterator[_T]:
-    """Lines of a file that a crash may have cut: a torn last line is left out, a torn other one is an error."""
+def _read_lines(path: Path, kind: type[_T], upgrade: Callable[[Any], Any] | None = None) -> Iterator[_T]:
+    """Lines of a file that a crash may have cut: a torn last line is left out, a torn other one is an error.
+
+    upgrade: makes a decoded line of an older version one of this version.
+    """
     if not path.exists():
         return
-    decoder = msgspec.json.Decoder(kind)
+    decoder, raw = msgspec.json.Decoder(kind), msgspec.json.Decoder()
     with path.open("rb") as lines:
         for number, line in enumerate(lines, 1):
             if not line.endswith(b"\n"):
                 return
             try:
-                yield decoder.decode(line)
+                yield decoder.decode(line) if upgrade is None else msgspec.convert(upgrade(raw.decode(line)), kind)
             except (msgspec.DecodeError, msgspec.ValidationError) as error:
                 raise ResultsError(f"{path}:{number}: not a {kind.__name__} ({error}); restore the file") from None
 

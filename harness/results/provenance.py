@@ -12,6 +12,7 @@ from pathlib import Path
 import msgspec
 
 import harness
+from harness.engines import ENGINES
 
 
 def now() -> str:
@@ -53,6 +54,12 @@ def versions() -> dict[str, str]:
         "python": platform.python_version(),
         **{name: importlib.metadata.version(name) for name in names},
     }
+
+
+def is_simulated(engine: str) -> bool:
+    """Whether a run's times were computed. False for an engine that this version does not know."""
+    kind = ENGINES.get(engine)
+    return kind is not None and kind.simulated
 
 
 def git() -> Git:

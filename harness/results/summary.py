@@ -10,10 +10,10 @@ from harness.records import Counters, Sample
 from harness.results.manifest import Manifest
 from harness.stats import coefficient_of_variation, mean_interval, percentile, samples_needed
 from traces.request import RequestRecord
+from traces.tiers import sources
 
 METRICS = ("ttft_s", "e2e_s", "tpot_s", "send_lag_s")
 FREE_LOAD = "load"
-_HIT_TIERS = ("gpu", "cpu", "disk", "shared")
 
 
 def summarize(manifest: Manifest, rows: Iterable[RequestRecord], samples: Iterable[Sample] = ()) -> dict[str, Any]:
@@ -97,7 +97,9 @@ def latency_figures(values: Sequence[float]) -> dict[str, Any] | None:
 
 def _moved(moved: Sequence[Counters]) -> dict[str, int | None]:
     """Sum of the counters' movements over all samples, proven or not; None where one sample lacks a counter."""
-    return {name: _sum_or_none([getattr(one, name) for one in moved]) for name in Counters.__struct_fields__}
+    named = [one.named() for one in moved]
+    names = dict.fromkeys(name for one in named for name in one)
+    return {name: _sum_or_none([one.get(name) for one in named]) for name in names}
 
 
 def _reason(row: RequestRecord) -> str:
@@ -119,8 +121,8 @@ def _verdicts(rows: Sequence[RequestRecord]) -> dict[str, int]:
 def _tokens(rows: Sequence[RequestRecord]) -> dict[str, Any]:
     """Sums over rows; None where no row has the figure, and a sum never mixes rows that have it with others."""
     totals: dict[str, Any] = {"prompt": sum(row.prompt_tokens for row in rows)}
-    for tier in ("computed", *_HIT_TIERS):
-        totals[tier] = _sum_or_none([getattr(row.tokens_by_tier, tier) for row in rows])
+    for source in sources():
+        totals[source] = _sum_or_none([row.tokens_by_tier.get(source) for row in rows])
     totals["output"] = _sum_or_none([row.output_tokens for row in rows])
     totals["cached"] = _sum_or_none([row.cached_tokens for row in rows])
     totals["expected_hit"] = _sum_or_none([row.expected_hit_tokens for row in rows])

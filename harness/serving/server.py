@@ -18,7 +18,7 @@ import socket
 import uvloop
 from aiohttp import web
 
-from harness.engines import simulator_maker
+from harness.engines.sim.make import simulator_maker
 from harness.errors import ServeError
 from harness.experiment.model import Experiment
 from harness.measure.preflight import check_cache
@@ -36,10 +36,8 @@ def serve(experiment: Experiment, host: str, port: int, api_key_env: str | None 
     """Serves until SIGINT or SIGTERM; returns the exit code. Raises ServeError and others of one line."""
     model = load_model(experiment.model)
     check_cache(experiment, model)
-    if experiment.engines.sim.instances > 1:
-        raise ServeError(
-            f"engines.sim.instances {experiment.engines.sim.instances}: a server is one engine; set it to 1"
-        )
+    if (instances := experiment.deployment.instances) > 1:
+        raise ServeError(f"deployment.instances {instances}: a server is one engine; set it to 1")
     api_key = _key(api_key_env)
     simulator = simulator_maker(experiment, model, token_times=True)()
     with _listener(host, port) as listener:

@@ -10,6 +10,7 @@ import msgspec
 from harness.errors import NotComparable
 from harness.experiment.workloads import PrefixWorkload, hit_tokens
 from harness.records import Resolved
+from harness.results.provenance import is_simulated
 from harness.validation.points import Point, PointKey, Side, axes, left_out_reasons
 from simulator.calibration import Calibration
 
@@ -53,7 +54,7 @@ def _check_apart(points: Sequence[Point], fitted: Sequence[dict[str, Any]], what
 def check_host(reference: Side, calibration: Calibration) -> None:
     """Raises NotComparable where a real engine ran on another machine than the one that was calibrated."""
     calibrated = calibration.fitted_on.host
-    if reference.engine == "sim":
+    if is_simulated(reference.engine):
         return
     for manifest in reference.manifests:
         for field in _HOST:
@@ -100,7 +101,7 @@ def _hit_tokens(here: dict[str, Any]) -> int:
 
 def _hosts(reference: Side, candidate: Side) -> Iterator[str]:
     """Real engines have to run on like machines; a simulator's own machine is in none of its figures."""
-    manifests = [m for side in (reference, candidate) if side.engine != "sim" for m in side.manifests]
+    manifests = [m for side in (reference, candidate) if not is_simulated(side.engine) for m in side.manifests]
     for manifest in manifests[1:]:
         for field in _HOST:
             first, other = (getattr(m.host, field) for m in (manifests[0], manifest))

@@ -21,6 +21,7 @@ import msgspec
 import numpy as np
 
 from harness.records import Counters, Resolved
+from harness.results.provenance import is_simulated
 from harness.stats import (
     Equivalence,
     Indices,
@@ -147,7 +148,7 @@ def _point(key: PointKey, reference: Side, candidate: Side, margin: float) -> Po
     names = _shared_requests(ours, theirs) if ours.free else []
     a, b = times(ours, names), times(theirs, names)
     noise = tuple(figures(*halves, margin)) if (halves := _halves(a)) else ()
-    silent = _silent_metrics(a, "sim" in (reference.engine, candidate.engine))
+    silent = _silent_metrics(a, is_simulated(reference.engine) or is_simulated(candidate.engine))
     judged = [_with_noise(f, noise, margin, gates=f.metric not in silent) for f in figures(a, b, margin)]
     return PointResult(
         cell=key[0],
@@ -395,20 +396,20 @@ def _moved(point: Point) -> dict[str, list[Any]]:
         ("computed_tokens", "computed_tokens", 1),
         ("gpu_hit_tokens", "gpu_hit_tokens", 1),
         ("external_hit_tokens", "external_tokens", 1),
-        ("cpu_hit_tokens", "l1_hit_tokens", 1),
-        ("disk_hit_tokens", "l2_hit_tokens", 1),
-        ("disk_read_bytes", "l2_loaded_chunks", chunk),
+        ("cpu_hit_tokens", "cpu_hit_tokens", 1),
+        ("disk_hit_tokens", "disk_hit_tokens", 1),
+        ("disk_read_bytes", "disk_loaded_chunks", chunk),
         ("disk_written_bytes", "stores_ended", chunk),
-        ("device_read_bytes", "storage_read_bytes", 1),
+        ("device_read_bytes", "disk_device_read_bytes", 1),
     ):
         # A warm state says which counters mean something for it; a free load uses all.
-        told = point.free or field == "stores_ended" or any(getattr(e, field) is not None for e in expected)
+        told = point.free or field == "stores_ended" or any(field in one.named() for one in expected)
         found[name] = _per_request(observed, field, factor, requests) if told and factor else []
     return found
 
 
 def _per_request(observed: Sequence[Counters], field: str, factor: int, requests: int) -> list[Any]:
-    values = [getattr(one, field) for one in observed]
+    values = [one.named().get(field) for one in observed]
     return [None if value is None else value * factor / max(1, requests) for value in values]
 
 

@@ -20,8 +20,11 @@ from typing import Any
 import msgspec
 
 from harness.calibration.calibrate import calibrated, write_calibration
+from harness.engines import ENGINES
+from harness.engines.kind import EngineName
+from harness.engines.sim.settings import SimSettings
 from harness.errors import NotComparable, ResultsError
-from harness.experiment.model import EngineName, Experiment
+from harness.experiment.model import Experiment
 from harness.experiment.read import Cell, changed
 from harness.experiment.workloads import PrefixWorkload
 from harness.measure.cell import Progress
@@ -270,12 +273,13 @@ def _run_sim(request: Validation, calibration: str, real: Sequence[Path], progre
     entries = [cell for cell in side.manifest.cells if point_name(cell.key) in asked]
     if not entries:
         raise NotComparable(f"{real[0]}: measured none of the points that the experiment asks for; name its own sizes")
-    unique = {cell.key: cell for cell in (sim_cell(entry, calibration) for entry in entries)}
+    unique = {cell.key: cell for cell in (sim_cell(entry, calibration, request.engine) for entry in entries)}
     return run(_run_request(request, list(unique.values()), "sim", request.folder / "sim"), progress)
 
 
-def sim_cell(entry: CellEntry, calibration: str) -> Cell:
-    """A real run's cell for the simulator: the same requests, and the sizes and limits that the engine resolved.
+def sim_cell(entry: CellEntry, calibration: str, engine: EngineName) -> Cell:
+    """A real run's cell for the simulator: the same requests, the packs that stand for the engine, and the sizes and
+    limits that the engine resolved. Raises NotComparable where the simulator has no packs for it.
 
     A free load is sent as often as it was there: a cache server may remember what an earlier pass used.
     """
@@ -289,6 +293,11 @@ def sim_cell(entry: CellEntry, calibration: str) -> Cell:
         measure = {"samples": SIM_SAMPLES, "until": None, "budget": None, "warm_up": 0}
         key = point_name(key)
     limits = msgspec.structs.asdict(resolved.scheduler)
-    sim = experiment.engines.sim.model_dump(mode="json") | {"hardware": calibration}
+    sim = experiment.engines.of(SimSettings).model_dump(mode="json") | {"hardware": calibration}
     sim |= {name: value for name, value in limits.items() if value is not None}
-    return Cell(key, entry.overrides, changed(experiment, cache=cache, measure=measure, engines={"sim": sim}))
+    if (packs := ENGINES[engine].packs(experiment)) is None:
+        raise NotComparable(f"engine {engine}: the simulator has no packs for it, so there is nothing to validate")
+    sections = {"engines": {"sim": sim | packs._asdict()}}
+    if experiment.storage is not None and ENGINES["sim"].disk(experiment).moves != "real":
+        sections["storage"] = {"trace": False}
+    return Cell(key, entry.overrides, changed(experiment, cache=cache, measure=measure, **sections))

@@ -27,7 +27,7 @@ import yaml
 
 from harness.blockio.attach import device_number, run_device
 from harness.collectors.bpf import BpfTrace
-from harness.engines import make_engine
+from harness.engines import ENGINES
 from harness.engines.base import Engine
 from harness.experiment.read import Cell, load_experiment
 from harness.measure.warmup import Probe, after_sample, place
@@ -55,7 +55,7 @@ async def main(minutes: float, bandwidth: str) -> None:
         cells = load_experiment(Path(own) / "e.yaml").cells()
         folder = RunFolder.create(Path(own) / "run", {"cells": [{"key": cells[0].key}], "attempts": [{}]})
         async with run_device(cells, "vllm", folder) as [cell]:
-            engine = make_engine("vllm", cell.experiment, load_model("tiny-llama"), folder.path, time.perf_counter)
+            engine = ENGINES["vllm"].make(cell.experiment, load_model("tiny-llama"), folder.path, time.perf_counter)
             try:
                 await engine.start()
                 rounds = await measure(engine, cell, Path(own), time.monotonic() + minutes * 60)

@@ -17,6 +17,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from harness.engines import ENGINES
 from tests.support.paths import ROOT
 
 PACKAGES = ("traces", "simulator", "harness")
@@ -40,6 +41,9 @@ WINGS = (
     "harness.collectors",
     "harness.results",
     "harness.experiment",
+    "harness.engines (kinds)",
+    "harness.experiment.fields",
+    "harness.experiment.units",
     "harness.records",
     "harness.errors",
     "harness.stats",
@@ -47,6 +51,8 @@ WINGS = (
     "simulator",
     "traces",
 )
+# What the experiment's models have to know of engines: the table of kinds, each kind, and its settings.
+KINDS = re.compile(r"harness\.engines(\.[A-Z]\w*|\.kind(\.\w+)?|\.\w+\.(kind|settings)(\.\w+)?)?")
 # Downwards, and still not allowed: a report is made from a run's folder, whatever engine wrote it.
 FORBIDDEN = {
     "harness.report.run": ("harness.engines", "harness.collectors", "harness.blockio"),
@@ -61,13 +67,28 @@ def within(module: str, package: str) -> bool:
 
 def wing(module: str) -> str | None:
     """The wing that holds the module; 'harness' itself holds only harness/__init__.py."""
+    if KINDS.fullmatch(module):
+        return "harness.engines (kinds)"
     names = [name for name in WINGS if within(module, name) and (name != "harness" or module == name)]
     return max(names, key=len, default=None)
 
 
+def loaded(tree: ast.AST) -> Iterator[ast.AST]:
+    """The nodes that run when a module is loaded: neither functions nor `if TYPE_CHECKING:`."""
+    for node in ast.iter_child_nodes(tree):
+        typing_only = isinstance(node, ast.If) and isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING"
+        if not typing_only and not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
+            yield node
+            yield from loaded(node)
+
+
 def imports(source: str, module: str, is_package: bool = False) -> Iterator[tuple[int, str]]:
-    """Line and absolute name of everything imported anywhere in the source, type-checking blocks included."""
-    for node in ast.walk(ast.parse(source)):
+    """Line and absolute name of everything imported anywhere in the source, type-checking blocks included.
+
+    Of a kind, what is imported when it is loaded: its functions are the doors to the engine, which stands above it.
+    """
+    tree = ast.parse(source)
+    for node in loaded(tree) if KINDS.fullmatch(module) else ast.walk(tree):
         if isinstance(node, ast.Import):
             yield from ((node.lineno, alias.name) for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
@@ -213,6 +234,9 @@ def test_a_circle_is_found() -> None:
         ("harness.measure.run", "from harness import commands"),
         ("harness.report.run.html", "from harness.engines.base import Engine"),
         ("harness.measure.warmup", "from harness.report.run.html import write"),
+        ("harness.engines.vllm.settings", "from harness.experiment.model import Experiment"),
+        ("harness.engines.vllm.kind", "from harness.engines.vllm.engine import VllmEngine"),
+        ("harness.experiment.model", "from harness.engines.vllm.engine import VllmEngine"),
         ("harness.novelty", "import json"),
         ("harness.measure.run", "from harness.novelty import new"),
     ],
@@ -230,11 +254,47 @@ def test_an_import_that_runs_up_is_found(module: str, source: str) -> None:
         ("harness.experiment.read", "from harness.experiment.model import Experiment"),
         ("harness.caches.lmcache", "from harness.collectors.prometheus import scrape"),
         ("harness.commands.app", "from harness.doctor import checks"),
+        ("harness.experiment.model", "from harness.engines import ENGINES"),
+        ("harness.engines.vllm.kind", "def make():\n    from harness.engines.vllm.engine import VllmEngine"),
+        ("harness.engines.vllm.settings", "from harness.experiment.fields import Strict"),
         ("harness.results.folder", "from harness.records import Counters"),
     ],
 )
 def test_an_import_that_runs_down_is_not(module: str, source: str) -> None:
     assert import_complaints(source, module) == []
+
+
+def name_complaints(source: str, name: str) -> list[str]:
+    """Comparisons with an engine's name: what one engine has, its EngineKind says."""
+    found = []
+    for node in ast.walk(ast.parse(source)):
+        sides = [node.left, *node.comparators] if isinstance(node, ast.Compare) else []
+        sides += [node.value] if isinstance(node, ast.MatchValue) else []
+        parts = [part for side in sides for part in (getattr(side, "elts", None) or [side])]
+        if any(isinstance(part, ast.Constant) and part.value in list(ENGINES) for part in parts):
+            found.append(f"{name}:{sides[0].lineno} asks for an engine by name: let its EngineKind say what differs")
+    return found
+
+
+def test_no_engine_is_asked_for_by_name() -> None:
+    found: list[str] = []
+    for path in tree(".py"):
+        name = relative(path)
+        if name.startswith(PACKAGES) and not name.startswith("harness/engines/"):
+            found += name_complaints(path.read_text(), name)
+    assert not found, "\n".join(found)
+
+
+@pytest.mark.parametrize(
+    "source",
+    ['engine == "vllm"', 'if "sim" != name:\n    pass', 'engine in ("fake", "x")', 'match e:\n case "sim": pass'],
+)
+def test_an_engine_by_name_is_found(source: str) -> None:
+    assert len(name_complaints(source, "a.py")) == 1
+
+
+def test_an_engine_by_kind_is_not() -> None:
+    assert name_complaints('run(engine="sim", ok=ENGINES["sim"].disk(e) == "real")', "a.py") == []
 
 
 def test_files_and_functions_are_small() -> None:

@@ -2,12 +2,12 @@
 
 import asyncio
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from harness.caches.lmcache import LMCacheServer, LMCacheSpec
 from harness.experiment.cache import Eviction
+from harness.records import EvictionRules
 from simulator.policies import LMCACHE, lmcache_eviction
 from tests.real.test_vllm import PYTHON
 
@@ -17,13 +17,13 @@ pytestmark = [
 ]
 
 
-def resolved(folder: Path, eviction: Eviction) -> tuple[int, int, dict[str, Any]]:
+def resolved(folder: Path, eviction: Eviction) -> tuple[int, int, EvictionRules]:
     spec = LMCacheSpec(
         python=PYTHON, chunk_tokens=64, cpu_bytes=2**30, disk_path=None, adapter="fs", odirect=False,
         log=folder / "lmcache.log", cores=None, shared_memory=False, eviction=eviction, args=(), start_timeout_s=120.0,
     )  # fmt: skip
 
-    async def ask() -> tuple[int, int, dict[str, Any]]:
+    async def ask() -> tuple[int, int, EvictionRules]:
         server = LMCacheServer(spec)
         server.start()
         try:
@@ -37,6 +37,6 @@ def resolved(folder: Path, eviction: Eviction) -> tuple[int, int, dict[str, Any]
 
 def test_the_server_evicts_as_it_was_told(tmp_path: Path) -> None:
     told = Eviction(policy="arc", watermark=0.5, ratio=0.3)
-    assert resolved(tmp_path, told) == (2**30, 64, told.model_dump())
+    assert resolved(tmp_path, told) == (2**30, 64, EvictionRules(**told.model_dump()))
     # What the experiment leaves out is what the simulator's pack has.
     assert Eviction().model_dump() == lmcache_eviction(LMCACHE)

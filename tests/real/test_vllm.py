@@ -18,7 +18,8 @@ from harness.engines.vllm.engine import VllmEngine
 from harness.experiment.read import load_experiment
 from harness.measure.run import RunRequest, run
 from harness.report.refresh import seal
-from harness.results.folder import read_manifest, read_rows, read_samples
+from harness.results.folder import read_rows, read_samples
+from harness.results.manifest import read_manifest
 from simulator.models import load_model
 from tests.support.paths import ROOT
 from tests.unit.measure.test_run_loop import Quiet, measured
@@ -77,9 +78,10 @@ def test_every_tier_at_exact_hit_rates_and_concurrency(tmp_path: Path) -> None:
         rate = float(row.cell.rsplit("=", 1)[1])
         assert row.cached_tokens == (0 if row.expected_tier == "recompute" else round(rate * 640))
     manifest = read_manifest(folder)
-    resolved = manifest["cells"][0]["resolved"]
-    assert resolved["gpu_blocks"] * 32 * 32768 == 512 * 2**20 and resolved["cpu_bytes"] == 2**30
-    assert resolved["versions"]["vllm"].startswith("0.") and manifest["status"] == "complete"
+    resolved = manifest.cells[0].resolved
+    assert resolved is not None and resolved.gpu_blocks is not None
+    assert resolved.gpu_blocks * 32 * 32768 == 512 * 2**20 and resolved.cpu_bytes == 2**30
+    assert resolved.versions["vllm"].startswith("0.") and manifest.status == "complete"
     for sample in read_samples(folder):
         assert sample.host.busy_share is not None and 0 <= sample.host.busy_share <= 1
     assert (folder / "logs" / "vllm.log").stat().st_size and not left_behind(tmp_path)
@@ -102,10 +104,9 @@ def test_a_trace_slice_sends_the_same_prompts_as_the_simulator(tmp_path: Path) -
         assert abs(row.scheduled_s - min(r.scheduled_s for r in rows.values()) - modelled[name].scheduled_s) < 1e-6
     [sample] = read_samples(tmp_path / "out")
     moved = sample.observed
-    assert moved.computed_tokens is not None and moved.gpu_hit_tokens and moved.external_tokens is not None
-    assert moved.computed_tokens + moved.gpu_hit_tokens + moved.external_tokens == sum(
-        row.prompt_tokens for row in rows.values()
-    )
+    gpu_tokens = moved.hit_tokens["gpu"]
+    assert moved.computed_tokens is not None and gpu_tokens and moved.external_tokens is not None
+    assert moved.computed_tokens + gpu_tokens + moved.external_tokens == sum(row.prompt_tokens for row in rows.values())
 
 
 def test_in_process_lmcache_without_a_gpu_recomputes_silently_and_the_evidence_says_so(tmp_path: Path) -> None:
@@ -140,7 +141,7 @@ def test_nothing_is_left_when_the_harness_ends_in_the_middle(tmp_path: Path, how
     assert 0 < len(list(read_rows(tmp_path / "out"))) < 60
     if how == signal.SIGTERM:
         assert process.returncode == 128 + signal.SIGTERM
-        assert read_manifest(tmp_path / "out")["error"] == "interrupted by SIGTERM"
+        assert read_manifest(tmp_path / "out").error == "interrupted by SIGTERM"
         return
     resumed = harness("run", "--resume", str(tmp_path / "out"))
     _, errors = resumed.communicate(timeout=280)
@@ -184,7 +185,7 @@ def test_a_vllm_that_cannot_start_is_told_with_its_last_words(tmp_path: Path) ->
     done = harness("run", str(_written(tmp_path, engines)), "--engine", "vllm", "--out", str(tmp_path / "out"))
     _, errors = done.communicate(timeout=280)
     assert done.returncode == 1 and "Traceback" not in errors.split("The end of")[0]
-    assert "no-such-flag" in errors and read_manifest(tmp_path / "out")["status"] == "failed"
+    assert "no-such-flag" in errors and read_manifest(tmp_path / "out").status == "failed"
     assert not left_behind(tmp_path)
 
 

@@ -11,7 +11,7 @@ from harness.results.folder import RunFolder
 from harness.results.manifest import CellEntry, Manifest
 from traces.request import RequestRecord, TokensByTier, Verdict
 
-NOTHING_REPORTED = TokensByTier()
+NOTHING_REPORTED: TokensByTier = {}
 
 
 def row(

@@ -76,6 +76,7 @@ class OpenAIReplay:
         self._url, self._tokens, self._clock, self._api_key = url.rstrip("/"), tokens, clock, api_key
         self._timeout_s, self._max_connections = request_timeout_s, max_connections
         self._session: aiohttp.ClientSession | None = None
+        self._schedule: _Schedule | None = None
 
     async def open(self) -> None:
         """Binds the client to the running event loop. Connections are made as they are needed."""
@@ -116,14 +117,20 @@ class OpenAIReplay:
         Cancelled, or when emit raises: requests in flight are dropped without a record, and nothing stays behind.
         """
         await self.open()
-        await self._connect_ahead()
-        schedule = _Schedule(load, _Bodies(load.requests, self._encode), self._clock, self._ask)
+        schedule = self._schedule = _Schedule(load, _Bodies(load.requests, self._encode), self._clock, self._ask)
         gc.freeze()  # a full collection of a big load's objects would stop the loop for 100 ms and more
         try:
+            await self._connect_ahead()
             await schedule.play(lambda send, answer: emit(self._record(send, answer)))
         finally:
             gc.unfreeze()
+            self._schedule = None
             await schedule.abandon()
+
+    def give_up(self, reason: str) -> None:
+        """Ends the replay under way: requests in flight become records with this error, and no more are sent."""
+        if self._schedule is not None:
+            self._schedule.give_up(reason)
 
     async def _connect_ahead(self) -> None:
         """Has one connection ready, so that a lone request does not follow its own connection's set-up."""
@@ -141,9 +148,9 @@ class OpenAIReplay:
         ids = msgspec.json.encode(self._tokens.expand(request.prompt))
         return b'%b,"max_tokens":%d,"prompt":%b}' % (self._fields, request.output_tokens, ids)
 
-    async def _ask(self, body: bytes) -> Answer:
+    async def _ask(self, body: bytes, answer: Answer) -> None:
+        """Fills the answer in as it comes."""
         assert self._session is not None
-        answer = Answer(self._clock())
         completions = f"{self._url}/v1/completions"
         post = self._session.post(completions, data=body, allow_redirects=False, trace_request_ctx=answer)
         try:
@@ -164,7 +171,6 @@ class OpenAIReplay:
         except aiohttp.ClientError as error:
             when = "midway through the answer" if answer.status else "before any answer"
             answer.error = answer.error or f"the connection was lost {when}: {error}"
-        return answer
 
     def _record(self, send: Send, answer: Answer) -> RequestRecord:
         request, usage = send.request, answer.usage
@@ -189,7 +195,7 @@ class OpenAIReplay:
         )
 
 
-_Ask = Callable[[bytes], Awaitable[Answer]]
+_Ask = Callable[[bytes, Answer], Awaitable[None]]
 _Emit = Callable[[Send, Answer], None]
 
 
@@ -212,13 +218,14 @@ class _Schedule:
         self._in_flight: set[asyncio.Task[None]] = set()
         self._wake: asyncio.Future[None] | None = None
         self._failure: BaseException | None = None
+        self._lost: str | None = None
 
     async def play(self, emit: _Emit) -> None:
         while self._bodies.prepare(math.inf):
             pass
         self._start_s = self._clock()
         while self._failure is None:
-            action = self._send_due(emit)
+            action = self._send_due(emit) if self._lost is None else Done()
             if isinstance(action, Send):
                 # They go now, and answers that came meanwhile are stamped. Twice: aiohttp writes in a task's task.
                 await asyncio.sleep(0)
@@ -248,7 +255,13 @@ class _Schedule:
         return last
 
     async def _serve(self, send: Send, body: bytes, emit: _Emit) -> None:
-        answer = await self._ask(body)
+        answer = Answer(self._clock())
+        try:
+            await self._ask(body, answer)
+        except asyncio.CancelledError:
+            if self._lost is None:
+                raise
+            answer.error = self._lost
         self._load.completed(send.request.id, self._now_s())
         emit(send, answer)
 
@@ -277,6 +290,13 @@ class _Schedule:
         if self._wake is not None and not self._wake.done():
             self._wake.set_result(None)
 
+    def give_up(self, reason: str) -> None:
+        """Nothing more is sent, and what is in flight ends now, with this error."""
+        self._lost = reason
+        for task in self._in_flight:
+            task.cancel()
+        self._wake_up()
+
     async def abandon(self) -> None:
         """Drops what is in flight."""
         for task in self._in_flight:
@@ -294,7 +314,8 @@ class _Bodies:
         begins_s: dict[str | None, float] = {request.session: request.at_s or 0.0 for request in reversed(requests)}
         # A later turn, which has no time of its own, is wanted some time after its session's first.
         due_s = [begins_s[request.session] if request.at_s is None else request.at_s for request in requests]
-        self._queue = deque(requests[order] for order in sorted(range(len(requests)), key=due_s.__getitem__))
+        wanted = sorted(range(len(requests)), key=lambda order: (requests[order].wave, due_s[order]))
+        self._queue = deque(requests[order] for order in wanted)
 
     def prepare(self, within_s: float) -> bool:
         """Encodes one request if that surely takes less than within_s. False: nothing was done."""

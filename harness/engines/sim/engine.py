@@ -8,13 +8,14 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import Callable
+from typing import get_args
 
 import msgspec
 
 from harness.engines.base import Emit
 from harness.errors import EngineError
 from harness.records import Capabilities, ClusterShape, Counters, EvictionRules, Resolved
-from simulator.cluster import Cluster, SharedTier
+from simulator.cluster import Cluster, Routing, SharedTier
 from simulator.policies import lmcache_eviction
 from simulator.simulate import Completion, Simulator
 from traces.load import Blocked, Done, Load, Send, WaitUntil
@@ -41,6 +42,7 @@ class SimEngine:
             proves=frozenset() if cluster else frozenset({"recompute", "gpu", "cpu", "disk", "disk_cold"}),
             deterministic=True,
             virtual_time=True,
+            routings=frozenset(get_args(Routing)),
         )
 
     async def start(self) -> None:
@@ -96,7 +98,19 @@ class SimEngine:
     async def metrics(self) -> Counters:
         self._simulator.drain()
         totals = self._simulator.counters()
-        return Counters(**{field: getattr(totals, field) for field in totals.__struct_fields__})
+        return Counters.of(
+            {
+                "computed_tokens": totals.computed_tokens,
+                "gpu_hit_tokens": totals.gpu_hit_tokens,
+                "external_tokens": totals.external_tokens,
+                "cpu_hit_tokens": totals.l1_hit_tokens,
+                "disk_hit_tokens": totals.l2_hit_tokens,
+                "disk_loaded_chunks": totals.l2_loaded_chunks,
+                "stores_begun": totals.stores_begun,
+                "stores_ended": totals.stores_ended,
+                "disk_device_read_bytes": totals.storage_read_bytes,
+            }
+        )
 
     async def stop(self) -> None:
         self._running = None
@@ -156,7 +170,7 @@ def record_of(
     completion: Completion, send: Send, sent_s: float, start_s: float, instance: int | None = None
 ) -> RequestRecord:
     failed = completion.error is not None
-    by_tier = TokensByTier(computed=completion.computed, gpu=completion.gpu, cpu=completion.cpu, disk=completion.disk)
+    by_tier: TokensByTier = {source: getattr(completion, source) for source in ("computed", "gpu", "cpu", "disk")}
     return RequestRecord(
         id=completion.id,
         scheduled_s=start_s + send.scheduled_s,
@@ -168,7 +182,7 @@ def record_of(
         prompt_tokens=completion.prompt_tokens,
         output_tokens=None if failed else completion.output_tokens,
         cached_tokens=None if failed else completion.prompt_tokens - completion.computed,
-        tokens_by_tier=TokensByTier() if failed else by_tier,
+        tokens_by_tier={} if failed else by_tier,
         session=send.request.session,
         turn=send.request.turn,
         instance=instance,

@@ -130,7 +130,7 @@ class StorageEngine:
 
     async def ready(self) -> Resolved:
         resolved = await self._model.ready()
-        return msgspec.structs.replace(resolved, store=store_facts(self._store))
+        return msgspec.structs.replace(resolved, store=store_facts(self._store), io_pids=(os.getpid(),))
 
     async def reset(self, what: frozenset[str]) -> None:
         await self._settle()
@@ -163,7 +163,7 @@ class StorageEngine:
     async def metrics(self) -> Counters:
         await self._settle()
         counters = await self._model.metrics()
-        return msgspec.structs.replace(counters, storage_read_bytes=self._device.read_bytes())
+        return Counters.of({**counters.named(), "disk_device_read_bytes": self._device.read_bytes()})
 
     def record(self) -> CellRecord:
         """What the device did since the last call."""

@@ -8,11 +8,13 @@ waits, waits for the device alone.
 from __future__ import annotations
 
 import asyncio
+import os
 import time
 from collections import deque
 from typing import Any
 
 from harness.engines.base import Emit
+from harness.engines.sim.settings import SimSettings
 from harness.engines.sim.storage import StorageDevice, store_facts
 from harness.engines.sim.transfers import Transfers
 from harness.errors import EngineError
@@ -63,7 +65,7 @@ class StorageOnlyEngine:
     def __init__(self, experiment: Experiment, model: ModelSpec, device: StorageDevice) -> None:
         self.device, self.settings, self._model = device, device.settings, model
         self.chunk_tokens = experiment.cache.chunk_tokens
-        self.decode_tokens = experiment.engines.sim.storage.decode_read_tokens
+        self.decode_tokens = experiment.engines.of(SimSettings).storage.decode_read_tokens
         self.budget_s = experiment.measure.budget
         self.slots: dict[int, int] = {}
         self.held: set[int] = set()
@@ -81,6 +83,7 @@ class StorageOnlyEngine:
             kv_bytes_per_token=self._model.kv_bytes_per_token,
             max_prompt_tokens=self._model.max_position - 1,
             vocab_size=self._model.vocab_size,
+            io_pids=(os.getpid(),),
             store=store_facts(self.transfers.store),
         )
 
@@ -106,7 +109,7 @@ class StorageOnlyEngine:
 
     async def metrics(self) -> Counters:
         """Nothing is under way between loads."""
-        return Counters(storage_read_bytes=self.device.read_bytes())
+        return Counters.of({"disk_device_read_bytes": self.device.read_bytes()})
 
     async def stop(self) -> None:
         await self.device.stop()
@@ -246,7 +249,7 @@ class _Replay:
 
     def _row(self, served: _Served, last_s: float | None, error: str | None) -> RequestRecord:
         request, hit_tokens = served.send.request, served.hits * self._engine.chunk_tokens
-        sources = TokensByTier(computed=request.prompt_tokens - hit_tokens, disk=hit_tokens)
+        sources: TokensByTier = {"computed": request.prompt_tokens - hit_tokens, "disk": hit_tokens}
         first_s = None if error else served.first_token_s
         return RequestRecord(
             id=request.id,
@@ -258,7 +261,7 @@ class _Replay:
             prompt_tokens=request.prompt_tokens,
             output_tokens=None if error else request.output_tokens,
             cached_tokens=None if error else hit_tokens,
-            tokens_by_tier=TokensByTier() if error else sources,
+            tokens_by_tier={} if error else sources,
             session=request.session,
             turn=request.turn,
             error=error,

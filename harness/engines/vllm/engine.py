@@ -24,10 +24,11 @@ from harness.collectors.prometheus import Metrics, scrape
 from harness.engines.base import Emit
 from harness.engines.http.replay import OpenAIReplay
 from harness.engines.vllm.random_model import write_random_model
+from harness.engines.vllm.settings import VllmSettings
 from harness.errors import EngineError
 from harness.experiment.cache import Eviction
-from harness.experiment.model import Experiment, VllmSettings
-from harness.processes.child import Child, child_environment, control_client, free_port
+from harness.experiment.model import Experiment
+from harness.processes.child import Child, child_environment, control_client, free_port, outlive
 from harness.records import Capabilities, Counters, EvictionRules, Resolved, SchedulerLimits
 from simulator.models import ModelSpec
 from traces.load import Load
@@ -45,7 +46,7 @@ class VllmEngine:
 
     def __init__(self, experiment: Experiment, model: ModelSpec, folder: Path, clock: Callable[[], float]) -> None:
         self._experiment, self._model, self._folder, self._clock = experiment, model, folder, clock
-        self._settings: VllmSettings = experiment.engines.vllm
+        self._settings: VllmSettings = experiment.engines.of(VllmSettings)
         self.capabilities = _capabilities(experiment)
         self.cache_server = self._make_cache_server()
         self._child: Child | None = None
@@ -75,9 +76,12 @@ class VllmEngine:
         scratch = Path(tempfile.mkdtemp(prefix="kv-harness-"))
         env = child_environment(self._environment() | {"TMPDIR": str(scratch), "VLLM_RPC_BASE_PATH": str(scratch)})
         argv = [str(python), "-m", "vllm.entrypoints.openai.api_server", *self._flags(port), *self._settings.args]
-        log = self._folder / "logs" / "vllm.log"
-        self._child = Child("vLLM", argv, log=log, env=env, cores=self._settings.cores.engine, scratch=[scratch])
+        self._child = Child("vLLM", argv, log=self._log, env=env, cores=self._settings.cores.engine, scratch=[scratch])
         self._child.start()
+
+    @property
+    def _log(self) -> Path:
+        return self._folder / "logs" / "vllm.log"
 
     def _environment(self) -> dict[str, str]:
         env = {
@@ -253,16 +257,18 @@ class VllmEngine:
                 self._lookups_due += record.prompt_tokens > self._experiment.cache.chunk_tokens
             emit(record)
 
-        await self._replay.replay(load, count_and_emit)
-        self._check_alive()
+        await outlive(self._children, self._replay.replay(load, count_and_emit), self._replay.give_up)
 
-    def _check_alive(self) -> None:
-        for child in (self._child, self.cache_server):
-            if child is not None and not child.running:
-                log = self._folder / "logs"
-                raise EngineError(f"{type(child).__name__} died during the run; its last words are in {log}")
+    @property
+    def _children(self) -> tuple[Child, ...]:
+        """The cache server first: without it vLLM waits a minute for each load, and then goes on without."""
+        cache = self.cache_server.children if self.cache_server else ()
+        return (*cache, self._child) if self._child else cache
 
     async def reset(self, what: frozenset[str]) -> None:
+        await outlive(self._children, self._reset(what))
+
+    async def _reset(self, what: frozenset[str]) -> None:
         if "gpu" in what:
             await self._reset_gpu()
         if self.cache_server is not None:
@@ -280,19 +286,25 @@ class VllmEngine:
             try:
                 response = await self._http.post(f"{self._url}/reset_prefix_cache")
             except httpx.HTTPError as error:
-                raise EngineError(f"vLLM at {self._url} no longer answers ({error!r}); see its log") from None
+                raise EngineError(f"vLLM at {self._url} no longer answers ({error!r}); {self._see()}") from None
             if response.status_code == 404:
                 raise EngineError(f"{self._url} has no /reset_prefix_cache; start vLLM with VLLM_SERVER_DEV_MODE=1")
             if response.status_code == 200 and response.json().get("success", True):
                 return
             await asyncio.sleep(0.05)
-        raise EngineError(f"{self._url} refused to reset its prefix cache for {_RESET_TIMEOUT_S:g} s; see vllm.log")
+        raise EngineError(f"{self._url} refused to reset its prefix cache for {_RESET_TIMEOUT_S:g} s; {self._see()}")
+
+    def _see(self) -> str:
+        return f"see {self._log}" if self._child else "see its log"
 
     def now_s(self) -> float:
         return self._clock()
 
     async def metrics(self) -> Counters:
         """Both sides' counters, once they account for every request that was answered: they lag the responses."""
+        return await outlive(self._children, self._settled())
+
+    async def _settled(self) -> Counters:
         deadline = time.monotonic() + _COUNTER_LAG_S
         while True:
             engine = await self._metrics()
@@ -317,12 +329,12 @@ class VllmEngine:
             # It counts stores to storage only, which there may be none of.
             begun, ended = stores(cache) if self._experiment.cache.disk else (None, None)
             fields |= {**hits(cache), "stores_begun": begun, "stores_ended": ended}
-            fields["storage_read_bytes"] = self.cache_server.storage_read_bytes()
+            fields["disk_device_read_bytes"] = self.cache_server.storage_read_bytes()
         elif self._settings.connector == "in_process":
-            tier = "l2_hit_tokens" if self._experiment.cache.disk else "l1_hit_tokens"
+            tier = "disk_hit_tokens" if self._experiment.cache.disk else "cpu_hit_tokens"
             fields[tier] = engine.total("lmcache:num_hit_tokens_total")
-            fields["storage_read_bytes"] = self._child.storage_read_bytes() if self._child else None
-        return Counters(**fields)
+            fields["disk_device_read_bytes"] = self._child.storage_read_bytes() if self._child else None
+        return Counters.of(fields)
 
     # ---- what it says of itself
 
@@ -335,7 +347,7 @@ class VllmEngine:
         try:
             return await scrape(self._http, f"{self._url}/metrics")
         except httpx.HTTPError as error:
-            raise EngineError(f"vLLM at {self._url} no longer tells its metrics ({error!r}); see its log") from None
+            raise EngineError(f"vLLM at {self._url} no longer tells its metrics ({error!r}); {self._see()}") from None
 
     async def _max_prompt_tokens(self) -> int | None:
         models = (await self._http.get(f"{self._url}/v1/models")).json()["data"]
@@ -363,7 +375,7 @@ class VllmEngine:
 
 def _capabilities(experiment: Experiment) -> Capabilities:
     """What can be emptied and proven follows from what stands behind vLLM."""
-    cache, settings = experiment.cache, experiment.engines.vllm
+    cache, settings = experiment.cache, experiment.engines.of(VllmSettings)
     resets, proves = {"gpu"}, {"recompute", "gpu"}
     if settings.attach is not None:
         has_cpu = settings.attach.lmcache_url is not None

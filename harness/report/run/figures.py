@@ -31,7 +31,8 @@ from harness.report.style import (
 )
 from harness.report.words import NOT_REPORTED, fitting_unit, tier_order
 from harness.results.summary import FREE_LOAD, core_slower, counted
-from traces.request import TIERS, RequestRecord
+from traces.request import RequestRecord
+from traces.tiers import sources
 
 
 def ttft_by_axis(summary: Mapping[str, Any], metric: str = "ttft_s") -> go.Figure:
@@ -194,8 +195,8 @@ def tokens_by_source(rows: Sequence[RequestRecord], labels: Mapping[str, str]) -
     if len(cells) > 1:
         x = [[_stacked(labels.get(cell, cell)) for cell, _, _ in keys], x]
     figure, left = go.Figure(), [_mean([row.prompt_tokens for row in groups[key]]) for key in keys]
-    for source in ("computed", *TIERS):
-        means = [_mean([getattr(row.tokens_by_tier, source) for row in groups[key]]) for key in keys]
+    for source in sources():
+        means = [_mean([row.tokens_by_tier.get(source) for row in groups[key]]) for key in keys]
         left = [total - (mean or 0.0) for total, mean in zip(left, means, strict=True)]
         if any(mean is not None for mean in means):
             figure.add_bar(x=x, y=means, name=source, marker={"color": SOURCE_COLORS[source]})

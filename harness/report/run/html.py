@@ -16,7 +16,7 @@ from markupsafe import Markup
 from plotly.offline import get_plotlyjs
 
 from harness.errors import ResultsError
-from harness.records import Sample
+from harness.records import Counters, Sample
 from harness.report.axes import cell_labels, value_text, varied_axes
 from harness.report.io import html as io
 from harness.report.io import tables as io_tables
@@ -26,8 +26,10 @@ from harness.report.run.timeline import timeline
 from harness.report.words import NOT_REPORTED, UNKNOWN, evidence, findings, percent, plural, tier_order
 from harness.results.folder import read_io, read_rows, read_samples, write_atomically
 from harness.results.manifest import CellEntry, Manifest, read_manifest
+from harness.results.provenance import is_simulated
 from harness.results.summary import FREE_LOAD, core_slower, summarize
 from traces.request import RequestRecord
+from traces.tiers import sources
 
 _TEMPLATES = Path(__file__).parent.parent / "templates"
 _TABLES = {"ttft_s": "TTFT", "e2e_s": "End to end", "tpot_s": "Time per output token"}
@@ -116,6 +118,7 @@ def _context(
         "shown_rows": min(len(figure_rows), _MAX_TABLE_ROWS),
         "thin": any(percentile.thin for row in figure_rows for percentile in row.percentiles),
         "flows": tables.flow_rows(summary)[:_MAX_TABLE_ROWS],
+        "source_names": sources(),
         "sources": tables.source_rows(summary)[:_MAX_TABLE_ROWS],
         "lags": tables.lag_rows(summary)[:_MAX_TABLE_ROWS],
         "environment": [*_environment(manifest), *_noise(samples)],
@@ -160,7 +163,7 @@ def _what(manifest: Manifest, summary: Mapping[str, Any]) -> str:
         parts.append(f"{axis.name} = {shown}")
     if any(cell.get("storage") for cell in summary["cells"]):
         parts.append("a real storage device under a simulated engine")
-    elif manifest.engine == "sim":
+    elif is_simulated(manifest.engine):
         parts.append("simulated: a prediction, not a measurement")
     return " · ".join(parts)
 
@@ -281,9 +284,8 @@ def _load_counters(samples: Sequence[Sample], summary: Mapping[str, Any]) -> lis
     return [(labels.get(sample.cell, sample.cell), _counters(sample.observed)) for sample in loads]
 
 
-def _counters(counters: msgspec.Struct) -> str:
-    values = msgspec.structs.asdict(counters).items()
-    return ", ".join(f"{name} {value:,}" for name, value in values if value is not None) or "nothing reported"
+def _counters(counters: Counters) -> str:
+    return ", ".join(f"{name} {value:,}" for name, value in counters.named().items()) or "nothing reported"
 
 
 def _environment(manifest: Manifest) -> list[tuple[str, str]]:

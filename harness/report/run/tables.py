@@ -21,7 +21,7 @@ from harness.report.words import (
     too_few,
 )
 from harness.results.manifest import CellEntry
-from traces.request import TIERS
+from traces.tiers import sources
 
 LAG_LIMIT = 0.05
 _PERCENTILES = {"p50": 0.5, "p90": 0.9, "p99": 0.99}
@@ -70,7 +70,7 @@ class FlowRow(msgspec.Struct, frozen=True):
 
 
 class SourceRow(msgspec.Struct, frozen=True):
-    """Prompt tokens of the rows that count: in all, and by source in the order computed, gpu, cpu, disk, shared."""
+    """Prompt tokens of the rows that count: in all, and by source in the order of tiers.sources."""
 
     cell: str
     tier: str
@@ -148,7 +148,7 @@ def source_rows(summary: Mapping[str, Any]) -> list[SourceRow]:
             cell,
             tier,
             f"{group['tokens']['prompt']:,}",
-            tuple(_tokens(group["tokens"][source]) for source in ("computed", *TIERS)),
+            tuple(_tokens(group["tokens"].get(source)) for source in sources()),
         )
         for cell, tier, group in _groups(summary)
         if group["rows"]["counted"]

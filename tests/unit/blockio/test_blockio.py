@@ -159,7 +159,8 @@ def test_a_first_token_s_time_is_split_without_rest() -> None:
 def test_accounts_are_held_against_each_other_in_the_cold_samples_only() -> None:
     sample = Sample(
         cell="base", tier="disk_cold", index=0, started_s=1, ended_s=2, verdict="proven", expected=Counters(),
-        observed=Counters(storage_read_bytes=1000, l2_loaded_chunks=2), host=HostSample(device_read_bytes=990),
+        observed=Counters(device_read_bytes={"disk": 1000}, loaded_chunks={"disk": 2}),
+        host=HostSample(device_read_bytes=990),
     )  # fmt: skip
     reads = [request(0, 1000, 1.2, 1.3), request(8, 5000, 3.0, 3.1)]
     calls = [FileCall("read", 1.2, 0.1, 1, "f", -1, 1010)]

@@ -171,7 +171,7 @@ def test_mistakes_are_one_line(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], changes: dict[str, Any], output: str, budget: str, text: str
 ) -> None:
     path = experiment(tmp_path, engines={}, **changes)
-    assert calibrate(path, "sim", [], None, tmp_path / output, None, budget) == 2
+    assert calibrate(path, engine="sim", output=tmp_path / output, budget=budget) == 2
     said = capsys.readouterr().err
     assert text in said and said.count("\n") == 1
 

@@ -225,6 +225,24 @@ def test_cancellation_keeps_the_finished_rows_and_leaves_nothing_behind() -> Non
     assert spoil(happen) == kept
 
 
+def test_giving_up_makes_rows_of_what_is_in_flight_and_sends_no_more() -> None:
+    kept: list[RequestRecord] = []
+
+    async def happen(replayer: OpenAIReplay, rows: list[RequestRecord], server: Server) -> None:
+        load = Load([request(f"r{n}") for n in range(9)], concurrency=3)
+        task = asyncio.create_task(replayer.replay(load, rows.append))
+        while len(rows) < 3 or server.in_flight == 0:
+            await asyncio.sleep(0.001)
+        kept.extend(rows)
+        replayer.give_up("the cache server ended")
+        await asyncio.wait_for(task, 1)
+        replayer.give_up("again, when nothing is under way")
+
+    rows = spoil(happen)
+    assert rows[: len(kept)] == kept and {row.error for row in kept} == {None}
+    assert {row.error for row in rows[len(kept) :]} == {"the cache server ended"} and len(kept) < len(rows) < 9
+
+
 def test_an_error_of_emit_leaves_the_replay_and_nothing_behind() -> None:
     async def happen(replayer: OpenAIReplay, rows: list[RequestRecord], _server: Server) -> None:
         def full(row: RequestRecord) -> None:

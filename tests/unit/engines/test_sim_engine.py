@@ -86,23 +86,22 @@ def test_records_say_which_tier_served_and_metrics_agree() -> None:
     for step, emptied in enumerate((set(), set(), {"gpu"}, {"gpu", "cpu"})):
         asyncio.run(engine.reset(frozenset(emptied)))
         (record,) = replay(engine, Load([ask(f"r{step}", 1)]))
-        tiers = record.tokens_by_tier
-        seen.append((tiers.computed, tiers.gpu, tiers.cpu, tiers.disk, tiers.shared, record.cached_tokens))
+        seen.append((record.tokens_by_tier, record.cached_tokens))
     assert seen == [
-        (1025, 0, 0, 0, None, 0),
-        (1, 1024, 0, 0, None, 1024),
-        (1, 0, 1024, 0, None, 1024),
-        (1, 0, 0, 1024, None, 1024),
+        ({"computed": 1025, "gpu": 0, "cpu": 0, "disk": 0}, 0),
+        ({"computed": 1, "gpu": 1024, "cpu": 0, "disk": 0}, 1024),
+        ({"computed": 1, "gpu": 0, "cpu": 1024, "disk": 0}, 1024),
+        ({"computed": 1, "gpu": 0, "cpu": 0, "disk": 1024}, 1024),
     ]
     counters = asyncio.run(engine.metrics())
-    assert (counters.computed_tokens, counters.gpu_hit_tokens, counters.external_tokens) == (1028, 1024, 2048)
+    assert (counters.computed_tokens, counters.hit_tokens["gpu"], counters.external_tokens) == (1028, 1024, 2048)
     assert counters.stores_begun == counters.stores_ended == 4
 
 
 def test_a_failed_request_is_a_row() -> None:
     bad, good = replay(started(), Load([ask("bad", 1, 60_000, at_s=0.0), ask("good", 2, at_s=0.0)], concurrency=1))
     assert bad.error is not None and "never fit" in bad.error
-    assert (bad.first_token_s, bad.cached_tokens, bad.tokens_by_tier.computed) == (None, None, None)
+    assert (bad.first_token_s, bad.cached_tokens, bad.tokens_by_tier) == (None, None, {})
     assert good.error is None
 
 

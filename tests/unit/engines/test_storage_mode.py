@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import yaml
 
-from harness.commands.session import measure
+from harness.commands.run import run as run_command
 from harness.measure.run import run
 from harness.report.refresh import seal
 from harness.results.folder import read_samples
@@ -81,9 +81,9 @@ def test_every_tier_is_proven_with_a_real_disk(tmp_path: Path) -> None:
     rows = measured(folder)
     assert len(rows) == 4 * 2 * 2 and {(row.verdict, row.verdict_reason) for row in rows} == {("proven", None)}
     cold = [sample for sample in read_samples(folder) if sample.tier == "disk_cold"]
-    assert [sample.observed.storage_read_bytes for sample in cold] == [2 * 512 * 32768] * 2
+    assert [sample.observed.device_read_bytes for sample in cold] == [{"disk": 2 * 512 * 32768}] * 2
     found = figures(folder)
-    assert found["read"]["moved_bytes"] == sum(sample.observed.storage_read_bytes or 0 for sample in cold)
+    assert found["read"]["moved_bytes"] == sum(sample.observed.device_read_bytes["disk"] for sample in cold)
     assert found["failed_operations"] == 0 and found["write"]["operations"] > 0
 
 
@@ -290,7 +290,7 @@ def test_what_cannot_work_is_refused_on_one_line(
         place[last] = value
     (tmp_path / "experiment.yaml").write_text(yaml.safe_dump(config))
     monkeypatch.chdir(tmp_path)
-    assert measure(Path("experiment.yaml"), "sim", [], None, None, None, sweep=False) == 2
+    assert run_command(Path("experiment.yaml"), engine="sim") == 2
     said = capsys.readouterr().err
     assert words in said and len(said.strip().splitlines()) == 1
     assert [path.name for path in tmp_path.iterdir()] == ["experiment.yaml"]

@@ -57,7 +57,9 @@ def test_both_sides_of_a_validation_evict_alike_in_every_pass(tmp_path: Path) ->
     that only warms up is sent to both sides."""
     sizes, cold = ["policy_arc", "policy_watermark"], ["measure.warm_up=0"]
     out = tmp_path / "out"
-    assert validate_command(VALIDATION, "cpu-2core", [], "sim", cold, sizes, "0s", 0.05, out) == 0
+    assert (
+        validate_command(VALIDATION, calibration="cpu-2core", engine="sim", overrides=cold, sizes=sizes, out=out) == 0
+    )
     content = json.loads((out / "validation.json").read_text())
     assert content["overall"]["counts_equal"] == content["overall"]["counts"] > 8
     for side in ("real", "sim"):
@@ -65,7 +67,7 @@ def test_both_sides_of_a_validation_evict_alike_in_every_pass(tmp_path: Path) ->
         assert passes["policy_arc:base#1"] != passes["policy_arc:base#2"]
         assert passes["policy_watermark:base#1"] == passes["policy_watermark:base#2"]
     warmed = tmp_path / "warmed"
-    assert validate_command(VALIDATION, "cpu-2core", [], "sim", [], sizes[:1], "0s", 0.05, warmed) == 0
+    assert validate_command(VALIDATION, calibration="cpu-2core", engine="sim", sizes=sizes[:1], out=warmed) == 0
     for side in ("real", "sim"):
         later = [s.observed.external_tokens for s in read_samples(warmed / side)]
         rows = read_rows(warmed / side)

@@ -17,7 +17,7 @@ from harness.experiment.read import load_experiment
 from harness.measure.run import RunRequest, run
 from harness.report.refresh import seal
 from harness.results.folder import RunFolder, read_rows, read_samples
-from harness.results.manifest import read_manifest
+from harness.results.manifest import Manifest, read_manifest
 from tests.support.paths import ROOT
 from traces.request import RequestRecord
 
@@ -75,10 +75,10 @@ def test_every_tier_is_proven_and_interleaved(tmp_path: Path) -> None:
     order = ["recompute", "gpu", "cpu", "disk", "disk_cold"] * 3
     assert [row.expected_tier for row in rows] == order and {row.verdict for row in rows} == {"proven"}
     hits = {row.expected_tier: row.tokens_by_tier for row in rows}
-    assert (hits["recompute"].computed, hits["recompute"].gpu) == (1025, 0)
-    assert (hits["gpu"].computed, hits["gpu"].gpu) == (513, 512)
-    assert (hits["cpu"].cpu, hits["cpu"].disk) == (512, 0)
-    assert (hits["disk"].cpu, hits["disk"].disk) == (0, 512)
+    assert (hits["recompute"]["computed"], hits["recompute"]["gpu"]) == (1025, 0)
+    assert (hits["gpu"]["computed"], hits["gpu"]["gpu"]) == (513, 512)
+    assert (hits["cpu"]["cpu"], hits["cpu"]["disk"]) == (512, 0)
+    assert (hits["disk"]["cpu"], hits["disk"]["disk"]) == (0, 512)
     assert (progress.total, progress.done) == (15, 15)
     manifest = read_manifest(folder)
     resolved = manifest.cells[0].resolved
@@ -248,7 +248,7 @@ def test_an_interrupted_run_says_so_and_can_be_resumed(tmp_path: Path, how: sign
 
 
 def test_two_writers_are_refused(tmp_path: Path) -> None:
-    folder = RunFolder.create(tmp_path / "one", {"cells": []})
+    folder = RunFolder.create(tmp_path / "one", Manifest(run_id="one", name="one", status="started", engine="fake"))
     with pytest.raises(ResultsError, match="another process"):
         RunFolder.resume(tmp_path / "one")
     folder.close()
@@ -273,8 +273,8 @@ def test_samples_hold_both_sides_of_the_evidence(tmp_path: Path) -> None:
     cold = [sample for sample in read_samples(folder) if sample.tier == "disk_cold"]
     assert len(cold) == 3
     for sample in cold:
-        assert sample.observed.storage_read_bytes == sample.expected.storage_read_bytes == 512 * 32768
-        assert sample.observed.l2_loaded_chunks == 2
+        assert sample.observed.device_read_bytes == sample.expected.device_read_bytes == {"disk": 512 * 32768}
+        assert sample.observed.loaded_chunks == {"disk": 2}
 
 
 def test_the_summary_can_be_made_again(tmp_path: Path) -> None:

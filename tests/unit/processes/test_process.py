@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 
 from harness.errors import EngineError
-from harness.processes.child import Child, child_environment
+from harness.processes.child import Child, child_environment, outlive
+from tests.support.paths import ROOT
 
 # A command that starts a grandchild in a session of its own, as engines do with workers, and ignores SIGTERM.
 STUBBORN = """
@@ -20,6 +21,25 @@ signal.signal(signal.SIGTERM, signal.SIG_IGN)
 worker = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(600)'], start_new_session=True)
 print('pids', os.getpid(), worker.pid, flush=True)
 time.sleep(600)
+"""
+
+
+# What outlives its engine: a core in a process group of its own, deaf to SIGTERM, and a worker in its own session.
+CORE = """
+import os, signal, subprocess, sys, time
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+os.setpgid(0, 0)
+worker = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(600)'], start_new_session=True)
+print('pids', os.getppid(), os.getpid(), worker.pid, flush=True)
+time.sleep(600)
+"""
+ENGINE = f"import subprocess, sys, time; subprocess.Popen([sys.executable, '-c', {CORE!r}]); time.sleep(600)"
+
+LAST_WORDS = """
+import sys, time
+print('INFO: all is well\\nRuntimeError: the pool is poisoned\\nINFO: goodbye', flush=True)
+time.sleep(0.5)
+sys.exit(3)
 """
 
 
@@ -33,8 +53,8 @@ def alive(pid: int) -> bool:
 def pids_in(log: Path) -> list[int]:
     deadline = time.monotonic() + 20
     while time.monotonic() < deadline:
-        if log.exists() and "pids" in (text := log.read_text()):
-            return [int(pid) for pid in text.split("pids")[1].split()[:2]]
+        if log.exists() and "pids" in (text := log.read_text()) and text.endswith("\n"):
+            return [int(pid) for pid in text.split("pids")[1].split()]
         time.sleep(0.02)
     raise AssertionError(f"no pids in {log}")
 
@@ -71,6 +91,138 @@ def test_nothing_outlives_the_harness(tmp_path: Path, how: signal.Signals) -> No
     os.kill(parent.pid, how)
     parent.wait(timeout=20)
     assert all_gone(pids, within_s=20)
+
+
+def started(tmp_path: Path, program: str, scratch: Path | None = None) -> Child:
+    argv, paths = [sys.executable, "-c", program], [scratch] if scratch else []
+    child = Child("toy", argv, log=tmp_path / "log", env=child_environment({}), scratch=paths, grace_s=0.5)
+    child.start()
+    return child
+
+
+def wardens_of(child: Child) -> dict[str, int]:
+    """The guard, and the warden below it."""
+    assert child._guard is not None
+    guard = child._guard.pid
+    [warden] = Path(f"/proc/{guard}/task/{guard}/children").read_text().split()
+    return {"guard": guard, "warden": int(warden)}
+
+
+@pytest.mark.parametrize("killed", ["warden", "guard", "engine", "core", "guard warden", "guard warden engine core"])
+def test_a_killed_process_takes_all_others_and_the_scratch_with_it(tmp_path: Path, killed: str) -> None:
+    scratch = tmp_path / "scratch"
+    scratch.mkdir()
+
+    async def scenario() -> None:
+        child = started(tmp_path, ENGINE, scratch)
+        engine, core, worker = pids_in(tmp_path / "log")
+        known = {**wardens_of(child), "engine": engine, "core": core, "worker": worker}
+        assert child.pid == engine and set(child.pids) == {engine, core, worker}
+        for name in killed.split():
+            os.kill(known[name], signal.SIGKILL)
+        if killed != "core":  # what an engine does about a dead worker is its own affair
+            await asyncio.wait_for(child.ended(), 2)
+            assert not child.running and child.pid is None
+        if killed in ("warden", "guard", "engine"):  # the survivors need no word from the harness
+            assert await asyncio.to_thread(all_gone, list(known.values()), 8)
+            assert not scratch.exists()
+        await child.stop()
+        assert not any(map(alive, known.values())) and not scratch.exists()
+        await child.stop()
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("second", ["warden", "guard"])
+def test_nothing_outlives_the_harness_and_one_of_its_wardens(tmp_path: Path, second: str) -> None:
+    scratch, told = tmp_path / "scratch", tmp_path / "told"
+    scratch.mkdir()
+    program = (
+        "import time\nfrom pathlib import Path\n"
+        "from tests.unit.processes.test_process import ENGINE, pids_in, started, wardens_of\n"
+        f"child = started(Path({str(tmp_path)!r}), ENGINE, Path({str(scratch)!r}))\n"
+        f"pids_in(Path({str(tmp_path / 'log')!r}))\n"
+        f"print('pids', wardens_of(child)[{second!r}], file=open({str(told)!r}, 'w'), flush=True)\ntime.sleep(600)\n"
+    )
+    parent = subprocess.Popen([sys.executable, "-c", program], start_new_session=True, cwd=ROOT)
+    [warden] = pids_in(told)
+    os.kill(parent.pid, signal.SIGKILL)
+    os.kill(warden, signal.SIGKILL)
+    parent.wait(timeout=20)
+    assert all_gone([warden, *pids_in(tmp_path / "log")], within_s=20)
+    deadline = time.monotonic() + 5
+    while scratch.exists() and time.monotonic() < deadline:
+        time.sleep(0.02)
+    assert not scratch.exists()
+
+
+def test_work_ends_with_the_child_that_it_needs_and_the_error_is_one_line(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        child = started(tmp_path, LAST_WORDS)
+        began_s = time.monotonic()
+        with pytest.raises(EngineError) as caught:
+            await outlive([child], asyncio.sleep(60))
+        assert time.monotonic() - began_s < 5
+        assert str(caught.value) == (
+            f"toy ended during the run (exit code 3); {tmp_path / 'log'} ends with the error:"
+            " RuntimeError: the pool is poisoned"
+        )
+        await child.stop()
+
+    asyncio.run(scenario())
+
+
+def test_a_call_that_fails_because_its_server_died_tells_of_the_server(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        child = started(tmp_path, "import time; time.sleep(600)")
+
+        async def refused() -> None:
+            while (pid := child.pid) is None:
+                await asyncio.sleep(0.01)
+            os.kill(pid, signal.SIGKILL)
+            raise EngineError("connection refused")
+
+        with pytest.raises(
+            EngineError, match=r"^toy ended during the run \(killed by SIGKILL\); .*/log tells of no error"
+        ):
+            await outlive([child], refused())
+        await child.stop()
+
+    asyncio.run(scenario())
+
+
+def test_work_that_can_give_up_ends_by_itself_before_the_error(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        child, told = started(tmp_path, LAST_WORDS), asyncio.get_running_loop().create_future()
+        kept: list[str] = []
+
+        async def work() -> None:
+            kept.append(await told)
+
+        with pytest.raises(EngineError, match="poisoned") as caught:
+            await outlive([child], work(), told.set_result)
+        assert kept == [str(caught.value)]
+        await child.stop()
+
+    asyncio.run(scenario())
+
+
+def test_work_that_its_children_outlive_gives_its_result_or_its_own_error(tmp_path: Path) -> None:
+    async def answer() -> int:
+        return 42
+
+    async def fail() -> None:
+        raise EngineError("of its own")
+
+    async def scenario() -> None:
+        child = started(tmp_path, "import time; time.sleep(600)")
+        assert await outlive([child], answer()) == 42 == await outlive([], answer())
+        with pytest.raises(EngineError, match="of its own"):
+            await outlive([child], fail())
+        assert child.running
+        await child.stop()
+
+    asyncio.run(scenario())
 
 
 def test_a_command_that_dies_is_told_with_its_last_words(tmp_path: Path) -> None:

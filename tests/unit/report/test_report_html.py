@@ -15,7 +15,6 @@ from harness.report.run.html import write_report
 from harness.report.words import TIMES, UNKNOWN
 from harness.results.provenance import Git, Host
 from tests.support.report_runs import cell, folder_of, row, sample
-from traces.request import TokensByTier
 
 HOSTILE = "</script><img src=x onerror=alert(1)>"
 
@@ -82,7 +81,7 @@ def report(path: Path, *args: Any, **kwargs: Any) -> Page:
 
 
 def proven_rows() -> list[Any]:
-    gpu, none = TokensByTier(computed=1, gpu=4096, cpu=0), TokensByTier(computed=4097, gpu=0, cpu=0)
+    gpu, none = {"computed": 1, "gpu": 4096, "cpu": 0}, {"computed": 4097, "gpu": 0, "cpu": 0}
     rows = [row("gpu", t, at_s=n, by_tier=gpu, cached_tokens=4096) for n, t in enumerate((0.09, 0.10, 0.11))]
     return rows + [row("recompute", t, at_s=n, by_tier=none, cached_tokens=0) for n, t in enumerate((2.9, 3.0, 3.1))]
 
@@ -115,8 +114,8 @@ def test_a_proven_run_says_what_it_found(tmp_path: Path) -> None:
     ]  # fmt: skip
     assert [line[0] for line in page.rows["figures"]].count("cell") == 2
     assert page.rows["source-table"][1:] == [
-        ["base", "recompute", "12,291", "12,291", "0", "0", "not reported", "not reported"],
-        ["base", "gpu", "12,291", "3", "12,288", "0", "not reported", "not reported"],
+        ["base", "recompute", "12,291", "12,291", "0", "0", "not reported"],
+        ["base", "gpu", "12,291", "3", "12,288", "0", "not reported"],
     ]
 
 
@@ -129,8 +128,8 @@ def test_contradicted_rows_are_counted_explained_and_left_out(tmp_path: Path) ->
         2,
         "contradicted",
         reason="cpu served 4096 tokens",
-        observed=Counters(l1_hit_tokens=4096, l2_hit_tokens=0),
-        expected=Counters(l2_hit_tokens=4096),
+        observed=Counters(hit_tokens={"cpu": 4096, "disk": 0}),
+        expected=Counters(hit_tokens={"disk": 4096}),
     )
     page = report(tmp_path, rows, [sample("disk", 0), doubt])
     assert "5 rows measured, 2 in the figures, 3 left out" in page.text["evidence"]
@@ -144,7 +143,7 @@ def test_contradicted_rows_are_counted_explained_and_left_out(tmp_path: Path) ->
     assert line[9].startswith("3") and f"1 {TIMES} cpu served 4096 tokens" in line[9]
     assert page.rows["doubts"][1:] == [
         ["base", "disk", "2", "contradicted", "cpu served 4096 tokens",
-         "l1_hit_tokens 4,096, l2_hit_tokens 0", "l2_hit_tokens 4,096"],
+         "cpu_hit_tokens 4,096, disk_hit_tokens 0", "disk_hit_tokens 4,096"],
     ]  # fmt: skip
 
 
@@ -201,7 +200,7 @@ def test_hostile_text_stays_text(tmp_path: Path) -> None:
 
 def test_a_free_load(tmp_path: Path) -> None:
     rows = [row(None, 0.1, at_s=float(n), output_tokens=5, cached_tokens=2048) for n in range(4)]
-    load = sample("load", 0, None, observed=Counters(l1_hit_tokens=8192), host=HostSample())
+    load = sample("load", 0, None, observed=Counters(hit_tokens={"cpu": 8192}), host=HostSample())
     page = report(tmp_path, rows, [load])
     assert page.rows["throughput"][1] == ["base", "1.29/s", "5,290/s", "6.45/s", "50.0 %"]
     finding = "TTFT: median 100 ms, p90 100 ms over 4 requests; 1.29 requests/s; 50.0 % of the prompt tokens came"
@@ -209,7 +208,7 @@ def test_a_free_load(tmp_path: Path) -> None:
     assert "claims no tier" in page.text["evidence"]
     # With five output tokens there is a time per output token to show; a proven run of one token has none.
     assert [line[0] for line in page.rows["figures"]].count("cell") == 3
-    assert "base: l1_hit_tokens 8,192" in page.text["counters"]
+    assert "base: cpu_hit_tokens 8,192" in page.text["counters"]
     assert page.figures() == ["distribution", "sources", "timeline"]
     assert ["steal", "not reported"] in page.rows["environment"]
 

@@ -18,9 +18,9 @@ import uvloop
 from aiohttp import web
 
 from harness.collectors.prometheus import Metrics
-from harness.engines import simulator_maker
 from harness.engines.http.replay import OpenAIReplay
 from harness.engines.sim.engine import SimEngine
+from harness.engines.sim.make import simulator_maker
 from harness.experiment.read import load_experiment
 from harness.serving.app import App
 from harness.serving.pacer import Pacer

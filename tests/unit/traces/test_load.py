@@ -15,7 +15,12 @@ from traces.synth import SessionSpec, conversation
 
 
 def request(
-    name: str, at_s: float | None = None, session: str | None = None, turn: int = 0, delay_s: float = 0.0
+    name: str,
+    at_s: float | None = None,
+    session: str | None = None,
+    turn: int = 0,
+    delay_s: float = 0.0,
+    wave: int = 0,
 ) -> Request:
     return Request(
         id=name,
@@ -25,6 +30,7 @@ def request(
         session=session,
         turn=turn,
         delay_s=delay_s,
+        wave=wave,
     )
 
 

@@ -153,7 +153,7 @@ def test_a_few_pages_from_the_device_are_none(tmp_path: Path, free_run: Path) ->
     real = changed_rows(free_run, tmp_path / "real")
     sample = json.loads((real / "samples.jsonl").read_text())
     for read_bytes, verdict in ((40_000, "pass"), (400_000_000, "fail")):
-        sample["observed"]["storage_read_bytes"] = read_bytes
+        sample["observed"]["device_read_bytes"]["disk"] = read_bytes
         (real / "samples.jsonl").write_text(json.dumps(sample) + "\n")
         [point] = judged(real, free_run).points
         figure = point.figure("device_read_bytes")
@@ -181,7 +181,7 @@ def test_a_free_load_whose_cache_server_served_nothing_is_refused(tmp_path: Path
     sample = json.loads((degraded / "samples.jsonl").read_text())
     moved = sample["observed"]
     moved |= {"computed_tokens": moved["computed_tokens"] + moved["external_tokens"], "external_tokens": 0}
-    moved |= {"l1_hit_tokens": 0, "l2_hit_tokens": 0}
+    moved["hit_tokens"] |= {"cpu": 0, "disk": 0}
     (degraded / "samples.jsonl").write_text(json.dumps(sample) + "\n")
     assert "silently recomputed" in refusal(degraded, free_run)
 
@@ -232,12 +232,12 @@ def test_compare_gates_by_exit_code_and_leaves_a_report(
     tmp_path: Path, prefix_run: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     wrong = sim_run(tmp_path, PREFIX, wrong_calibration(tmp_path / "wrong.yaml", 1.2, "step_s"))
-    assert compare_command(prefix_run, prefix_run, 0.05, tmp_path / "same") == 0
-    assert compare_command(prefix_run, wrong, 0.01, tmp_path / "strict") == 1
+    assert compare_command(prefix_run, prefix_run, out=tmp_path / "same") == 0
+    assert compare_command(prefix_run, wrong, tolerance=0.01, out=tmp_path / "strict") == 1
     noisy = noisy_copy(prefix_run, tmp_path / "noisy", seed=1, spread=0.2)
-    assert compare_command(noisy, prefix_run, 0.05, tmp_path / "noise") == 3
-    assert compare_command(noisy, tmp_path / "nowhere", 0.05, tmp_path / "none") == 2
-    assert compare_command(noisy, prefix_run, 1.5, tmp_path / "none") == 2
+    assert compare_command(noisy, prefix_run, out=tmp_path / "noise") == 3
+    assert compare_command(noisy, tmp_path / "nowhere", out=tmp_path / "none") == 2
+    assert compare_command(noisy, prefix_run, tolerance=1.5, out=tmp_path / "none") == 2
     assert "holds no manifest.json" in capsys.readouterr().err
     content = json.loads((tmp_path / "strict" / "validation.json").read_text())
     assert content["verdict"] == "fail" and content["overall"]["shares"]["fail"] > 0

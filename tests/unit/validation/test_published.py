@@ -38,11 +38,11 @@ def test_every_row_is_judged_or_named_as_not_predicted(tmp_path: Path) -> None:
 def test_the_command_knows_a_table_from_an_experiment(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert is_published(TABLE) and not is_published(Path("configs/experiments/quickstart.yaml"))
     assert not is_published(tmp_path / "nowhere.yaml")
-    assert validate_command(TABLE, None, [], "vllm", [], [], "0s", 0.05, tmp_path / "out") == 1
+    assert validate_command(TABLE, out=tmp_path / "out") == 1
     assert "published" in capsys.readouterr().out
     broken = tmp_path / "broken.yaml"
     broken.write_text(TABLE.read_text().replace("clients: 20", "clients: many"))
-    assert validate_command(broken, None, [], "vllm", [], [], "0s", 0.05, tmp_path / "no") == 2
+    assert validate_command(broken, out=tmp_path / "no") == 2
     assert "rounds.clients" in capsys.readouterr().err
 
 

@@ -98,8 +98,8 @@ def test_points_that_a_calibration_is_to_be_fitted_on_are_refused_before_anythin
     def refusal(**workload: Any) -> str:
         path = tmp_path / "experiment.yaml"
         path.write_text(yaml.safe_dump(CONFIG | {"workload": CONFIG["workload"] | workload, "sizes": {"micro": {}}}))
-        turns = ("micro", "5min", 2)
-        assert validate_command(path, None, [], "sim", [], [], "0s", 0.05, tmp_path / "out", turns) == 2
+        turns = {"calibrate": "micro", "calibrating": "5min", "passes": 2}
+        assert validate_command(path, engine="sim", out=tmp_path / "out", **turns) == 2
         return capsys.readouterr().err
 
     assert "base recompute: the calibration is to be fitted on it (prompt_tokens 3073)" in refusal()
@@ -139,7 +139,7 @@ def test_the_simulator_gets_what_the_engine_resolved(tmp_path: Path) -> None:
     entry.config["measure"] |= {"samples": None, "until": {}, "budget": 60.0}
     sizes = {"gpu_bytes": 500 * 32 * 32768, "cpu_bytes": 2**31}
     entry.resolved = msgspec.structs.replace(entry.resolved, scheduler=limits, **sizes)
-    experiment = sim_cell(entry, "cpu-2core").experiment
+    experiment = sim_cell(entry, "cpu-2core", "sim").experiment
     assert experiment.cache.gpu == 500 * 32 * 32768 and experiment.cache.cpu == 2**31
     assert experiment.engines.sim.max_batched_tokens == 1024 and experiment.engines.sim.max_sequences == 8
     assert experiment.engines.sim.hardware == "cpu-2core" and experiment.measure.samples == 5
@@ -177,7 +177,7 @@ def test_the_command_and_its_mistakes(tmp_path: Path, capsys: pytest.CaptureFixt
     path.write_text(yaml.safe_dump(CONFIG))
 
     def command(calibration: str | None, sizes: list[str], budget: str, out: Path) -> int:
-        return validate_command(path, calibration, [], "sim", [], sizes, budget, 0.05, out)
+        return validate_command(path, calibration=calibration, engine="sim", sizes=sizes, budget=budget, out=out)
 
     assert command("cpu-2core", ["pairs"], "0s", tmp_path / "out") == 0
     assert json.loads((tmp_path / "out" / "validation.json").read_text())["calibration"]["name"] == "cpu-2core"
@@ -198,9 +198,14 @@ def test_what_a_calibration_finds_foretells_points_that_it_never_saw(tmp_path: P
     config["sizes"].pop("trace")
     path, found = tmp_path / "experiment.yaml", tmp_path / "found.yaml"
     path.write_text(yaml.safe_dump(config))
-    assert calibrate_command(path, "sim", [], "calibration", found, tmp_path / "run", "10min") == 0
+    assert (
+        calibrate_command(
+            path, engine="sim", size="calibration", output=found, run_folder=tmp_path / "run", budget="10min"
+        )
+        == 0
+    )
     sizes = ["lengths", "hits", "concurrency", "chunk64", "ext4_200"]
-    assert validate_command(path, str(found), [], "sim", [], sizes, "0s", 0.05, tmp_path / "out") == 0
+    assert validate_command(path, calibration=str(found), engine="sim", sizes=sizes, out=tmp_path / "out") == 0
     content = json.loads((tmp_path / "out" / "validation.json").read_text())
     assert content["overall"]["points"] == 25 and all(content["overall"]["targets"].values())
     assert len({point["axes"]["device_bytes_per_s"] for point in content["points"]}) == 3
@@ -211,8 +216,9 @@ def test_a_calibration_is_measured_in_turns_with_what_it_is_held_against(tmp_pat
     config["measure"] |= {"samples": 10, "until": None}
     path = tmp_path / "experiment.yaml"
     path.write_text(yaml.safe_dump(config))
-    turns, sizes = ("calibration", "10min", 3), ["lengths", "ext4_200"]
-    assert validate_command(path, None, [], "sim", [], sizes, "0s", 0.05, tmp_path / "out", turns) == 0
+    turns = {"calibrate": "calibration", "calibrating": "10min", "passes": 3}
+    sizes = ["lengths", "ext4_200"]
+    assert validate_command(path, engine="sim", sizes=sizes, out=tmp_path / "out", **turns) == 0
     content = json.loads((tmp_path / "out" / "validation.json").read_text())
     assert content["overall"]["points"] == 9 and content["overall"]["mape"] < 0.01
     assert content["calibration"]["name"] == "cpu_vllm-out" and content["calibration"]["good"]
@@ -236,6 +242,6 @@ def test_a_calibration_is_measured_in_turns_with_what_it_is_held_against(tmp_pat
         assert [warm_up[key] for key in engine] == [int(number == 1) for number in passes]
 
     real = [tmp_path / "out" / "real"]
-    assert validate_command(path, None, real, "sim", [], sizes, "0s", 0.05, tmp_path / "again", turns) == 0
+    assert validate_command(path, engine="sim", real=real, sizes=sizes, out=tmp_path / "again", **turns) == 0
     first, again = ((tmp_path / folder / "calibration.yaml").read_text() for folder in ("out", "again"))
     assert again == first.replace("cpu_vllm-out", "cpu_vllm-again")

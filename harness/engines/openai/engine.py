@@ -9,6 +9,7 @@ import httpx
 
 from harness.engines.base import Emit
 from harness.engines.http.replay import OpenAIReplay
+from harness.engines.openai.settings import OpenAISettings
 from harness.errors import EngineError, SettingsError
 from harness.experiment.model import Experiment
 from harness.records import Capabilities, Counters, Resolved
@@ -24,9 +25,7 @@ class OpenAIEngine:
     capabilities = Capabilities()
 
     def __init__(self, experiment: Experiment, model: ModelSpec, clock: Callable[[], float]) -> None:
-        settings = experiment.engines.openai
-        if settings is None:
-            raise SettingsError("engines.openai is not set; add url and model, or --set engines.openai.url=http://…")
+        settings = experiment.engines.of(OpenAISettings)
         self._settings, self._clock = settings, clock
         self._key = _key(settings.api_key_env)
         self._vocab_size = settings.vocab_size or model.vocab_size

@@ -7,9 +7,9 @@ requests that fail, a start that fails, and, after a number of requests, an offl
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
 
 from harness.engines.base import Emit
+from harness.engines.fake.settings import FakeSettings
 from harness.errors import EngineError
 from harness.experiment.model import Experiment
 from harness.records import Capabilities, Counters, Resolved
@@ -30,13 +30,26 @@ class FakeEngine:
         virtual_time=True,
     )
 
-    def __init__(self, experiment: Experiment, model: ModelSpec, _clock: Callable[[], float]) -> None:
-        self._experiment, self._settings = experiment, experiment.engines.fake
+    def __init__(self, experiment: Experiment, model: ModelSpec) -> None:
+        self._experiment, self._settings = experiment, experiment.engines.of(FakeSettings)
         self._per_token = model.kv_bytes_per_token
         self._now_s = 0.0
         self._served = 0
         self._tiers: dict[str, set[Segment]] = {tier: set() for tier in ("gpu", "cpu", "disk", "page_cache")}
-        self._totals = dict.fromkeys(Counters.__struct_fields__, 0)
+        self._totals = dict.fromkeys(
+            (
+                "computed_tokens",
+                "gpu_hit_tokens",
+                "external_tokens",
+                "cpu_hit_tokens",
+                "disk_hit_tokens",
+                "disk_loaded_chunks",
+                "disk_device_read_bytes",
+                "stores_begun",
+                "stores_ended",
+            ),
+            0,
+        )
         self.running = False
 
     async def start(self) -> None:
@@ -108,14 +121,14 @@ class FakeEngine:
         totals["computed_tokens"] += request.prompt_tokens - hit
         totals["gpu_hit_tokens"] += hit if tier == "gpu" else 0
         totals["external_tokens"] += 0 if tier == "gpu" else hit
-        totals["l1_hit_tokens"] += hit if tier == "cpu" else 0
+        totals["cpu_hit_tokens"] += hit if tier == "cpu" else 0
         from_disk = hit if tier.startswith("disk") else 0
-        totals["l2_hit_tokens"] += from_disk
-        totals["l2_loaded_chunks"] += from_disk // self._experiment.cache.chunk_tokens
-        totals["storage_read_bytes"] += from_disk * self._per_token if tier == "disk_cold" else 0
+        totals["disk_hit_tokens"] += from_disk
+        totals["disk_loaded_chunks"] += from_disk // self._experiment.cache.chunk_tokens
+        totals["disk_device_read_bytes"] += from_disk * self._per_token if tier == "disk_cold" else 0
 
     async def metrics(self) -> Counters:
-        return Counters(**self._totals)
+        return Counters.of(self._totals)
 
     async def stop(self) -> None:
         self.running = False

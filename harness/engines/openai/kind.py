@@ -1,0 +1,43 @@
+"""A server behind a URL, as the rest of the harness sees it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from harness.engines.kind import Clock, DiskTier, EngineKind, Packs, Traits
+
+if TYPE_CHECKING:
+    from harness.engines.base import Engine
+    from harness.engines.openai.settings import OpenAISettings
+    from harness.experiment.model import Experiment
+    from simulator.models import ModelSpec
+
+
+def _settings() -> type[OpenAISettings]:
+    from harness.engines.openai.settings import OpenAISettings
+
+    return OpenAISettings
+
+
+def _make(experiment: Experiment, model: ModelSpec, _folder: Path, clock: Clock) -> Engine:
+    from harness.engines.openai.engine import OpenAIEngine
+
+    return OpenAIEngine(experiment, model, clock)
+
+
+def _packs(experiment: Experiment) -> Packs:
+    """Only the user knows what answers behind the URL: the packs that the file names."""
+    from harness.engines.sim.settings import SimSettings
+
+    settings = experiment.engines.of(SimSettings)
+    return Packs(settings.engine_policy, settings.tier_policy)
+
+
+KIND = EngineKind(
+    settings=_settings,
+    make=_make,
+    disk=lambda _: DiskTier("none", "a server behind a URL has storage of its own; remove it"),
+    traits=lambda _: Traits(),
+    packs=_packs,
+)

