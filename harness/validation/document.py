@@ -42,7 +42,7 @@ def document(comparison: Comparison, reference: Side, candidate: Side, **more: A
 
 def content_of(points: Sequence[PointResult], margin: float, verdict: Equivalence, **more: Any) -> dict[str, Any]:
     """The document from judged points. `more` has to hold name, reference and candidate."""
-    return {
+    content = {
         "schema": SCHEMA,
         "created_at": provenance.now(),
         "git": provenance.git(),
@@ -54,6 +54,7 @@ def content_of(points: Sequence[PointResult], margin: float, verdict: Equivalenc
         "metrics": by_metric(points),
         "points": [msgspec.to_builtins(point) | {"verdict": point.verdict} for point in points],
     }
+    return dict(msgspec.to_builtins(content))
 
 
 def overall(points: Sequence[PointResult]) -> dict[str, Any]:

@@ -297,7 +297,7 @@ def sim_cell(entry: CellEntry, calibration: str, engine: EngineName) -> Cell:
     sim |= {name: value for name, value in limits.items() if value is not None}
     if (packs := ENGINES[engine].packs(experiment)) is None:
         raise NotComparable(f"engine {engine}: the simulator has no packs for it, so there is nothing to validate")
-    sections = {"engines": {"sim": sim | packs._asdict()}}
+    sections: dict[str, dict[str, Any]] = {"engines": {"sim": sim | packs._asdict()}}
     if experiment.storage is not None and ENGINES["sim"].disk(experiment).moves != "real":
         sections["storage"] = {"trace": False}
     return Cell(key, entry.overrides, changed(experiment, cache=cache, measure=measure, **sections))

@@ -125,8 +125,8 @@ def test_kept_evidence_of_schema_1_is_readable() -> None:
     for cell in real.cells:
         assert cell.resolved is not None and cell.resolved.gpu_blocks in (128, 1024)
         assert cell.resolved.scheduler == SchedulerLimits(max_batched_tokens=2048, max_sequences=128)
-        assert cell.disk_file_system and cell.cache is not None and cell.cache.disk is not None
-        assert cell.status == "complete" and cell.workload is not None
+        assert cell.status == "complete" and cell.workload is not None and cell.cache is not None
+        assert (cell.disk_file_system is None) == (cell.cache.disk is None)
     first = real.cells[0]
     assert isinstance(first.workload, PrefixWorkload) and first.workload.prompt_tokens == 513
     assert first.device_bytes_per_s == 100 * 2**20 and first.resolved and first.resolved.connector == "mp"
