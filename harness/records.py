@@ -2,29 +2,58 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
 import msgspec
 
 from traces.request import Verdict
+from traces.tiers import all_states, all_tiers
 
 
 class Capabilities(msgspec.Struct, frozen=True, kw_only=True):
     """What an engine can do, asked before anything starts.
 
-    resets: what `reset` can empty, of 'gpu', 'cpu', 'disk', 'page_cache'.
-    proves: the warm states for which its counters are evidence enough.
+    tiers: the tiers that hold its KV, as configured.
+    resets: what `reset` can empty; names in one set are emptied together. Tiers, and the 'page_cache'.
+    evidence: by warm state, the counters (Counters.named) that prove it; a state without entry cannot be proven.
     deterministic: the same load on a fresh engine gives the same records, so a resumed run can begin again.
     virtual_time: its seconds are computed, not waited for.
     routings: the values of deployment.routing that it takes with several instances; empty: it runs one instance only.
     """
 
-    resets: frozenset[str] = frozenset()
-    proves: frozenset[str] = frozenset()
+    tiers: frozenset[str] = frozenset()
+    resets: frozenset[frozenset[str]] = frozenset()
+    evidence: dict[str, frozenset[str]] = {}
     deterministic: bool = False
     virtual_time: bool = False
     routings: frozenset[str] = frozenset()
+
+
+def singly(names: Iterable[str]) -> frozenset[frozenset[str]]:
+    """Resets of an engine that empties each of these on its own."""
+    return frozenset(frozenset({name}) for name in names)
+
+
+def evidence_in(tiers: Collection[str]) -> dict[str, frozenset[str]]:
+    """What proves each state that these tiers can have, where the engine and its cache server report all of it.
+
+    Look-ups of a cache server also hit where the engine's own tier has served the tokens: they are evidence for the
+    states of the tiers behind a connector alone.
+    """
+    found = {}
+    behind = [tier.name for tier in all_tiers() if tier.offload and tier.name in tiers]
+    for state in all_states():
+        if not state.needs <= set(tiers):
+            continue
+        names = {"computed_tokens", "external_tokens"}
+        names |= {f"{tier.name}_hit_tokens" for tier in all_tiers() if not tier.offload}
+        if state.served_by in behind:
+            names |= {f"{tier}_hit_tokens" for tier in behind}
+        if state.from_device is not None:
+            names |= {f"{state.served_by}_loaded_chunks", f"{state.served_by}_device_read_bytes"}
+        found[state.name] = frozenset(names)
+    return found
 
 
 class Counters(msgspec.Struct, frozen=True, kw_only=True):
@@ -141,6 +170,11 @@ class Resolved(msgspec.Struct, frozen=True, kw_only=True):
     cache_config: dict[str, str] = {}
     calibration_source: str | None = None
 
+    def bytes_of(self, tier: str) -> int | None:
+        """A tier's capacity."""
+        size: int | None = getattr(self, f"{tier}_bytes", None)
+        return size
+
 
 class Origin(msgspec.Struct, frozen=True, kw_only=True):
     """Which file an experiment was read from. None: it was not kept."""
@@ -164,6 +198,11 @@ class CellRecord(msgspec.Struct, frozen=True, kw_only=True):
     """What an engine says of a cell besides rows and counters. storage: the figures of mode storage."""
 
     storage: dict[str, Any] | None = None
+
+    def bytes_of(self, tier: str) -> int | None:
+        """A tier's capacity."""
+        size: int | None = getattr(self, f"{tier}_bytes", None)
+        return size
 
 
 class HostSample(msgspec.Struct, frozen=True, kw_only=True):

@@ -1,4 +1,4 @@
-"""Percentiles and intervals: pure functions of numbers. Seeds are arguments; nothing reads a clock."""
+"""Percentiles and intervals: pure functions of numbers. Random generators are arguments; nothing reads a clock."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Equivalence = Literal["pass", "fail", "not resolvable"]
 
 
 def percentile(values: Sequence[float], share: float) -> float | None:
-    """Linear-interpolated percentile, share in 0..1; None without values."""
+    """Linearly interpolated percentile, share in 0..1; None without values."""
     return float(np.quantile(values, share)) if len(values) else None
 
 
@@ -38,7 +38,7 @@ def mean_interval(values: Sequence[float], confidence: float = 0.95) -> tuple[fl
 
 
 def median_interval(values: Sequence[float], confidence: float = 0.95) -> tuple[float, float] | None:
-    """Between two order statistics, whatever the distribution; None where so few values tell too little."""
+    """Distribution-free interval of the median, between two order statistics; None for too few values."""
     from scipy.special import bdtr, bdtrik
 
     if not len(values):
@@ -46,7 +46,8 @@ def median_interval(values: Sequence[float], confidence: float = 0.95) -> tuple[
     ordered = sorted(values)
     if ordered[0] == ordered[-1]:
         return ordered[0], ordered[-1]
-    # As many values may lie outside at either end as is unlikely of a fair coin's heads.
+    # The count of values below the median is binomial with p = 0.5, like a fair coin's heads. Each tail gives up
+    # half of 1 - confidence.
     tail = (1 - confidence) / 2
     outside = int(bdtrik(tail, len(ordered), 0.5))
     if bdtr(outside, len(ordered), 0.5) > tail:
@@ -55,7 +56,7 @@ def median_interval(values: Sequence[float], confidence: float = 0.95) -> tuple[
 
 
 def relative_half_width(values: Sequence[float], confidence: float = 0.95) -> float | None:
-    """Half of the median's interval over the median: what 'sample until' narrows. None while it is undefined."""
+    """Half the median's interval over the median: sampling stops when this is small. None while it is undefined."""
     interval = median_interval(values, confidence)
     if interval is None or (middle := float(np.median(values))) <= 0:
         return None
@@ -63,7 +64,7 @@ def relative_half_width(values: Sequence[float], confidence: float = 0.95) -> fl
 
 
 def samples_needed(values: Sequence[float], half_width: float, confidence: float = 0.95) -> int | None:
-    """How many samples of this spread give ± half_width (relative); None where the spread is unknown."""
+    """Number of samples with this spread that give ± half_width (relative); None if the spread is unknown."""
     spread = coefficient_of_variation(values)
     if spread is None:
         return None
@@ -73,12 +74,15 @@ def samples_needed(values: Sequence[float], half_width: float, confidence: float
     return max(2, math.ceil((quantile * spread / half_width) ** 2))
 
 
-# ---- equivalence: may two sides be called equal within a margin?
+# ---- equivalence: are two sides equal within a margin?
 
 
 def resampled_groups(rng: np.random.Generator, sizes: Sequence[int], resamples: int) -> Indices:
-    """Bootstrap indices of whole groups of neighbours: (resamples, sum of sizes). Groups are drawn until there are as
-    many values as there were, so that of unlike groups the last one drawn may be cut off."""
+    """Bootstrap indices of whole groups of neighbours; shape (resamples, sum of sizes).
+
+    Each resample draws groups until it has as many values as the original. If groups differ in size, the last group
+    drawn may be cut off.
+    """
     ends = np.cumsum(sizes)
     starts, is_last = ends - sizes, np.zeros(ends[-1], dtype=bool)
     is_last[ends - 1] = True
@@ -91,7 +95,7 @@ def resampled_groups(rng: np.random.Generator, sizes: Sequence[int], resamples: 
 
 
 def resampled_blocks(rng: np.random.Generator, n: int, length: int, resamples: int) -> Indices:
-    """Circular block bootstrap of n values in order, so that neighbours that hang together stay together."""
+    """Circular block bootstrap indices of n ordered values: correlated neighbours stay together."""
     starts = rng.integers(0, n, size=(resamples, -(-n // length), 1))
     return ((starts + np.arange(length)) % n).reshape(resamples, -1)[:, :n]
 
@@ -99,8 +103,9 @@ def resampled_blocks(rng: np.random.Generator, n: int, length: int, resamples: i
 def expanded_interval(estimates: Values, clusters: int, confidence: float) -> tuple[float, float]:
     """Percentile interval of bootstrap estimates, widened for few clusters.
 
-    The plain percentile interval of n clusters is too narrow by sqrt((n-1)/n) and by a normal's quantile in place of
-    Student's; the share cut off at either end is made smaller by as much (Hesterberg, The American Statistician 2015).
+    The plain percentile interval of n clusters is too narrow by sqrt((n-1)/n). It also uses a normal quantile in place
+    of Student's. This function cuts off a smaller share at either end to correct both (Hesterberg, The American
+    Statistician 2015).
     """
     from scipy.special import ndtr, stdtrit
 
@@ -113,14 +118,17 @@ def expanded_interval(estimates: Values, clusters: int, confidence: float) -> tu
 
 
 def equivalence(low: float, high: float, margin: float) -> Equivalence:
-    """'pass': the whole interval lies within ± margin; 'fail': all of it lies outside; else 'not resolvable'."""
+    """'pass' if the interval lies within ± margin, 'fail' if it lies outside, otherwise 'not resolvable'."""
     if -margin <= low and high <= margin:
         return "pass"
     return "fail" if low > margin or high < -margin else "not resolvable"
 
 
 def samples_to_resolve(error: float, half_width: float, samples: int, margin: float) -> int | None:
-    """How many samples would make an interval of this half width leave one end of the margin; None: none would."""
+    """Number of samples that would shrink this half width until the interval no longer holds an end of the margin.
+
+    None if no number of samples would do so.
+    """
     room = abs(margin - abs(error))
     if room == 0 or not math.isfinite(half_width):
         return None
@@ -128,7 +136,7 @@ def samples_to_resolve(error: float, half_width: float, samples: int, margin: fl
 
 
 def wasserstein(left: Sequence[float], right: Sequence[float]) -> float | None:
-    """Area between the two cumulative distributions, in the values' unit; None where a side is empty."""
+    """Area between the two cumulative distributions, in the values' unit; None if a side is empty."""
     if not len(left) or not len(right):
         return None
     from scipy.stats import wasserstein_distance

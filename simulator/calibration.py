@@ -15,6 +15,7 @@ import msgspec
 
 from simulator.errors import CalibrationError
 from simulator.models import load_config
+from traces.tiers import state_names
 
 STEP = ("step_s", "token_s", "attention_s", "attention_context_s", "context_s")
 COST = (*STEP, "request_s", "request_token_s", "request_wait_s", "request_chunk_s", "response_s", "poll_s")
@@ -22,7 +23,6 @@ DEVICES = ("cpu.read", "cpu.write", "disk.read", "disk.write", "page_cache.read"
 TRANSFER = ("latency_s", "chunk_s", "bytes_per_s", "shared_bytes_per_s")
 CONSTANTS = (*COST, *(f"{device}.{of}" for device in DEVICES for of in TRANSFER))
 
-State = Literal["recompute", "gpu", "cpu", "disk", "disk_cold"]
 Metric = Literal["ttft_s", "tpot_s"]
 
 
@@ -35,7 +35,7 @@ class Point(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     to all other points misses it.
     """
 
-    tier: State
+    tier: str
     prompt_tokens: int
     hit_tokens: int
     chunk_tokens: int
@@ -50,6 +50,10 @@ class Point(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     high_s: float | None = None
     fitted_s: float | None = None
     loo_error: float | None = None
+
+    def __post_init__(self) -> None:
+        if self.tier not in state_names():
+            raise ValueError(f"tier: {self.tier!r} is no state; use one of {', '.join(state_names())}")
 
     @property
     def error(self) -> float | None:

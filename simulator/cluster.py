@@ -23,6 +23,7 @@ from typing import Literal, get_args
 
 from simulator import _core
 from simulator.simulate import Driven, SimCounters, Simulator, checked
+from traces.request import Request
 
 Routing = Literal["round-robin", "least-loaded", "prefix-aware"]
 SharedTier = Literal["cpu", "disk"]
@@ -53,6 +54,10 @@ class Cluster(Driven[_core.Cluster]):
             raise ValueError("shared: a disk behind a shared CPU tier is shared too; name both, or disk alone")
         cpu, disk = "cpu" in self.shared, "disk" in self.shared
         self._core = checked(lambda: _core.Cluster(like.config, instances, routing, cpu, disk))
+
+    def _check_pin(self, request: Request) -> None:
+        where = f"request {request.id}: is pinned to instance {request.instance}"
+        raise ValueError(f"{where}; the simulated router takes no pins, leave it out")
 
     @property
     def queues(self) -> list[tuple[int, int]]:

@@ -35,7 +35,9 @@ class RequestColumns:
 
     @classmethod
     def of(cls, requests: Sequence[Request]) -> Self:
-        """Each at its own at_s; one without is sent at 0."""
+        """Each at its own at_s; one without is sent at 0. ValueError: waves or pins, which columns do not have."""
+        if any(request.wave or request.instance is not None for request in requests):
+            raise ValueError("requests with a wave or an instance do not go into columns; send them through a Load")
         hash_ids, tokens, ends = array("q"), array("q"), array("q")
         for request in requests:
             for segment in request.prompt:

@@ -22,6 +22,7 @@ from simulator.calibration import CONSTANTS, Assumption, Calibration, FittedOn, 
 from simulator.models import load_model
 from simulator.policies import tier_policy
 from simulator.probing import simulated_s
+from traces.tiers import PAGE_CACHE, all_tiers, state_named, tier_named
 
 SIGNIFICANT_DIGITS = 6
 _ROUNDS = 12
@@ -298,14 +299,24 @@ def design(point: Point, fitted_on: FittedOn) -> dict[str, float]:
         "request_chunk_s": float(point.prompt_tokens // point.chunk_tokens),
     }
     row |= {name: times for name, times in _always(fitted_on).items() if times}
-    devices = {"cpu": ("cpu.read",), "disk": ("cpu.read", "page_cache.read"), "disk_cold": ("cpu.read", "disk.read")}
-    for device in devices.get(point.tier, ()) if point.hit_tokens else ():
+    for device in _devices(point.tier) if point.hit_tokens else ():
         row[f"{device}.latency_s"] = 1.0
         row[f"{device}.chunk_s"] = point.hit_tokens / point.chunk_tokens
         row[f"{device}.bytes_per_s"] = float(point.hit_tokens * load_model(fitted_on.model).kv_bytes_per_token)
         if not _lone(point) and device != "cpu.read":
             row[f"{device}.shared_bytes_per_s"] = row[f"{device}.bytes_per_s"]
     return row
+
+
+def _devices(name: str) -> list[str]:
+    """What the bytes of a hit pass: the device of storage or its page cache, and the RAM behind the engine."""
+    state = state_named(name)
+    if state.served_by is None or not tier_named(state.served_by).offload:
+        return []
+    passed = [tier.name for tier in all_tiers() if tier.kind == "memory"]
+    if state.from_device is not None:
+        passed.append(state.served_by if state.from_device else PAGE_CACHE)
+    return [f"{device}.read" for device in passed]
 
 
 def predicted_s(point: Point, calibration: Calibration) -> float:

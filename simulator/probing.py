@@ -9,21 +9,21 @@ from simulator.calibration import Calibration, Point
 from simulator.models import ModelSpec
 from simulator.simulate import Completion, Simulator
 from traces.request import Request, Segment
+from traces.tiers import state_named
 
 # Plenty: a point's time has nothing to do with evictions.
 _ROOM_BYTES = 1 << 42
-_ABOVE = {"gpu": set[str](), "cpu": {"gpu"}, "disk": {"gpu", "cpu"}, "disk_cold": {"gpu", "cpu", "page_cache"}}
 
 
 def simulated_s(point: Point, calibration: Calibration, model: ModelSpec) -> float:
     """The point's metric, mean over its requests, by a fresh simulator with the calibration's constants."""
     simulator = _simulator(point, calibration, model)
-    if point.hit_tokens and point.tier != "recompute":
+    if point.hit_tokens and state_named(point.tier).served_by is not None:
         for slot in range(point.concurrency):
             simulator.submit(Request(id=f"warm{slot}", prompt=_prefix(point, slot), output_tokens=1), simulator.now_s)
             _finish(simulator, 1)
         simulator.drain()
-        simulator.reset(_ABOVE[point.tier])
+        simulator.reset(state_named(point.tier).must_not_have)
     sent_s = simulator.now_s
     for slot in range(point.concurrency):
         rest = Segment(1000 + slot, point.prompt_tokens - point.hit_tokens)

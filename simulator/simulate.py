@@ -25,11 +25,13 @@ from simulator.columns import reply_stream as reply_stream
 from simulator.models import ModelSpec
 from simulator.policies import EnginePolicy, TierPolicy, engine_policy, tier_policy
 from traces.request import Request
+from traces.tiers import PAGE_CACHE
 
 Result = TypeVar("Result")
 Core = TypeVar("Core", _core.Engine, _core.Cluster)
 Note = tuple[str, str, list[int]]
-TIERS = ("gpu", "cpu", "disk", "page_cache")
+# What the core empties, in the order of its arguments.
+_EMPTIED = ("gpu", "cpu", "disk", PAGE_CACHE)
 
 
 class Completion(msgspec.Struct, frozen=True, kw_only=True):
@@ -100,10 +102,16 @@ class Driven(Generic[Core]):
     def submit(self, request: Request, at_s: float) -> None:
         """Sends a request at `at_s`, now or later. One that can never be served completes with an error.
 
-        ValueError: the moment has passed, or a request of that id is in flight.
+        ValueError: the moment has passed, a request of that id is in flight, or its instance cannot be chosen.
         """
+        if request.instance is not None:
+            self._check_pin(request)
         reply = reply_stream(request.id)
         checked(lambda: self._core.submit(request.id, request.prompt, request.output_tokens, reply, at_s))
+
+    def _check_pin(self, request: Request) -> None:
+        """ValueError: the request is pinned to an instance that cannot be chosen here."""
+        raise NotImplementedError
 
     def advance(self, until_s: float = math.inf) -> list[Completion]:
         """Runs until `until_s` or the first moment at which requests complete, and returns those.
@@ -135,9 +143,9 @@ class Driven(Generic[Core]):
     def reset(self, what: Iterable[str]) -> None:
         """Empties 'gpu', 'cpu', 'disk', or what the 'page_cache' holds. ValueError: unknown, or not idle."""
         names = frozenset(what)
-        if unknown := names - frozenset(TIERS):
-            raise ValueError(f"reset: {', '.join(sorted(unknown))} is not one of {', '.join(TIERS)}")
-        self._core.reset(*(tier in names for tier in TIERS))
+        if unknown := names - frozenset(_EMPTIED):
+            raise ValueError(f"reset: {', '.join(sorted(unknown))} is not one of {', '.join(_EMPTIED)}")
+        self._core.reset(*(tier in names for tier in _EMPTIED))
 
 
 class Simulator(Driven[_core.Engine]):
@@ -198,6 +206,10 @@ class Simulator(Driven[_core.Engine]):
             tiers=self._tiers(),
         )
         self._core = checked(lambda: _core.Engine(self.config))
+
+    def _check_pin(self, request: Request) -> None:
+        if request.instance != 0:
+            raise ValueError(f"request {request.id}: is pinned to instance {request.instance}; there is one engine")
 
     @property
     def next_event_s(self) -> float | None:

@@ -2,7 +2,7 @@
 
     trace = open_trace("conversation.jsonl", options=TraceOptions(limit=500, block_tokens=64, time_scale=10))
 
-A file is read whole and checked whole. What cannot be read as it stands is a TraceError of one line,
+A file is read whole and checked whole. What cannot be read as it stands is a TraceFileError of one line,
 'FILE:LINE: what is wrong (value); cure'. Nothing is skipped, clamped or guessed on the way.
 """
 
@@ -19,7 +19,7 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
-from traces.errors import TraceFileError as TraceError
+from traces.errors import TraceFileError
 from traces.request import Request, Segment, stable_id
 from traces.textfile import TraceFile, shorten
 
@@ -43,7 +43,7 @@ class TraceOptions:
     output_scale, then max_output_tokens: factor and cap for the output, at least one token.
     time_scale: factor for time stamps and think times; 0.5 is twice the load.
     max_prompt_tokens: longer (scaled) prompts are left out and counted in Trace.left_out, never cut.
-    Raises TraceError for impossible values.
+    Raises TraceFileError for impossible values.
     """
 
     start: int = 0
@@ -68,8 +68,8 @@ class TraceOptions:
                 raise _bad_option(name, problem, value, "give 1.0 for no scaling")
 
 
-def _bad_option(name: str, problem: str, value: object, cure: str) -> TraceError:
-    return TraceError(f"trace option {name}: {problem} ({value}); {cure}")
+def _bad_option(name: str, problem: str, value: object, cure: str) -> TraceFileError:
+    return TraceFileError(f"trace option {name}: {problem} ({value}); {cure}")
 
 
 @dataclass(frozen=True)
@@ -89,7 +89,7 @@ class Trace:
 
 
 def open_trace(path: str | Path, *, options: TraceOptions | None = None) -> Trace:
-    """The requests of a trace file, whose format is told from its content. Raises TraceError."""
+    """The requests of a trace file, whose format is told from its content. Raises TraceFileError."""
     options = options or TraceOptions()
     file = TraceFile(Path(path))
     name = _guess_format(file)
@@ -172,10 +172,12 @@ class _OwnRow(msgspec.Struct, forbid_unknown_fields=True):
     session: str | None = None
     turn: Annotated[int, Meta(ge=0, le=MAX_TOKENS)] = 0
     delay_s: _Seconds = 0.0
+    wave: Annotated[int, Meta(ge=0, le=MAX_TOKENS)] = 0
+    instance: Annotated[int, Meta(ge=0, le=100_000)] | None = None
 
 
 _OWN_CURES = {
-    "": "each line needs id, prompt and output_tokens, and may have at_s, session, turn and delay_s",
+    "": "each line needs id, prompt and output_tokens, and may have at_s, session, turn, delay_s, wave and instance",
     "id": "give a name of 1 to 200 characters",
     "prompt": "give a list of [hash id, tokens] pairs, hash ids from 0 to 2^63-1 and tokens from 1",
     "output_tokens": f"give a whole number from 1 to {MAX_TOKENS}",
@@ -183,6 +185,8 @@ _OWN_CURES = {
     "session": "give a name, or null for a request of its own",
     "turn": "give the turn as a whole number from 0",
     "delay_s": "give seconds from 0",
+    "wave": "give the wave as a whole number from 0",
+    "instance": "give the instance as a whole number from 0, or null to let the router choose",
 }
 
 

@@ -93,7 +93,7 @@ class Load:
         self._timed: list[tuple[float, int]] = []
         self._untimed: list[int] = []
         self._parked: list[tuple[bool, float, int]] = []
-        self._live: set[str] = set()
+        self._begun: set[str] = set()
         self._later: dict[str, deque[int]] = {}
 
         # By wave, in their order: how many requests have not completed; and what waits for the wave.
@@ -121,7 +121,7 @@ class Load:
                 return WaitUntil(ready_s)
             due_s, order = self._take(now_s)
             request = self.requests[order]
-            if self._places is None or request.session is None or request.session in self._live or self._places:
+            if self._places is None or request.session is None or request.session in self._begun or self._places:
                 return self._send(request, order, due_s, now_s)
             heapq.heappush(self._parked, (due_s is None, due_s or 0.0, order))
         return Blocked()
@@ -137,7 +137,6 @@ class Load:
             following = self.requests[order]
             self._admit(max(now_s + following.delay_s, following.at_s or 0.0), order)
         elif request.session is not None and self._places is not None:
-            self._live.remove(request.session)
             self._places.append(now_s)
             self._unpark()
         self._unfinished[request.wave] -= 1
@@ -153,8 +152,8 @@ class Load:
         free_s = self._released_s
         if self._slots is not None:
             free_s = max(free_s, self._slots.popleft())
-        if self._places is not None and request.session is not None and request.session not in self._live:
-            self._live.add(request.session)
+        if self._places is not None and request.session is not None and request.session not in self._begun:
+            self._begun.add(request.session)
             free_s = max(free_s, self._places.popleft())
         scheduled_s = max(self._gap_end_s, free_s if due_s is None else due_s)
         gap_s = next(self._gaps_s, None)
@@ -173,7 +172,6 @@ class Load:
             self._timed.remove(due[chosen])
             heapq.heapify(self._timed)
             return due[chosen]
-        self._untimed.sort()
         return None, self._untimed.pop(chosen - len(due))
 
     def _admit(self, due_s: float | None, order: int) -> None:

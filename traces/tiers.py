@@ -19,7 +19,7 @@ PAGE_CACHE = "page_cache"
 class Tier(msgspec.Struct, frozen=True, kw_only=True):
     """A place that holds KV.
 
-    name: its key in rows, counters, capacities and in the experiment's section `cache`. label: for people.
+    name: its key in rows, counters, capacities and in the experiment's section `cache`. label: what people call it.
     kind: 'engine', the engine's own memory; 'memory', RAM behind a connector; 'storage', chunks on a device behind one.
     """
 
@@ -87,12 +87,25 @@ STATES: tuple[State, ...] = (
 )
 
 
+def all_tiers() -> tuple[Tier, ...]:
+    return TIERS
+
+
+def all_states() -> tuple[State, ...]:
+    return STATES
+
+
 def tier_names() -> tuple[str, ...]:
     return tuple(tier.name for tier in TIERS)
 
 
 def state_names() -> tuple[str, ...]:
     return tuple(state.name for state in STATES)
+
+
+def from_storage(state: str) -> bool:
+    """Whether a storage tier serves the state of that name; False for a name that is no state's."""
+    return any(each.name == state and each.from_device is not None for each in STATES)
 
 
 def sources() -> tuple[str, ...]:

@@ -1,14 +1,15 @@
-"""What the cache did to the disk: block requests and file calls of a run's traces, put beside its samples and rows.
+"""How the cache used the disk: relates the block requests and file calls of a run's traces to its samples and rows.
 
-    io = characterize(folder)         # what io.json holds; None where the run was not traced
+    io = characterize(folder)         # the contents of io.json; None if the run was not traced
 
-Sequential: a request that begins where the one before it (same direction, same device) ended; a call that begins where
-the one before it on that file ended. Queue depth is Little's: time at the device, summed, over the time with work.
-Requests into which the kernel split one piece of I/O count each; as a whole it lasts from the first one's issue to the
-last one's completion.
-Of a request's time to first token, the device has what some read of its was at the device, the host what else a file
-call took (file system, page cache, copies), the look-up what lies between its first and its last file call besides
-these (the cache server), the engine the rest.
+A request is sequential if it begins where the preceding one of the same direction and device ended. A call is
+sequential if it begins where the preceding call on that file ended. Queue depth follows Little's law: the summed time
+at the device over the time with work. If the kernel split one I/O into several requests, each of them counts. The
+whole I/O lasts from the first part's issue to the last part's completion.
+
+A request's time to first token has four shares. The device's share is the time with a read at the device. The host's
+share is the other time within file calls (file system, page cache, copies). The look-up's share is the remaining time
+between the first and the last file call (the cache server). The engine's share is the rest.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from harness.results.folder import read_rows, read_samples, read_traces
 from harness.results.manifest import CellEntry, Manifest, read_manifest
 from harness.stats import percentile
 from traces.request import RequestRecord
+from traces.tiers import all_states, from_storage
 
 BIN_S = 0.1
 _MAX_REQUESTS, _MAX_FILES = 100, 100
@@ -34,7 +36,7 @@ Interval = tuple[float, float]
 
 
 def characterize(folder: Path) -> dict[str, Any] | None:
-    """Everything about every trace of a run. Raises ResultsError."""
+    """Returns all figures of all traces of a run. Raises ResultsError."""
     traces = read_traces(folder)
     if not traces:
         return None
@@ -81,7 +83,7 @@ def _file_system(cell: CellEntry) -> str | None:
 
 
 def block_figures(requests: Sequence[BlockRequest]) -> dict[str, Any]:
-    """Sizes, order and times of the requests of one direction."""
+    """Sizes, order and times of one direction's requests."""
     follows = sum(map(_follows, pairwise(_by_issue(requests))))
     split_s = _split_s(requests)
     at_device = _at_device(requests)
@@ -106,7 +108,7 @@ def block_figures(requests: Sequence[BlockRequest]) -> dict[str, Any]:
 
 
 def _at_device(requests: Iterable[BlockRequest]) -> list[Interval]:
-    """From issue to completion, of those that were seen to complete."""
+    """(issue, completion) of each request whose completion the trace holds."""
     return [(r.issued_s, r.completed_s) for r in requests if r.completed_s is not None]
 
 
@@ -119,9 +121,9 @@ def _follows(pair: tuple[BlockRequest, BlockRequest]) -> bool:
 
 
 def _split_s(requests: Iterable[BlockRequest]) -> list[float]:
-    """How long each piece of I/O took that the kernel split: its requests were queued at one moment.
+    """Durations of the I/Os that the kernel split; the parts of one I/O share one time of queueing.
 
-    Without those of which a part was not seen to complete.
+    Leaves out an I/O if the trace misses the completion of a part.
     """
     whole: dict[float, list[BlockRequest]] = {}
     for request in requests:
@@ -132,7 +134,7 @@ def _split_s(requests: Iterable[BlockRequest]) -> list[float]:
 
 
 def _sizes(sizes: Iterable[int]) -> dict[str, int]:
-    """How many of each size: lower end of the power of two in bytes, as text, → count."""
+    """Histogram of sizes by powers of two: lower bound in bytes, as text, → count."""
     counts: dict[int, int] = {}
     for size in sizes:
         low = 1 << max(0, size.bit_length() - 1)
@@ -146,7 +148,7 @@ def _spread(values: Sequence[float]) -> dict[str, float | None]:
 
 
 def covered_s(intervals: Iterable[Interval]) -> float:
-    """Length of the union."""
+    """Length of the intervals' union."""
     total, end = 0.0, float("-inf")
     for begin, finish in sorted(intervals):
         total += max(0.0, finish - max(begin, end))
@@ -155,9 +157,10 @@ def covered_s(intervals: Iterable[Interval]) -> float:
 
 
 def timeline(requests: Sequence[BlockRequest], about: IoTrace) -> dict[str, list[float]]:
-    """Each 100 ms that had any: bytes completed, requests by order, mean depth; start_s is on the run's clock.
+    """Per 100 ms with requests: bytes completed, sequential and random requests, mean depth.
 
-    A request that was not seen to complete is in the bin of its issue, and in no depth.
+    start_s is on the run's clock. A request without a traced completion counts in the bin of its issue, and does not
+    count towards the depth.
     """
     bins: dict[int, dict[str, float]] = {}
 
@@ -186,7 +189,7 @@ def timeline(requests: Sequence[BlockRequest], about: IoTrace) -> dict[str, list
 
 
 def file_figures(calls: Sequence[FileCall]) -> dict[str, Any]:
-    """What happened to each file, under its last name; totals, and the first files by name."""
+    """Calls and bytes of each file under its last name; totals, and the first files by name."""
     files: dict[str, dict[str, Any]] = {}
     position: dict[tuple[str, int], int] = {}
     sequential = moved = 0
@@ -224,9 +227,9 @@ def _merged(one: dict[str, Any], other: dict[str, Any] | None) -> dict[str, Any]
 
 
 def page_cache_share(reads: Sequence[BlockRequest], calls: Sequence[FileCall]) -> float | None:
-    """Of the bytes that calls read, the share that no block request brought: it was in the page cache.
+    """Share of the bytes read by calls that came from the page cache: the device did not read them.
 
-    Not by counting pages (tracepoint filemap): of 32 MiB read cold, 7,000 events, where the block layer has 40.
+    The tracepoint filemap would count the pages, but it has 7,000 events for 32 MiB read cold; the block layer has 40.
     """
     asked = sum(call.bytes for call in calls if call.kind == "read")
     return max(0.0, 1 - sum(r.bytes for r in reads) / asked) if asked else None
@@ -236,11 +239,15 @@ def page_cache_share(reads: Sequence[BlockRequest], calls: Sequence[FileCall]) -
 
 
 def _from_disk(rows: Sequence[RequestRecord]) -> list[RequestRecord]:
-    return [row for row in rows if row.expected_tier in (None, "disk", "disk_cold") and row.first_token_s is not None]
+    return [
+        row
+        for row in rows
+        if (row.expected_tier is None or from_storage(row.expected_tier)) and row.first_token_s is not None
+    ]
 
 
 def _first_and_slowest(rows: Sequence[RequestRecord]) -> list[tuple[RequestRecord, str]]:
-    """Those that a report shows, in the order sent, each with why: 'first', or 'slow' where it is not of the first."""
+    """The requests that a report shows, in the order sent, each with the reason: 'first', else 'slow'."""
     first, rest = rows[:_MAX_REQUESTS], rows[_MAX_REQUESTS:]
     limit_s = sorted((row.ttft_s or 0.0 for row in rest), reverse=True)[:_MAX_REQUESTS]
     slow = [row for row in rest if (row.ttft_s or 0.0) >= limit_s[-1]][:_MAX_REQUESTS]
@@ -248,7 +255,7 @@ def _first_and_slowest(rows: Sequence[RequestRecord]) -> list[tuple[RequestRecor
 
 
 def split(row: RequestRecord, reads: Sequence[BlockRequest], calls: Sequence[FileCall]) -> dict[str, Any]:
-    """Whose a request's time to first token was. With others in flight, their I/O is in it too."""
+    """Splits a request's time to first token. If other requests are in flight, their I/O counts too."""
     assert row.first_token_s is not None
     begin, end = row.sent_s, row.first_token_s
     device = _within(_at_device(reads), begin, end)
@@ -274,14 +281,15 @@ def _within(intervals: Sequence[Interval], begin: float, end: float) -> list[Int
     return [(max(a, begin), min(b, end)) for a, b in intervals if a < end and b > begin]
 
 
-# ---- is it all there?
+# ---- is the trace complete?
 
 
 def checks(
     reads: Sequence[BlockRequest], calls: Sequence[FileCall], samples: Sequence[Sample], cells: Sequence[CellEntry]
 ) -> list[dict[str, Any]]:
-    """Bytes read in the samples from cold disk, by four accounts: the trace's two, the kernel's, the cache server's."""
-    cold = [sample for sample in samples if sample.tier == "disk_cold"]
+    """Bytes read in the samples from cold disk, from four sources: the trace (two), the kernel and the cache server."""
+    from_device = {state.name for state in all_states() if state.from_device}
+    cold = [sample for sample in samples if sample.tier in from_device]
     if not cold:
         return []
     resolved = cells[0].resolved or Resolved()

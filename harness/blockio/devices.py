@@ -6,12 +6,12 @@
 
     file system under test, on loop device, on PacedFile (paced.py, FUSE), on RAM or a file
 
-The loop device passes each request on to the paced file (direct I/O) and answers it when that does: so block-layer
-latency, fio and bpftrace show the modelled device. Whoever causes I/O is paced, write-back included, and no process has
-to be moved into a control group.
+The loop device passes each request to the paced file (direct I/O) and completes it when the paced file answers. So
+block-layer latency, fio and bpftrace show the modelled device. The device paces all I/O, write-back included, and no
+process has to enter a control group.
 
-Everything about a device is below one folder, HOME/NAME, and is found again from there: mounts by their place, loop
-devices by their file. So `destroy` cleans up after a crash at any point, and touches nothing that is not ours.
+All state of a device is below one folder, HOME/NAME. From there, the functions find its mounts by their place and its
+loop devices by their file. So `destroy` cleans up after a crash at any point and touches only harness's own devices.
 """
 
 from __future__ import annotations
@@ -44,12 +44,12 @@ _MKFS = {
     "xfs": (["mkfs.xfs", "-q", "-f", "-K"], "xfsprogs"),
     "btrfs": (["mkfs.btrfs", "-q", "-f", "-K"], "btrfs-progs"),
 }
-# Of a device in RAM, so much memory has to stay for others.
+# A device in RAM must leave this much memory to other processes.
 _MEMORY_RESERVE_BYTES = 2**30
 
 
 class Device(msgspec.Struct, frozen=True, kw_only=True):
-    """A device that is there. mount: a folder on its file system; loop: the block device below, None if it is gone."""
+    """An existing device. mount: a folder on its file system; loop: the block device below, None if it is missing."""
 
     name: str
     mount: Path
@@ -62,14 +62,14 @@ class Device(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def device_number(self) -> int:
-        """As the kernel's block events carry it: major << 20 | minor."""
+        """The number in the kernel's block events: major << 20 | minor."""
         assert self.loop is not None
         number = Path(self.loop).stat().st_rdev
         return os.major(number) << 20 | os.minor(number)
 
 
 def check(spec: DeviceSpec) -> None:
-    """What can be known to fail before anything is made. Raises DeviceError."""
+    """Raises DeviceError for every problem that is visible before the device is created."""
     if os.geteuid() != 0:
         raise DeviceError("storage.device: reference devices need root (mount, losetup); use sudo, or cache.disk.path")
     known = kernel_file_systems()
@@ -89,9 +89,11 @@ def check(spec: DeviceSpec) -> None:
 
 def _check_room(spec: DeviceSpec) -> None:
     if spec.backing is None:
-        free, where = (available_memory_bytes() or 0) - _MEMORY_RESERVE_BYTES, "RAM besides 1GiB for others"
+        free, where = (available_memory_bytes() or 0) - _MEMORY_RESERVE_BYTES, "RAM (1GiB kept for other processes)"
     elif not Path(spec.backing).is_dir():
-        raise DeviceError(f"storage.device.backing: {spec.backing} is no folder; make it, or leave backing out for RAM")
+        raise DeviceError(
+            f"storage.device.backing: {spec.backing} is not a folder; make it, or leave backing out for RAM"
+        )
     else:
         free, where = shutil.disk_usage(spec.backing).free, spec.backing
     if spec.size > free:
@@ -102,8 +104,10 @@ def _check_room(spec: DeviceSpec) -> None:
 
 
 def create(name: str, spec: DeviceSpec, cores: Sequence[int] | None = None) -> Device:
-    """Makes a device and mounts its file system; cores: where its server runs. Raises DeviceError, and leaves nothing
-    then."""
+    """Creates a device and mounts its file system. cores: the CPUs of its server.
+
+    Raises DeviceError and then leaves nothing behind.
+    """
     if not _NAME.fullmatch(name):
         raise DeviceError(f"device name {name!r}: use lower-case letters, digits, - and _, at most 64")
     check(spec)
@@ -111,7 +115,7 @@ def create(name: str, spec: DeviceSpec, cores: Sequence[int] | None = None) -> D
     try:
         home.mkdir(parents=True)
     except FileExistsError:
-        raise DeviceError(f"device {name} is there already; harness device destroy {name} removes it") from None
+        raise DeviceError(f"device {name} exists already; remove it: harness device destroy {name}") from None
     try:
         _make(home, spec, cores)
         return _read(home)
@@ -130,7 +134,7 @@ def _make(home: Path, spec: DeviceSpec, cores: Sequence[int] | None) -> None:
     }
     backing = "-" if spec.backing is None else str(Path(spec.backing).absolute() / f"kv-harness-{home.name}.image")
     if backing != "-" and Path(backing).exists():
-        raise DeviceError(f"{backing} is there already, and not ours to write over; remove it, or name another folder")
+        raise DeviceError(f"{backing} exists already; harness does not overwrite it: remove it, or name another folder")
     size = spec.size // 2**20 * 2**20
     state = {"limits": limits, "file_system": spec.file_system, "size_bytes": size, "backing": backing}
     (home / _STATE).write_bytes(msgspec.json.encode(state | {"made_by_pid": os.getpid()}))
@@ -146,7 +150,7 @@ def _make(home: Path, spec: DeviceSpec, cores: Sequence[int] | None) -> None:
     if paced.poll() is not None:
         raise DeviceError(f"the paced file did not start: {' '.join((home / 'paced.log').read_text().split())[-300:]}")
     loop = _run("losetup", "--find", "--show", "--direct-io=on", str(home / "disk")).strip()
-    # A loop device keeps what whoever had it before has set.
+    # A loop device keeps the queue settings of its previous user.
     queue = Path("/sys/block", Path(loop).name, "queue")
     (queue / "max_sectors_kb").write_text((queue / "max_hw_sectors_kb").read_text())
     command, _ = _MKFS[spec.file_system]
@@ -156,12 +160,12 @@ def _make(home: Path, spec: DeviceSpec, cores: Sequence[int] | None) -> None:
 
 
 def devices() -> list[Device]:
-    """All that are there."""
+    """All existing devices."""
     return [_read(HOME / name) for name in left() if (HOME / name / _STATE).is_file()]
 
 
 def left() -> list[str]:
-    """Names of all devices, also of those of which a crash left only a part."""
+    """Names of all devices, including the remains of a crash."""
     return sorted(home.name for home in HOME.glob("*"))
 
 
@@ -172,10 +176,13 @@ def _read(home: Path) -> Device:
 
 
 def destroy(name: str, patience_s: float = 5.0) -> None:
-    """Unmounts, detaches, deletes. Raises DeviceError where none of ours has that name, or it is in use for longer."""
+    """Unmounts, detaches and deletes a device.
+
+    Raises DeviceError if harness has no device of that name, or if the device stays in use for patience_s.
+    """
     home = HOME / name
     if not _NAME.fullmatch(name) or not home.is_dir():
-        raise DeviceError(f"{name}: no device that harness made; `harness device list` shows those")
+        raise DeviceError(f"{name}: harness made no such device; `harness device list` shows its devices")
     state = home / _STATE
     backing = msgspec.json.decode(state.read_bytes())["backing"] if state.is_file() else "-"
     _unmount(home / "mount", patience_s)
@@ -191,7 +198,7 @@ def destroy(name: str, patience_s: float = 5.0) -> None:
 
 
 def _end_server(home: Path, patience_s: float) -> None:
-    """The paced file's server ends by itself when it is unmounted; one that was still starting mounts itself first."""
+    """Waits for the paced file's server, which ends when unmounted; a starting server mounts itself first."""
     deadline = time.monotonic() + patience_s
     while True:
         _unmount(home / "disk", patience_s)
@@ -199,27 +206,27 @@ def _end_server(home: Path, patience_s: float) -> None:
         if not servers:
             return
         if time.monotonic() > deadline:
-            raise DeviceError(f"{home.name}: its paced file's server (process {servers[0]}) does not end; kill it")
+            raise DeviceError(f"{home.name}: the server of its paced file (process {servers[0]}) does not end; kill it")
         time.sleep(0.01)
 
 
 def kernel_file_systems() -> set[str]:
-    """Block file systems that this kernel has."""
+    """Block file systems that this kernel supports."""
     lines = [line.split() for line in Path("/proc/filesystems").read_text().splitlines()]
     return {words[0] for words in lines if len(words) == 1}
 
 
 def hold(name: str) -> None:
-    """Waits for SIGTERM, then destroys the device: the process that a run leaves in charge of its device.
+    """Waits for SIGTERM, then destroys the device. A run starts this process to clean up its device.
 
-    From the moment at which it prints HOLDING, no SIGTERM is missed.
+    The process misses no SIGTERM once it has printed HOLDING.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
     print(HOLDING, flush=True)
     signal.sigwait({signal.SIGTERM})
     if (HOME / name).is_dir():
-        # What still uses it is being ended too: engines get 15 s before they are killed.
+        # The engine that uses the device is ending too: it gets 15 s before it is killed.
         destroy(name, patience_s=40.0)
 
 
@@ -227,7 +234,7 @@ def hold(name: str) -> None:
 
 
 def _unmount(place: Path, patience_s: float) -> None:
-    """In every mount namespace: one that was made meanwhile (a container, unshare) got a copy, which holds it too."""
+    """Unmounts in every mount namespace: a new namespace (container, unshare) copies the mount, and holds it too."""
     deadline = time.monotonic() + patience_s
     while holders := _namespaces_with(place):
         refused = ""
@@ -236,12 +243,12 @@ def _unmount(place: Path, patience_s: float) -> None:
             done = subprocess.run(command, capture_output=True, text=True, check=False)
             refused = refused or " ".join(done.stderr.split())
         if refused and time.monotonic() > deadline:
-            raise DeviceError(f"{place} is in use ({refused}); end what uses it: fuser -vm {place}")
+            raise DeviceError(f"{place} is in use ({refused}); find and end its users: fuser -vm {place}")
         time.sleep(0.05 if refused else 0)
 
 
 def _namespaces_with(place: Path) -> list[int]:
-    """One process for each mount namespace in which something is mounted there."""
+    """One process of each mount namespace with a mount at this place."""
     found: dict[str, int] = {}
     for entry in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):
@@ -257,7 +264,7 @@ def _is_mounted(place: Path, process: str = "self") -> bool:
 
 
 def _loops_below(home: Path) -> Iterator[str]:
-    """Loop devices whose file is our paced one."""
+    """Loop devices whose file is this device's paced file."""
     for backing in Path("/sys/block").glob("loop*/loop/backing_file"):
         with contextlib.suppress(OSError):
             if backing.read_text().strip() == str(home / "disk"):

@@ -1,7 +1,7 @@
-"""What fio reaches in a folder, and how near a run came: the yardstick that is not our own.
+"""fio's speed in a folder, and a run's share of it: an independent yardstick.
 
-The two fixed jobs are those of the paper's appendices (psync 128k by 32 jobs; io_uring 128k, depth 64, by 4 jobs);
-`as the run` has the block sizes and the depth that a traced run showed at its device.
+The two fixed jobs are those of the paper's appendices (psync 128k by 32 jobs; io_uring 128k, depth 64, by 4 jobs).
+The job `as the run` has the block size and the queue depth of a traced run at its device.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from harness.experiment.units import format_bytes
 
 
 class Job(msgspec.Struct, frozen=True):
-    """One fio job: an I/O engine, a block size, how many at once."""
+    """One fio job: I/O engine, block size in bytes, number of parallel jobs and queue depth."""
 
     name: str
     engine: str
@@ -29,7 +29,7 @@ class Job(msgspec.Struct, frozen=True):
 
 
 class Baseline(msgspec.Struct, frozen=True):
-    """What a job reached, reading and writing."""
+    """A job's bandwidth and median latency for reads and writes."""
 
     job: Job
     read_bytes_per_s: float
@@ -43,7 +43,7 @@ _FILE_BYTES = 256 * 2**20
 
 
 def measure(folder: Path, job: Job, seconds: int, file_bytes: int = _FILE_BYTES) -> Baseline:
-    """Writes, then reads, with O_DIRECT, in a folder of its own below the given one. Raises FioError."""
+    """Writes, then reads, with O_DIRECT, in a temporary folder below the given one. Raises FioError."""
     if not shutil.which("fio"):
         raise FioError("fio is not installed; run: sudo apt-get install -y fio")
     if not folder.is_dir():
@@ -67,22 +67,22 @@ def _run(folder: Path, job: Job, direction: str, seconds: int, file_bytes: int) 
         "--group_reporting",
     ]
     command += [f"--bs={job.block_bytes}", f"--numjobs={job.jobs}", f"--iodepth={job.depth}", f"--size={each}"]
-    # Files are laid out whole first, so that reads find every byte.
+    # The writing job fills the files completely, so that the reading job finds every byte.
     command += [f"--ioengine={job.engine}", "--direct=1", "--group_reporting", "--output-format=json"]
     command += [] if direction == "write" else ["--time_based", f"--runtime={seconds}"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
         words = " ".join(done.stderr.split())[-300:]
-        raise FioError(f"fio failed in {folder}: {words}; does its file system take O_DIRECT?")
+        raise FioError(f"fio failed in {folder}: {words}; check that its file system supports O_DIRECT")
     side = json.loads(done.stdout[done.stdout.index("{") :])["jobs"][0][direction]
     return side["bw_bytes"], side["clat_ns"]["percentile"]["50.000000"] / 1e9
 
 
 def as_the_run(io: dict[str, object]) -> Job:
-    """Most of the bytes' request size, and the depth, of a traced run's reads."""
+    """A job with a traced run's mean read depth and the request size that carried the most bytes."""
     trace = io["traces"][0]  # type: ignore[index]
     read = trace["block"]["read"]
     if not read["requests"]:
-        raise FioError("the run's trace holds no reads; measure disk_cold")
+        raise FioError("the run's trace holds no reads; measure disk_cold in a traced run")
     size = max(read["sizes"], key=lambda low: int(low) * read["sizes"][low])
     return Job("as the run", "io_uring", int(size), 1, max(1, round(read["depth"])))

@@ -1,15 +1,15 @@
-"""A block device's speed, kept exactly: one file whose reads and writes take as long as on a device of given limits.
+"""A file with the exact speed of a block device: its reads and writes take as long as on a device of given limits.
 
     python -I -S paced.py MOUNT_POINT BACKING SIZE READ_BYTES_PER_S WRITE_BYTES_PER_S READ_IOPS WRITE_IOPS LATENCY_S
 
 MOUNT_POINT: a file, which becomes the device (FUSE; needs root). BACKING: a file that holds the bytes, or '-' for RAM.
-A limit of 0: none. SIGUSR1 starts the pacing: a file system is made before that, at full speed. It ends when the mount
-point is unmounted, and by nothing milder than SIGKILL: what is mounted on top has to go first.
+A limit of 0 means no limit. SIGUSR1 starts the pacing, so that mkfs can work at full speed before it. The server ends
+when the mount point is unmounted. It ignores signals milder than SIGKILL: the mount on top has to go first.
 
-Reads, and apart from them writes, are served one after another: a request begins when it has arrived and the one before
-it is done, takes max(bytes / bandwidth, 1 / iops), and is answered `latency` later. The kernel's own throttle (blkio,
-io.max) hands out 100 ms of bandwidth at once: of single reads of 1 MiB at 100 MiB/s, nine take 0.2 ms and the tenth
-100 ms. Needs the standard library only, and runs on one thread.
+The server handles reads one after another, and writes in a queue of their own. A request starts when it has arrived and
+its predecessor is done. It takes max(bytes / bandwidth, 1 / iops), and the server answers it `latency` later. The
+kernel's own throttle (blkio, io.max) hands out 100 ms of bandwidth at once. Of ten single reads of 1 MiB at 100 MiB/s,
+nine take 0.2 ms and the tenth 100 ms. This file needs only the standard library and runs on one thread.
 """
 
 import contextlib
@@ -33,14 +33,14 @@ MAX_REQUEST_BYTES = 2**20
 MODE = 0o100600
 REQUEST, REPLY, TRANSFER = struct.Struct("<IIQQIIIHH"), struct.Struct("<IiQ"), struct.Struct("<QQI")
 DATA_AT = REQUEST.size + 40
-# What a request of 1 MiB spends in the loop driver and in FUSE, copies included, besides its turn here (0.15 to 0.4 ms
-# here): a request that comes this soon after the one before it has not left the device idle.
+# A request of 1 MiB spends this long in the loop driver and FUSE, copies included, outside this queue (0.15 to 0.4 ms
+# on the machine of development). If a request arrives this soon after its predecessor, the device was not idle.
 PATH_S = 0.0003
 PR_SET_TIMERSLACK, PR_SET_IO_FLUSHER = 29, 57
 
 
 class Pace:
-    """One direction of the device: when a request that arrives now is done."""
+    """The queue of one direction: computes the time at which each arriving request is done."""
 
     def __init__(self, bytes_per_s: float, iops: float) -> None:
         self._bytes_per_s, self._iops = bytes_per_s, iops
@@ -64,7 +64,7 @@ class PacedFile:
         self._paced = False
 
     def mount(self, target: str) -> None:
-        """Raises OSError."""
+        """Mounts the file at the target. Raises OSError."""
         libc = ctypes.CDLL(None, use_errno=True)
         options = f"fd={self._fuse},rootmode={MODE:o},user_id=0,group_id=0"
         if libc.mount(b"kv-harness", target.encode(), b"fuse", 0, options.encode()):
@@ -74,7 +74,7 @@ class PacedFile:
         self._paced = True
 
     def serve(self) -> None:
-        """Until it is unmounted."""
+        """Serves requests until the file is unmounted."""
         while True:
             self._answer_due()
             wait_s = max(0.0, self._due[0][0] - time.monotonic()) if self._due else None
@@ -85,7 +85,7 @@ class PacedFile:
             except OSError as error:
                 if error.errno == errno.ENODEV:
                     return
-                # Taken back by who asked (ENOENT), or nothing there after all.
+                # The kernel withdrew the request (ENOENT), or none is waiting (EAGAIN, EINTR).
                 if error.errno not in (errno.EAGAIN, errno.EINTR, errno.ENOENT):
                     raise
                 continue
@@ -128,7 +128,7 @@ class PacedFile:
 
     def _reply(self, unique: int, payload: "bytes | memoryview" = b"", error: int = 0) -> None:
         header = REPLY.pack(REPLY.size + len(payload), error, unique)
-        # ENOENT: who asked was killed meanwhile. ENODEV: unmounted.
+        # ENOENT: the process that waited for the answer was killed.
         with contextlib.suppress(FileNotFoundError):
             os.writev(self._fuse, [header, payload] if payload else [header])
 
@@ -142,7 +142,7 @@ def main() -> None:
         signal.signal(mild, signal.SIG_IGN)
     prctl = ctypes.CDLL(None).prctl
     prctl(PR_SET_TIMERSLACK, 1, 0, 0, 0)
-    # Its own memory must not wait for pages to be written to itself.
+    # Allocating memory here must not wait for the kernel to write pages back to this very device.
     prctl(PR_SET_IO_FLUSHER, 1, 0, 0, 0)
     with contextlib.suppress(OSError):
         os.sched_setscheduler(0, os.SCHED_RR, os.sched_param(1))

@@ -1,8 +1,8 @@
-"""A run's file calls, done again in order on another device, or given to fio as a job with an iolog.
+"""Repeats a run's file calls in order on another device, or writes them as a fio job with an iolog.
 
-What is replayed is what files.jsonl holds below the disk tier's folder: opens, reads, writes (of zeros) and syncs, at
-their offsets. Files that were there before are made first, as long as the run read them. Calls that overlapped in the
-run follow each other here.
+The replay covers the calls in files.jsonl below the disk tier's folder: opens, reads, writes (of zeros) and syncs, at
+their offsets. It first creates files that existed before the run, as long as the run's calls reach. Calls that
+overlapped in the run follow one another in the replay.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from harness.results.folder import read_traces
 
 
 class Operation(msgspec.Struct, frozen=True):
-    """One call: kind open, read, write or sync; file: a number; offset and bytes as in the run."""
+    """One call. kind: open, read, write or sync; file: its number; offset and bytes as in the run."""
 
     at_s: float
     kind: str
@@ -33,7 +33,7 @@ class Operation(msgspec.Struct, frozen=True):
 
 
 def operations(calls: Sequence[FileCall], below: str) -> list[Operation]:
-    """The calls on files below a folder, in order, with offsets followed where the file's own position was used."""
+    """The calls on files below a folder, in order; calls at the file's own position get explicit offsets."""
     files: dict[str, int] = {}
     numbers = itertools.count()
     position: dict[str, int] = {}
@@ -61,7 +61,7 @@ def operations(calls: Sequence[FileCall], below: str) -> list[Operation]:
 
 
 def run_operations(run: Path) -> list[Operation]:
-    """All of a traced run's. Raises ReplayError."""
+    """All operations of a traced run. Raises ReplayError."""
     found = [
         operation
         for place, about in read_traces(run)
@@ -73,7 +73,7 @@ def run_operations(run: Path) -> list[Operation]:
 
 
 def lengths(steps: Sequence[Operation]) -> dict[int, int]:
-    """How long each file gets."""
+    """Length in bytes that each file reaches."""
     ends: dict[int, int] = {}
     for step in steps:
         ends[step.file] = max(ends.get(step.file, 0), step.offset + step.bytes)
@@ -81,7 +81,7 @@ def lengths(steps: Sequence[Operation]) -> dict[int, int]:
 
 
 def replay(steps: Sequence[Operation], folder: Path, *, timed: bool = False) -> tuple[float, int, int]:
-    """Seconds in calls, bytes read, bytes written. Reads come from the device: pages are dropped before each open."""
+    """Returns seconds in calls, bytes read and bytes written. Drops a file's pages at each open: the device reads."""
     with tempfile.TemporaryDirectory(prefix="kv-harness-replay-", dir=folder) as own, _files(Path(own), steps) as files:
         begin_s, first_s, in_calls_s = time.perf_counter(), steps[0].at_s, 0.0
         moved = {"read": 0, "write": 0}
@@ -105,7 +105,7 @@ def replay(steps: Sequence[Operation], folder: Path, *, timed: bool = False) -> 
 
 @contextlib.contextmanager
 def _files(folder: Path, steps: Sequence[Operation]) -> Iterator[dict[int, int]]:
-    """Open files as long as the run's, so that its reads find bytes."""
+    """Opens files as long as the run's files, so that reads find bytes."""
     opened: dict[int, int] = {}
     try:
         for number, length in lengths(steps).items():
@@ -120,7 +120,7 @@ def _files(folder: Path, steps: Sequence[Operation]) -> Iterator[dict[int, int]]
 
 
 def iolog(steps: Sequence[Operation], folder: Path) -> str:
-    """fio's iolog, version 2: the same operations in order. fio 3.33 crashes on names that are not absolute."""
+    """The same operations as fio's iolog, version 2. Names are absolute: fio 3.33 crashes on relative ones."""
     lines = ["fio version 2 iolog"]
     names = {number: f"{folder.absolute()}/chunk-{number}" for number in lengths(steps)}
     lines += [f"{name} add" for name in names.values()] + [f"{name} open" for name in names.values()]
@@ -133,7 +133,7 @@ def iolog(steps: Sequence[Operation], folder: Path) -> str:
 
 
 def write_fio_job(steps: Sequence[Operation], folder: Path, into: Path) -> None:
-    """run.fio and run.iolog, in a folder that is made for them: fio's way of doing the same operations."""
+    """Writes run.fio and run.iolog into a new folder: fio repeats the same operations with them."""
     into.mkdir(parents=True, exist_ok=True)
     (into / "run.iolog").write_text(iolog(steps, folder))
     largest = max(step.bytes for step in steps)

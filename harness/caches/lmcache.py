@@ -11,18 +11,17 @@ import contextlib
 import json
 import os
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import httpx
-import msgspec
 
+from harness.caches.base import Backend, CachePlan, CacheResolved, Connection, EngineSide, Reading
+from harness.caches.files import FilesBackend
 from harness.collectors.prometheus import Metrics, scrape
 from harness.errors import EngineError
 from harness.experiment.cache import Eviction
 from harness.processes.child import Child, child_environment, control_client, free_port, storage_read_bytes
-from harness.processes.keeper import drop_from_page_cache
 from harness.records import EvictionRules
 
 _GIB = 2**30
@@ -30,71 +29,78 @@ _SETTLE_TIMEOUT_S = 120.0
 _PREFIX = "lmcache_mp_"
 
 
-class LMCacheSpec(msgspec.Struct, frozen=True, kw_only=True):
-    """What to start. cpu_bytes is whole GiB; disk_path is deleted at the end; None: no storage tier."""
-
-    python: Path
-    chunk_tokens: int
-    cpu_bytes: int
-    disk_path: Path | None
-    adapter: str
-    odirect: bool
-    log: Path
-    cores: tuple[int, ...] | None
-    shared_memory: bool
-    eviction: Eviction
-    args: tuple[str, ...]
-    start_timeout_s: float
+def make(plan: CachePlan) -> LMCacheServer:
+    """The server that a plan asks for, with a folder of files below it where there is one; nothing has started."""
+    disk, attached = plan.cache.disk, plan.attached
+    if attached is not None:
+        return LMCacheServer(plan, FilesBackend(attached.disk_path) if attached.disk_path else None)
+    backend = FilesBackend(plan.disk_folder, disk.adapter, odirect=disk.odirect) if disk else None
+    return LMCacheServer(plan, backend)
 
 
 class LMCacheServer:
-    """A server that we started, or one that runs already (url and pid given)."""
+    """A CacheServer that we start, or one that runs already (the plan's `attached`). cache.cpu is whole GiB."""
 
-    def __init__(self, spec: LMCacheSpec | None, *, url: str = "", pid: int | None = None, disk: Path | None = None):
-        self._spec, self.url, self._pid = spec, url, pid
-        self.disk_path = spec.disk_path if spec else disk
-        self.port = 0
+    def __init__(self, plan: CachePlan, backend: Backend | None) -> None:
+        self._plan, self.backend = plan, backend
+        self.url = plan.attached.url.rstrip("/") if plan.attached else ""
+        self._port = 0
         self._child: Child | None = None
         self._http = control_client(30)
 
     def start(self) -> None:
-        """Starts the child. Raises EngineError."""
-        if self._spec is None:
+        if self._plan.attached is not None:
             return
-        spec, http_port, self.port = self._spec, free_port(), free_port()
-        if spec.disk_path:
-            spec.disk_path.mkdir(parents=True, exist_ok=True)
+        scratch: list[Path] = []
+        if self.backend is not None:
+            self.backend.prepare()
+            scratch += self.backend.scratch
+        http_port, self._port = free_port(), free_port()
         self.url = f"http://127.0.0.1:{http_port}"
-        # The metrics port is a second door to what /metrics on the HTTP port already tells.
-        argv = [str(spec.python), "-m", "lmcache.cli.main", "server", "--host", "127.0.0.1", "--port", str(self.port)]
-        argv += ["--http-host", "127.0.0.1", "--http-port", str(http_port), "--prometheus-port", str(free_port())]
-        argv += ["--supported-transfer-mode", "auto", "--chunk-size", str(spec.chunk_tokens)]
-        argv += ["--l1-size-gb", str(spec.cpu_bytes // _GIB), "--l1-init-size-gb", str(spec.cpu_bytes // _GIB)]
-        argv += ["--no-l1-use-lazy", "--metrics-sample-rate", "1.0", *self._storage()]
-        argv += ["--eviction-policy", spec.eviction.policy.upper(), "--eviction-ratio", str(spec.eviction.ratio)]
-        argv += ["--eviction-trigger-watermark", str(spec.eviction.watermark)]
-        scratch = [spec.disk_path] if spec.disk_path else []
-        if spec.shared_memory:
-            name = f"kv-harness-{os.getpid()}-{self.port}"
+        argv = self._command(http_port)
+        if self._plan.shared_memory:
+            name = f"kv-harness-{os.getpid()}-{self._port}"
             argv += ["--shm-name", name]
             scratch.append(Path("/dev/shm") / name)
         env = child_environment({"LMCACHE_TRACK_USAGE": "false", "DO_NOT_TRACK": "1"})
-        self._child = Child(
-            "LMCache server", [*argv, *spec.args], log=spec.log, env=env, cores=spec.cores, scratch=scratch
-        )
+        argv += self._plan.args
+        self._child = Child("LMCache server", argv, log=self._log, env=env, cores=self._plan.cores, scratch=scratch)
         self._child.start()
 
-    def _storage(self) -> list[str]:
-        if self._spec is None or self._spec.disk_path is None:
-            return []
-        adapter = {"type": self._spec.adapter, "base_path": str(self._spec.disk_path.absolute())}
-        return ["--l2-adapter", json.dumps(adapter | ({"use_odirect": True} if self._spec.odirect else {}))]
+    def _command(self, http_port: int) -> list[str]:
+        cache, eviction = self._plan.cache, self._plan.cache.eviction or Eviction()
+        gib = str((cache.cpu or 0) // _GIB)
+        argv = [str(self._plan.python), "-m", "lmcache.cli.main", "server"]
+        argv += ["--host", "127.0.0.1", "--port", str(self._port)]
+        # The metrics port is a second door to what /metrics on the HTTP port already tells.
+        argv += ["--http-host", "127.0.0.1", "--http-port", str(http_port), "--prometheus-port", str(free_port())]
+        argv += ["--supported-transfer-mode", "auto", "--chunk-size", str(cache.chunk_tokens)]
+        argv += ["--l1-size-gb", gib, "--l1-init-size-gb", gib, "--no-l1-use-lazy", "--metrics-sample-rate", "1.0"]
+        argv += ["--l2-adapter", json.dumps(self.backend.spec())] if self.backend else []
+        argv += ["--eviction-policy", eviction.policy.upper(), "--eviction-ratio", str(eviction.ratio)]
+        return [*argv, "--eviction-trigger-watermark", str(eviction.watermark)]
+
+    def connection(self) -> Connection:
+        """vLLM's --kv-transfer-config for a server on this machine. Heartbeats are short: a lost server shows in
+        seconds."""
+        extra = {
+            "lmcache.mp.host": "tcp://127.0.0.1",
+            "lmcache.mp.port": self._port,
+            "lmcache.mp.heartbeat_interval": 2.0,
+            "lmcache.mp.mq_timeout": 60.0,
+        }
+        connector = {"kv_connector": "LMCacheMPConnector", "kv_role": "kv_both", "kv_connector_extra_config": extra}
+        return Connection(arguments=("--kv-transfer-config", json.dumps(connector)))
+
+    @property
+    def _log(self) -> Path:
+        return self._plan.folder / "logs" / "lmcache.log"
 
     async def ready(self) -> None:
         """Raises EngineError with the log's end when it does not come up, or does not answer at all."""
         cure = "try its command by hand, or `harness doctor`"
-        if self._child is not None and self._spec is not None:
-            await self._child.wait_until(self._healthy, self._spec.start_timeout_s, cure)
+        if self._child is not None:
+            await self._child.wait_until(self._healthy, self._plan.start_timeout_s, cure)
         elif not await self._healthy():
             raise EngineError(f"no LMCache server answers at {self.url}; start it, or correct attach.lmcache_url")
 
@@ -109,28 +115,35 @@ class LMCacheServer:
         return (self._child,) if self._child else ()
 
     @property
-    def pid(self) -> int | None:
-        return self._child.pid if self._child else self._pid
-
-    @property
     def pids(self) -> tuple[int, ...]:
         """The server's process and those below it."""
-        return self._child.pids if self._child else (self._pid,) if self._pid else ()
+        if self._child is not None:
+            return self._child.pids
+        pid = self._plan.attached.pid if self._plan.attached else None
+        return (pid,) if pid else ()
 
     def _see(self) -> str:
-        return f"see {self._spec.log}" if self._spec else "see its log"
+        return "see its log" if self._plan.attached else f"see {self._log}"
 
-    async def metrics(self) -> Metrics:
+    async def _metrics(self) -> Metrics:
         try:
             return await scrape(self._http, f"{self.url}/metrics")
         except httpx.HTTPError as error:
             raise EngineError(f"LMCache at {self.url} no longer tells its metrics ({error!r}); {self._see()}") from None
 
-    async def settle(self) -> Metrics:
+    async def settle(self, _engine: EngineSide) -> Reading:
+        metrics = await self._settled()
+        # It counts stores to storage only, which there may be none of.
+        begun, ended = stores(metrics) if self._plan.cache.disk else (None, None)
+        counters = {**hits(metrics), "stores_begun": begun, "stores_ended": ended}
+        counters["disk_device_read_bytes"] = self._device_read_bytes()
+        return Reading(lookups=metrics.total(f"{_PREFIX}lookups_requests_total") or 0, counters=counters)
+
+    async def _settled(self) -> Metrics:
         """Waits until every store that was begun has ended, and nothing is locked. Raises EngineError after 120 s."""
         deadline = time.monotonic() + _SETTLE_TIMEOUT_S
         while True:
-            metrics = await self.metrics()
+            metrics = await self._metrics()
             if await self._idle() and stores(metrics)[0] == stores(metrics)[1]:
                 return metrics
             if time.monotonic() > deadline:
@@ -154,7 +167,7 @@ class LMCacheServer:
         except (httpx.HTTPError, ValueError) as error:
             raise EngineError(f"LMCache at {self.url} no longer tells its status ({error!r}); {self._see()}") from None
 
-    async def resolved(self) -> tuple[int, int, EvictionRules]:
+    async def resolved(self) -> CacheResolved:
         """Bytes of L1, tokens a chunk, and the eviction's settings, as the server has them."""
         status = await self._status()
         manager = status["storage_manager"]
@@ -164,11 +177,29 @@ class LMCacheServer:
             watermark=evicts["trigger_watermark"],
             ratio=evicts["eviction_ratio"],
         )
-        return manager["l1_manager"]["memory_total_bytes"], status["chunk_size"], eviction
+        versions: dict[str, str] = {}
+        with contextlib.suppress(httpx.HTTPError, ValueError):
+            versions["lmcache"] = str((await self._http.get(f"{self.url}/version")).json())
+        return CacheResolved(
+            cpu_bytes=manager["l1_manager"]["memory_total_bytes"],
+            chunk_tokens=status["chunk_size"],
+            eviction=eviction,
+            versions=versions,
+        )
 
-    async def clear_cpu(self) -> None:
-        """Empties L1 and sees that it is empty. Raises EngineError."""
-        await self.settle()
+    async def clear(self, tier: str) -> None:
+        await self._settled()
+        if tier == "cpu":
+            await self._clear_l1()
+        elif self.backend is None:
+            raise EngineError(f"the LMCache server at {self.url} has no storage that we know of: cannot empty {tier}")
+        elif tier == "disk":
+            self.backend.clear()
+        else:
+            self.backend.make_cold()
+
+    async def _clear_l1(self) -> None:
+        """Empties L1 and sees that it is empty."""
         for _ in range(50):
             try:
                 await self._http.post(f"{self.url}/cache/clear", json={"tier": "l1"})
@@ -179,25 +210,11 @@ class LMCacheServer:
             await asyncio.sleep(0.1)
         raise EngineError(f"LMCache at {self.url} keeps objects in L1 after /cache/clear; is a request still running?")
 
-    async def clear_disk(self) -> None:
-        """Deletes the chunk files of L2."""
-        await self.settle()
-        for file in self._files():
-            file.unlink(missing_ok=True)
-
-    async def drop_page_cache(self) -> None:
-        """Writes the chunk files back and drops them from the page cache, so that a read reaches the device."""
-        await self.settle()
-        drop_from_page_cache(self._files())
-
-    def _files(self) -> Iterator[Path]:
-        return self.disk_path.glob("**/*.data") if self.disk_path else iter(())
-
-    def storage_read_bytes(self) -> int | None:
+    def _device_read_bytes(self) -> int | None:
         """Bytes that the server has fetched from storage devices; None where its process is not known."""
-        if self._child is not None:
-            return self._child.storage_read_bytes()
-        return None if self._pid is None else storage_read_bytes(self._pid)
+        pid = self._plan.attached.pid if self._plan.attached else None
+        own = self._child.storage_read_bytes() if self._child else None if pid is None else storage_read_bytes(pid)
+        return self.backend.read_bytes(own) if self.backend else own
 
     async def stop(self) -> None:
         if self._child is not None:
@@ -223,18 +240,3 @@ def hits(metrics: Metrics) -> dict[str, int]:
         "disk_loaded_chunks": "l2_prefetch_load_completed_chunks_total",
     }
     return {name: metrics.total(_PREFIX + theirs) or 0 for name, theirs in names.items()}
-
-
-def lookups(metrics: Metrics) -> int:
-    return metrics.total(f"{_PREFIX}lookups_requests_total") or 0
-
-
-def mp_connector(port: int) -> str:
-    """vLLM's --kv-transfer-config for a server on this machine. Short heartbeats: a lost server shows in seconds."""
-    extra = {
-        "lmcache.mp.host": "tcp://127.0.0.1",
-        "lmcache.mp.port": port,
-        "lmcache.mp.heartbeat_interval": 2.0,
-        "lmcache.mp.mq_timeout": 60.0,
-    }
-    return json.dumps({"kv_connector": "LMCacheMPConnector", "kv_role": "kv_both", "kv_connector_extra_config": extra})

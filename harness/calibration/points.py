@@ -19,7 +19,6 @@ import msgspec
 import numpy as np
 
 from harness.errors import ConfigError
-from harness.experiment.measure import TIER_STATES
 from harness.experiment.model import Experiment
 from harness.experiment.read import Cell
 from harness.experiment.workloads import PrefixWorkload, hit_tokens
@@ -28,6 +27,7 @@ from harness.results.manifest import CellEntry, read_manifest
 from harness.results.summary import counted, metric_values
 from simulator.calibration import Metric, Point
 from traces.request import RequestRecord
+from traces.tiers import all_states, state_named
 
 LENGTHS = (2, 6, 12, 24)
 # What is measured of any engine; beyond, only prompts that the experiment itself has.
@@ -84,13 +84,12 @@ def _specs(experiment: Experiment, chunk: int, unit: int, whole: bool) -> Iterat
     """(chunk size, workload, tiers) of each cell. whole False: only what depends on the chunk size."""
     cache = experiment.cache
     tiers = tuple(
-        tier
-        for tier in TIER_STATES
-        if not (tier == "cpu" and cache.cpu is None)
-        and not (tier.startswith("disk") and cache.disk is None)
-        and not (tier == "disk" and cache.disk is not None and cache.disk.odirect)
+        state.name
+        for state in all_states()
+        if state.needs <= cache.tiers
+        and not (state.from_device is False and cache.disk is not None and cache.disk.odirect)
     )
-    warm = tuple(tier for tier in tiers if tier != "recompute")
+    warm = tuple(name for name in tiers if state_named(name).served_by is not None)
     assert isinstance(experiment.workload, PrefixWorkload)
     longest = LENGTHS[-1] if experiment.workload.prompt_tokens > _ALWAYS * unit + 1 else _ALWAYS
     for length in (each for each in LENGTHS if each <= longest):
@@ -101,10 +100,10 @@ def _specs(experiment: Experiment, chunk: int, unit: int, whole: bool) -> Iterat
     if not whole:
         return
     for length, hit in (each for each in PARTIAL if each[0] <= longest):
-        yield Spec(chunk, {"prompt_tokens": length * unit + 1, "hit_rate": hit / length}, tiers[1:3])
+        yield Spec(chunk, {"prompt_tokens": length * unit + 1, "hit_rate": hit / length}, warm[:2])
     for length, at_once in DECODE:
         workload = {"prompt_tokens": length * unit + 1, "concurrency": at_once, "output_tokens": DECODE_TOKENS}
-        yield Spec(chunk, workload, ("gpu",))
+        yield Spec(chunk, workload, warm[:1])
 
 
 def _cell(experiment: Experiment, spec: Spec, again: int, budget_s: float) -> Cell:
@@ -136,7 +135,7 @@ def points_of(folder: Path, size: str = "", seed: int = 0) -> tuple[Point, ...]:
     )
 
 
-def _point(tier: Any, cell: CellEntry, samples: Sequence[Sequence[RequestRecord]], seed: int) -> Point:
+def _point(tier: str, cell: CellEntry, samples: Sequence[Sequence[RequestRecord]], seed: int) -> Point:
     workload, cache = cell.workload, cell.cache
     assert isinstance(workload, PrefixWorkload) and cache is not None, "micro_cells made this cell"
     metric: Metric = "tpot_s" if workload.output_tokens > 1 else "ttft_s"
@@ -144,16 +143,17 @@ def _point(tier: Any, cell: CellEntry, samples: Sequence[Sequence[RequestRecord]
     values = [fmean(metric_values(rows, metric)) for rows in samples]
     chosen = np.random.default_rng(seed).choice(values, size=(_RESAMPLED, len(values)))
     low, high = (float(np.quantile(np.median(chosen, axis=1), share)) for share in (0.025, 0.975))
-    on_disk = tier in ("disk", "disk_cold")
+    state = state_named(tier)
+    on_disk = state.from_device is not None
     return Point(
         tier=tier,
         prompt_tokens=workload.prompt_tokens,
-        hit_tokens=0 if tier == "recompute" else hit,
+        hit_tokens=0 if state.served_by is None else hit,
         chunk_tokens=cache.chunk_tokens,
         concurrency=workload.concurrency,
         output_tokens=workload.output_tokens,
         metric=metric,
-        device_bytes_per_s=cell.device_bytes_per_s if tier == "disk_cold" else None,
+        device_bytes_per_s=cell.device_bytes_per_s if state.from_device else None,
         file_system=cell.disk_file_system if on_disk else None,
         samples=len(values),
         measured_s=float(f"{median(values):.6g}"),

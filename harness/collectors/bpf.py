@@ -1,10 +1,10 @@
-"""Follows block requests and file calls with bpftrace while something is measured (the scripts in bpf/).
+"""Traces block requests and file calls with bpftrace during a measurement (the scripts are in bpf/).
 
     trace = BpfTrace(folder, device_number=…, pids=[…])
     await trace.start(); …; lost = await trace.stop()
 
-Raw output, one JSON object a line, goes to folder/block.jsonl and folder/files.jsonl; `read_block` and `read_files`
-read it, as seconds since a moment `zero_ns` on bpftrace's clock.
+bpftrace writes one JSON object per line to folder/block.jsonl and folder/files.jsonl. `read_block` and `read_files`
+parse these files. They return times in seconds since the moment `zero_ns` on bpftrace's clock.
 """
 
 from __future__ import annotations
@@ -29,12 +29,13 @@ SCRIPTS = Path(__file__).parent / "bpf"
 BTF = Path("/sys/kernel/btf/vmlinux")
 TRACEFS = (Path("/sys/kernel/tracing/events"), Path("/sys/kernel/debug/tracing/events"))
 _CALLS = {"R": "read", "W": "write", "F": "sync"}
-# Numbers of each file event; in how many parts its path follows, and how long they are (BPFTRACE_STRLEN, less the end).
+# Each file event has _WORDS numbers. Its path follows in at most _PARTS parts of _PART_BYTES bytes
+# (BPFTRACE_STRLEN without the terminating zero).
 _WORDS, _PARTS, _PART_BYTES = 6, 6, 63
 _NAMED = ("O", "M", "N")
 _MAX_PIDS = 8
 _START_TIMEOUT_S, _STOP_TIMEOUT_S, _SETTLE_TIMEOUT_S = 30.0, 15.0, 10.0
-# Nothing more is told when the files are the same at so many polls in a row.
+# bpftrace has printed everything once the files keep their sizes for this many polls in a row.
 _POLL_S, _STILL_POLLS = 0.05, 4
 _FALLBACKS = (
     "without it samples.jsonl still has bytes from /proc/PID/io (storage_read_bytes) and from diskstats (host.device_…)"
@@ -42,9 +43,10 @@ _FALLBACKS = (
 
 
 class BlockRequest(msgspec.Struct, frozen=True):
-    """One request at the block device. queued_s None: the kernel split it off another one.
+    """One request at the block device. queued_s is None if the kernel split the request off another one.
 
-    completed_s None: nobody saw it complete. A tracepoint's program is skipped where it would interrupt another one.
+    completed_s is None if the trace missed the completion: the kernel skips a tracepoint's program that would
+    interrupt another one.
     """
 
     queued_s: float | None
@@ -56,7 +58,10 @@ class BlockRequest(msgspec.Struct, frozen=True):
 
 
 class FileCall(msgspec.Struct, frozen=True):
-    """One call on a file. kind: open, read, write, sync or rename (path: the new name; old_path: the one before)."""
+    """One call on a file. kind: open, read, write, sync or rename.
+
+    For a rename, path is the new name and old_path the former one.
+    """
 
     kind: str
     at_s: float
@@ -70,7 +75,7 @@ class FileCall(msgspec.Struct, frozen=True):
 
 
 def check() -> None:
-    """Whether bpftrace can trace here. Raises TracingError."""
+    """Raises TracingError if bpftrace cannot trace on this machine."""
     if os.geteuid() != 0:
         raise TracingError(f"storage.trace: bpftrace needs root; use sudo, or leave trace out ({_FALLBACKS})")
     if not shutil.which("bpftrace"):
@@ -83,7 +88,7 @@ def check() -> None:
 
 
 class BpfTrace:
-    """Both scripts, running. They end with us, however we end."""
+    """Runs both scripts. The kernel ends them when this process ends, however it ends."""
 
     def __init__(self, folder: Path, *, device_number: int, pids: Sequence[int]) -> None:
         self._folder = folder
@@ -93,7 +98,7 @@ class BpfTrace:
         self._running: dict[str, subprocess.Popen[bytes]] = {}
 
     async def start(self) -> None:
-        """Returns once both see events. Raises TracingError with bpftrace's own words."""
+        """Returns once both scripts receive events. Raises TracingError with bpftrace's own message."""
         check()
         self._folder.mkdir(parents=True, exist_ok=True)
         env = {
@@ -117,7 +122,7 @@ class BpfTrace:
                 words = " ".join((self._folder / f"{(dead or ['block'])[0]}.log").read_text(errors="replace").split())
                 raise TracingError(f"bpftrace did not start: {words[-300:]}; try it by hand ({_FALLBACKS})")
             await asyncio.sleep(0.05)
-        # Writing events down waits until nobody else wants the core: what is measured must not wait for it.
+        # bpftrace writes its events only on idle cores, so that the measured processes do not wait for it.
         self._schedule(os.SCHED_IDLE)
 
     def _schedule(self, policy: int) -> None:
@@ -130,9 +135,10 @@ class BpfTrace:
         return path.exists() and b'"ready ' in path.read_bytes()[:4096]
 
     def zero_ns(self, now_s: float) -> int:
-        """The moment at which a clock that says now_s, and that ticks as CLOCK_MONOTONIC does, was 0.
+        """The moment, on bpftrace's clock, at which the caller's clock was 0.
 
-        bpftrace's nsecs count the time that the machine slept or not, by version: its own first line tells.
+        The caller's clock shows now_s and runs at the rate of CLOCK_MONOTONIC. Some versions of bpftrace include
+        the machine's suspended time in nsecs; the first line of the output shows which kind this one is.
         """
         ready_ns = next(
             int(line.split()[1]) for line in _lines(self._folder / "block.jsonl") if line.startswith("ready")
@@ -142,7 +148,7 @@ class BpfTrace:
         return monotonic_ns + asleep_ns - round(now_s * 1e9)
 
     async def stop(self) -> int:
-        """Ends both; returns how many events were lost."""
+        """Ends both scripts and returns the number of lost events."""
         self._schedule(os.SCHED_OTHER)
         await self._settle()
         for process in self._running.values():
@@ -157,7 +163,7 @@ class BpfTrace:
         return sum(lost_events(self._folder / f"{name}.jsonl") for name in self._running)
 
     async def _settle(self) -> None:
-        """Until bpftrace has printed what it knows: lines wait for their turn, which a core has every few intervals."""
+        """Waits until bpftrace has printed its queued lines; it prints one core's queue per interval."""
         deadline, sizes, still = time.monotonic() + _SETTLE_TIMEOUT_S, [-1], 0
         files = [self._folder / f"{name}.jsonl" for name in self._running]
         while still < _STILL_POLLS and time.monotonic() < deadline:
@@ -167,7 +173,7 @@ class BpfTrace:
 
 
 def lost_events(path: Path) -> int:
-    """Events that bpftrace could not hand over, and lines that it had no room for or did not get to print."""
+    """Counts the events that bpftrace dropped and the lines that it could not store or did not print."""
     lost, core = 0, ""
     parts: dict[str, int] = {}
     for item in _items(path):
@@ -177,7 +183,7 @@ def lost_events(path: Path) -> int:
         elif item["type"] == "map":
             lost += len(data.get("@line", ()))
         elif item["type"] == "printf":
-            # What found no room is printed as zeros, and as a part of a path that is empty or belongs to none.
+            # bpftrace prints a line that it could not store as zeros, and a path's part as empty or out of place.
             kind, _, text = str(data).strip("\n").partition(" ")
             if kind == "C":
                 core = text
@@ -191,26 +197,26 @@ def lost_events(path: Path) -> int:
 
 
 def read_block(path: Path, zero_ns: int) -> list[BlockRequest]:
-    """Requests in order of issue. Raises TracingError."""
-    with _told(path):
+    """Reads the requests in order of issue. Raises TracingError."""
+    with _explained(path):
         return _block(path, zero_ns)
 
 
 def read_files(path: Path, zero_ns: int) -> list[FileCall]:
-    """Calls in the order in which they began. A file whose opening was not seen is not among them.
+    """Reads the calls in the order in which they began. Raises TracingError.
 
-    Raises TracingError.
+    Calls on a file are left out if the trace missed its opening.
     """
-    with _told(path):
+    with _explained(path):
         return _files(path, zero_ns)
 
 
 @contextlib.contextmanager
-def _told(path: Path) -> Iterator[None]:
+def _explained(path: Path) -> Iterator[None]:
     try:
         yield
     except (ValueError, IndexError) as error:
-        raise TracingError(f"{path}: is no trace of this version ({error}); measure again") from None
+        raise TracingError(f"{path}: is not a trace of this version ({error}); measure again") from None
 
 
 def _block(path: Path, zero_ns: int) -> list[BlockRequest]:
@@ -228,7 +234,7 @@ def _block(path: Path, zero_ns: int) -> list[BlockRequest]:
 
 
 def _block_events(path: Path) -> Iterator[tuple[int, tuple[int, int, int, int, int]]]:
-    """(sector, (queued, issued, completed, bytes, write)), in ns; 0 is unknown."""
+    """Yields (sector, (queued, issued, completed, bytes, write)), times in ns; 0 means unknown."""
     for item in _items(path):
         if item["type"] == "printf" and str(item["data"]).startswith("B "):
             queued, issued, completed, sector, size, write, _ = map(int, item["data"].split()[1:])
@@ -260,32 +266,32 @@ def _files(path: Path, zero_ns: int) -> list[FileCall]:
 
 
 def _file_events(path: Path) -> list[tuple[int, str, list[str], str]]:
-    """(when, kind, words, path) by time: each core's events come in order, but not all cores' together.
+    """Returns (when, kind, words, path) sorted by time: only the events of one core arrive in order.
 
-    A core's turn may end within a path, which goes on in its next turn.
+    A core's turn may end within a path; the path then continues in that core's next turn.
     """
     found: list[tuple[int, str, list[str], str]] = []
-    going_on: dict[str, int] = {}
+    unfinished: dict[str, int] = {}
     core = ""
     for line in _lines(path):
         kind, _, text = line.partition(" ")
         if kind == "C":
             core = text
         elif kind == "T":
-            if core in going_on:
-                when, kind, words, name = found[going_on[core]]
-                found[going_on[core]] = (when, kind, words, name + text)
+            if core in unfinished:
+                when, kind, words, name = found[unfinished[core]]
+                found[unfinished[core]] = (when, kind, words, name + text)
                 if len(text.encode()) < _PART_BYTES:
-                    del going_on[core]
+                    del unfinished[core]
         elif kind in (*_NAMED, *_CALLS):
             words = text.split()
             if len(words) != _WORDS:
                 raise ValueError(line)
-            # A file is open from the end of the call on.
+            # A file becomes open at the end of the call.
             found.append((int(words[0]) + (int(words[1]) if kind == "O" else 0), kind, words, ""))
-            going_on.pop(core, None)
+            unfinished.pop(core, None)
             if kind in _NAMED:
-                going_on[core] = len(found) - 1
+                unfinished[core] = len(found) - 1
     return sorted(found, key=lambda event: event[0])
 
 
@@ -296,7 +302,7 @@ def _lines(path: Path) -> Iterator[str]:
 
 
 def _items(path: Path) -> Iterator[dict[str, Any]]:
-    """A last line that was cut off is left out."""
+    """Parses each line; skips one that was cut off."""
     if not path.exists():
         return
     with path.open(encoding="utf-8", errors="replace") as lines:

@@ -1,4 +1,4 @@
-"""What the machine did while a sample ran: stolen time, CPU time of others, bytes at the storage device."""
+"""What the machine did during a sample: stolen time, other processes' CPU time, bytes at the storage device."""
 
 from __future__ import annotations
 
@@ -16,13 +16,15 @@ from harness.records import HostSample
 _SECTOR_BYTES = 512
 _LOOPING_S = 0.005
 _LOOP_TURNS = 2000
-# A turn that took longer than this many times the quickest was interrupted: neighbours cost less than that.
+# A turn that takes longer than this many times the fastest one was interrupted: other guests slow it by less.
 _INTERRUPTED = 2.5
 
 
 class HostReading(msgspec.Struct, frozen=True):
-    """Totals since boot: CPU seconds (all, busy, stolen, ours) and device bytes; None where the kernel is silent. And
-    what the loop of core_loop_s took then; None: it did not run."""
+    """Totals since boot: CPU seconds (all, busy, stolen, ours) and device bytes; None if the kernel does not say.
+
+    core_loop_s is the duration of the loop below at this reading; None if the loop did not run.
+    """
 
     total_s: float
     busy_s: float
@@ -34,7 +36,7 @@ class HostReading(msgspec.Struct, frozen=True):
 
 
 def read_host(device_path: Path | None, core: int | None = None) -> HostReading:
-    """One reading. device_path: any path on the device of interest; core: where the engine computes, idle now."""
+    """Takes one reading. device_path: any path on the device; core: the engine's core, which is idle now."""
     cpu = psutil.cpu_times()
     busy_s = cpu.user + cpu.nice + cpu.system + cpu.irq + cpu.softirq
     read_bytes, write_bytes = (_device_bytes(device_path) if device_path else None) or (None, None)
@@ -59,10 +61,10 @@ def between(before: HostReading, after: HostReading) -> HostSample:
 
 
 def core_loop_s(core: int) -> float:
-    """Mean seconds of a short loop on a core, over 5 ms of it.
+    """Repeats a short loop on a core for 5 ms and returns the mean seconds of one turn.
 
-    A virtual machine's core may be one of two hardware threads of the host's; what runs on the other slows it by up to
-    half, for milliseconds or minutes, and no counter of the guest shows it, steal neither.
+    A virtual machine's core may be one of the two hardware threads of a host's core. Work on the other thread slows it
+    by up to half, for milliseconds or minutes. No counter of the guest shows this, not even steal.
     """
     before, turns_s = os.sched_getaffinity(0), list[float]()
     os.sched_setaffinity(0, {core})
@@ -79,19 +81,19 @@ def core_loop_s(core: int) -> float:
 
 
 def uninterrupted_s(turns_s: list[float]) -> float:
-    """Mean seconds of the turns during which the core ran no other process: that one's time slice is no slowness."""
+    """Mean seconds of the uninterrupted turns: another process's time slice does not make the core slow."""
     quickest_s = min(turns_s)
     return statistics.fmean(turn_s for turn_s in turns_s if turn_s < _INTERRUPTED * quickest_s)
 
 
 def file_system(path: Path) -> str | None:
-    """The type of the file system that a path is on, e.g. 'ext4'; None where the kernel does not say."""
+    """The type of a path's file system, e.g. 'ext4'; None if the kernel does not say."""
     mount = mount_of(path)
     return mount[1] if mount else None
 
 
 def mount_of(path: Path) -> tuple[str, str] | None:
-    """Source and type of the mount that a path is on; None where the kernel does not say."""
+    """Source and type of a path's mount; None if the kernel does not say."""
     try:
         mounts = [line.split() for line in Path("/proc/self/mounts").read_text().splitlines()]
     except OSError:
@@ -100,7 +102,7 @@ def mount_of(path: Path) -> tuple[str, str] | None:
     found = [(source, where, kind) for source, where, kind, *_ in mounts if resolved.is_relative_to(where)]
     if not found:
         return None
-    # Of several mounts at one place, the last hides the others.
+    # The last of several mounts at one place hides the others.
     source, _, kind = max(reversed(found), key=lambda mount: len(mount[1]))
     return source, kind
 
@@ -114,12 +116,12 @@ def _minus(later: int | None, earlier: int | None) -> int | None:
 
 
 def _share(part_s: float, whole_s: float) -> float | None:
-    """None for a time too short for the kernel's clock of 10 ms."""
+    """Returns None if the time is too short for the kernel's clock of 10 ms."""
     return round(part_s / whole_s, 4) if whole_s > 0 else None
 
 
 def _own_cpu_s() -> float:
-    """CPU seconds of this process and everything below it, alive or reaped."""
+    """CPU seconds of this process and its descendants, alive or reaped."""
     ours = psutil.Process()
     total_s = 0.0
     for process in [ours, *ours.children(recursive=True)]:
@@ -129,11 +131,11 @@ def _own_cpu_s() -> float:
 
 
 def _device_bytes(path: Path) -> tuple[int, int] | None:
-    """Bytes read from and written to the block device below a path, since boot."""
+    """Bytes read from and written to a path's block device since boot."""
     while not path.exists() and path != path.parent:
         path = path.parent
     device = path.stat().st_dev
-    # btrfs gives its files a device number that no block device has.
+    # btrfs gives its files a device number that belongs to no block device.
     if os.major(device) == 0 and (mount := mount_of(path)) and Path(mount[0]).is_block_device():
         device = Path(mount[0]).stat().st_rdev
     try:

@@ -1,4 +1,4 @@
-"""How much memory this machine has to give."""
+"""How much memory new processes can take on this machine."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from pathlib import Path
 
 
 def available_memory_bytes() -> int | None:
-    """What new processes could take; None where the kernel does not say."""
+    """Bytes that new processes can take without swapping; None if the kernel does not say."""
     try:
         lines = Path("/proc/meminfo").read_text().splitlines()
     except OSError:

@@ -1,4 +1,4 @@
-"""One look at a /metrics page."""
+"""One scrape of a /metrics page."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ class Metrics:
         self._samples = [sample for family in text_string_to_metric_families(text) for sample in family.samples]
 
     def total(self, name: str, **labels: str) -> int | None:
-        """Sum over all label sets that agree with `labels`; None where the metric has no such sample."""
+        """Sums over all label sets that contain `labels`; None if the metric has no such sample."""
         values = [sample.value for sample in self._matching(name, labels)]
         return round(sum(values)) if values else None
 
     def labels(self, name: str) -> dict[str, str]:
-        """Labels of the metric's first sample: how info metrics carry their facts; empty where there is none."""
+        """Labels of the metric's first sample, which carry an info metric's facts; empty if it has no sample."""
         return next((dict(sample.labels) for sample in self._matching(name, {})), {})
 
     def _matching(self, name: str, labels: dict[str, str]) -> Iterator[Any]:
@@ -31,7 +31,7 @@ class Metrics:
 
 
 async def scrape(client: httpx.AsyncClient, url: str) -> Metrics:
-    """Raises httpx.HTTPError."""
+    """Reads the page once. Raises httpx.HTTPError."""
     response = await client.get(url)
     response.raise_for_status()
     return Metrics(response.text)

@@ -8,6 +8,7 @@ from pydantic import Field, model_validator
 
 from harness.experiment.fields import Strict
 from harness.experiment.units import Bytes
+from traces.tiers import tier_names
 
 
 class Eviction(Strict):
@@ -39,6 +40,16 @@ class Cache(Strict):
     disk: Disk | None = None
     eviction: Eviction | None = None
 
+    def bytes_of(self, tier: str) -> int | None:
+        """The capacity of a tier; None: there is no such tier."""
+        size = getattr(self, tier, None)
+        return size.capacity if isinstance(size, Disk) else size
+
+    @property
+    def tiers(self) -> frozenset[str]:
+        """The tiers that it has."""
+        return frozenset(tier for tier in tier_names() if self.bytes_of(tier))
+
     @model_validator(mode="after")
     def _consistent(self) -> Cache:
         if self.chunk_tokens % self.block_tokens:
@@ -48,9 +59,9 @@ class Cache(Strict):
             )
         if self.disk is not None and self.cpu is None and self.gpu:
             raise ValueError("disk needs cpu: chunks pass through CPU RAM on their way; give cpu a size, e.g. 1GiB")
-        disk_bytes = None if self.disk is None else self.disk.capacity
         storage_only = self.disk is not None and self.cpu is None
-        for name, size in (("gpu", None if storage_only else self.gpu), ("cpu", self.cpu), ("disk", disk_bytes)):
-            if size is not None and size < 1:
+        for name in tier_names():
+            size = self.bytes_of(name)
+            if size is not None and size < 1 and not (storage_only and name == "gpu"):
                 raise ValueError(f"{name} has capacity 0; give it a size, or leave the tier out (null)")
         return self

@@ -4,15 +4,28 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import Field, model_validator
+from pydantic import AfterValidator, Field, model_validator
 
 from harness.experiment.fields import FROM_LIST, Strict
 from harness.experiment.units import Seconds
+from traces.tiers import all_tiers, state_names
 
-TIER_STATES = ("recompute", "gpu", "cpu", "disk", "disk_cold")
+
+def _state(name: str) -> str:
+    if name not in state_names():
+        raise ValueError(f"{name!r} is no state; use one of {', '.join(state_names())}")
+    return name
 
 
-TierState = Literal["recompute", "gpu", "cpu", "disk", "disk_cold"]
+def _offload_tier(name: str) -> str:
+    tiers = [tier.name for tier in all_tiers() if tier.offload]
+    if name not in tiers:
+        raise ValueError(f"{name!r} is no tier behind the engine's own; use one of {', '.join(tiers)}")
+    return name
+
+
+StateName = Annotated[str, AfterValidator(_state)]
+OffloadTier = Annotated[str, AfterValidator(_offload_tier)]
 
 
 class Until(Strict):
@@ -32,18 +45,18 @@ class Until(Strict):
 
 
 class Measure(Strict):
-    """What to sample: tiers (for `prefix` workloads), how often, for how long at most.
+    """What to sample: the warm states in `tiers` (for `prefix` workloads), how often, for how long at most.
 
     warm_up: samples of each tier, of a free load passes over it, that come first, count for nothing and are not in the
     budget. The first touch of memory that a tier has just been given costs what no later request pays.
     """
 
-    tiers: Annotated[tuple[TierState, ...], FROM_LIST] = ()
+    tiers: Annotated[tuple[StateName, ...], FROM_LIST] = ()
     samples: Annotated[int, Field(ge=1, le=1_000_000)] | None = None
     until: Until | None = None
     budget: Seconds | None = None
     warm_up: Annotated[int, Field(ge=0, le=100)] = 0
-    must_reach: Literal["cpu", "disk"] | None = None
+    must_reach: OffloadTier | None = None
     request_timeout: Seconds = 600.0
 
     @model_validator(mode="after")

@@ -14,9 +14,10 @@ from harness.errors import SettingsError
 from harness.experiment.cache import Cache
 from harness.experiment.deployment import Deployment, upgraded
 from harness.experiment.fields import Strict
-from harness.experiment.measure import TIER_STATES, Measure
+from harness.experiment.measure import Measure
 from harness.experiment.storage import Storage
 from harness.experiment.workloads import PrefixWorkload, SyntheticWorkload, Workload, check_arrivals, hit_tokens
+from traces.tiers import all_states, state_named, state_names
 
 Settings = TypeVar("Settings", bound=Strict)
 
@@ -123,18 +124,19 @@ def check_workload(workload: Workload, measure: Measure, cache: Cache) -> None:
 
 def _check_tiers(measure: Measure, cache: Cache) -> None:
     if not measure.tiers:
-        raise ValueError(f"measure.tiers is empty; name some of {', '.join(TIER_STATES)}")
+        raise ValueError(f"measure.tiers is empty; name some of {', '.join(state_names())}")
     if measure.samples is None and measure.until is None:
         raise ValueError("measure says neither samples nor until; add one, e.g. samples: 10")
-    if "cpu" in measure.tiers and cache.cpu is None:
-        raise ValueError("measure.tiers names cpu, but cache.cpu is not set; give it a size, e.g. 2GiB")
-    if {"disk", "disk_cold"} & set(measure.tiers) and cache.disk is None:
-        raise ValueError("measure.tiers names disk, but cache.disk is not set; add it, e.g. {capacity: 8GiB}")
-
-    if "disk" in measure.tiers and cache.disk is not None and cache.disk.odirect:
-        raise ValueError(
-            "measure.tiers names disk (page cache warm), but odirect bypasses the page cache; use disk_cold"
-        )
+    for name in measure.tiers:
+        state = state_named(name)
+        for tier in state.needs & set(Cache.model_fields):
+            if getattr(cache, tier) is None:
+                raise ValueError(f"measure.tiers names {name}, but cache.{tier} is not set; add it, or remove {name}")
+            if state.from_device is False and getattr(getattr(cache, tier), "odirect", False):
+                cold = ", ".join(each.name for each in all_states() if each.served_by == tier and each.from_device)
+                raise ValueError(
+                    f"measure.tiers names {name} (page cache warm), but odirect bypasses the page cache; use {cold}"
+                )
 
 
 def results_root() -> Path:

@@ -91,7 +91,12 @@ def load_experiment(path: Path, overrides: Iterable[str] = (), size: str | None 
             _assign(raw, key, value, path)
     for override in overrides:
         key, value = _parse_override(override)
-        axes.pop(key, None) if isinstance(axes, dict) else None
+        if not isinstance(axes, dict):
+            break  # refused below
+        if key.startswith("sweep."):
+            axes = {**axes, key.removeprefix("sweep."): value}
+            continue
+        axes = {axis: values for axis, values in axes.items() if axis != key}
         _assign(raw, key, value, Path("--set"))
     experiment = _validated(raw, path, lines)
     plan = Plan(path, raw, lines, _axes(path, axes, lines), experiment)
@@ -177,7 +182,9 @@ def _parse_override(text: str) -> tuple[str, Any]:
 def _assign(raw: dict[str, Any], key: str, value: Any, source: Path) -> None:
     *parents, last = str(key).split(".")
     if (parents and parents[0] in _OWN_KEYS) or (last in _OWN_KEYS and not parents):
-        raise ConfigError(f"{source}: {key}: axes and sizes cannot be overridden; edit the file")
+        raise ConfigError(
+            f"{source}: {key}: sizes and all axes at once cannot be overridden; name one axis, e.g. sweep.seed=[1, 2]"
+        )
     target = raw
     for part in parents:
         if target.get(part) is None:
@@ -216,7 +223,8 @@ def _validated(raw: dict[str, Any], path: Path, lines: Mapping[tuple[str, ...], 
 
 
 def _one_line(error: ValidationError, path: Path, lines: Mapping[tuple[str, ...], int]) -> str:
-    problems = error.errors(include_url=False)
+    # A mistyped key also leaves its right name missing: the typo is the cause, and comes first.
+    problems = sorted(error.errors(include_url=False), key=lambda problem: problem["type"] != "extra_forbidden")
     first = problems[0]
     place = _place(first["loc"])
     line = next((lines[place[:n]] for n in range(len(place), 0, -1) if place[:n] in lines), None)
@@ -242,14 +250,17 @@ def _explain(problem: Any, place: tuple[str, ...]) -> str:
     if kind == "extra_forbidden":
         if ".".join(place[:-1]) == "engines.sim" and place[-1] in MOVED_KEYS:
             return f"stands in a section of its own now; write deployment.{place[-1]}"
-        near = difflib.get_close_matches(place[-1], _known_keys(Experiment), n=1)
+        known = _known_keys(Experiment)
+        if place[-1] in known:
+            return "unknown key here: another section or kind has it; move it there, or remove it"
+        near = difflib.get_close_matches(place[-1], known, n=1)
         return "unknown key; " + (f"did you mean {near[0]!r}?" if near else "remove it")
     if kind == "missing":
         return "is missing; add it"
     if kind == "value_error":
         return str(problem["ctx"]["error"])
     if kind in ("union_tag_invalid", "union_tag_not_found"):
-        return "needs kind: one of prefix, synthetic, sessions, trace"
+        return f"needs kind: one of {', '.join(WORKLOAD_KINDS)}"
     return f"{shown} is refused: {_lower(problem['msg'])}; correct the value"
 
 

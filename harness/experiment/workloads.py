@@ -37,7 +37,12 @@ class SyntheticWorkload(Strict):
 
 
 class SessionsWorkload(Strict):
-    """Conversations: every turn carries all turns before it."""
+    """Conversations: every turn carries all turns before it.
+
+    concurrency: requests in flight. With fewer slots than sessions, a session under way goes on before a new one
+    begins: the sessions end one after another. active_sessions: conversations that are live at once, thinking users
+    included.
+    """
 
     kind: Literal["sessions"]
     sessions: Annotated[int, Field(ge=1, le=1_000_000)]
@@ -49,6 +54,23 @@ class SessionsWorkload(Strict):
     arrivals: Literal["closed", "constant", "poisson"] = "closed"
     rate_per_s: PositiveFloat | None = None
     concurrency: Annotated[int, Field(ge=1, le=100_000)] | None = None
+    active_sessions: Annotated[int, Field(ge=1, le=1_000_000)] | None = None
+
+
+class RoundsWorkload(Strict):
+    """Rounds of conversations: in each round every client asks once, `parallel` at a time; see traces/rounds.py."""
+
+    kind: Literal["rounds"]
+    clients: Annotated[int, Field(ge=1, le=100_000)] = 20
+    rounds: Annotated[int, Field(ge=1, le=10_000)] = 10
+    first_tokens: Annotated[int, Field(ge=1, le=2**24)] = 4096
+    turn_tokens: Annotated[int, Field(ge=0, le=2**24)] = 0
+    output_tokens: Positive = 1
+    parallel: Annotated[int, Field(ge=1, le=100_000)] = 4
+    rate_per_s: PositiveFloat | None = None
+    order: Literal["random", "fifo"] = "random"
+    barrier: bool = True
+    answers: Literal["synthetic", "none"] = "synthetic"
 
 
 class TraceWorkload(Strict):
@@ -84,13 +106,13 @@ class PersonasWorkload(Strict):
     personas: Annotated[tuple[PersonaSettings, ...], FROM_LIST]
 
 
-FreeWorkload = SyntheticWorkload | SessionsWorkload | TraceWorkload | PersonasWorkload
+FreeWorkload = SyntheticWorkload | SessionsWorkload | RoundsWorkload | TraceWorkload | PersonasWorkload
 
 
 Workload = Annotated[PrefixWorkload | FreeWorkload, Field(discriminator="kind")]
 
 
-WORKLOAD_KINDS = ("prefix", "synthetic", "sessions", "personas", "trace")
+WORKLOAD_KINDS = ("prefix", "synthetic", "sessions", "rounds", "personas", "trace")
 
 
 def hit_tokens(prompt_tokens: int, hit_rate: float, chunk_tokens: int) -> int:
@@ -111,10 +133,11 @@ def hit_tokens(prompt_tokens: int, hit_rate: float, chunk_tokens: int) -> int:
 
 
 def check_arrivals(workload: FreeWorkload) -> None:
-    if isinstance(workload, TraceWorkload | PersonasWorkload):
+    if isinstance(workload, TraceWorkload | PersonasWorkload | RoundsWorkload):
         return
     if workload.arrivals == "closed":
-        if workload.concurrency is None:
+        limited = isinstance(workload, SessionsWorkload) and workload.active_sessions is not None
+        if workload.concurrency is None and not limited:
             raise ValueError("workload.arrivals closed needs workload.concurrency; add it")
         if workload.rate_per_s is not None:
             raise ValueError("workload.rate_per_s has no meaning with arrivals closed; remove it")

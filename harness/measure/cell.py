@@ -17,18 +17,10 @@ from harness.engines.base import Engine
 from harness.experiment.loads import FreeLoad
 from harness.experiment.read import Cell
 from harness.experiment.workloads import PrefixWorkload
-from harness.measure.preflight import check_prompts, check_reach, check_working_set
+from harness.measure.placing import Probe, after_sample, everything, needs_fresh_prefix, place
+from harness.measure.preflight import check_prompts, check_reach, check_states, check_working_set
+from harness.measure.proof import expected_counters, prove, with_verdict
 from harness.measure.sampling import Sampler
-from harness.measure.warmup import (
-    ALL_TIERS,
-    Probe,
-    after_sample,
-    expected_counters,
-    needs_fresh_prefix,
-    place,
-    prove,
-    sealed,
-)
 from harness.records import Counters, HostSample, Resolved, Sample
 from harness.results.folder import RunFolder, read_rows
 from harness.results.summary import FREE_LOAD, counted, metric_values
@@ -67,7 +59,7 @@ class TierMeasurement:
         assert isinstance(workload, PrefixWorkload)
         self._engine, self._cell, self._folder, self._progress = engine, cell, folder, progress
         self._measure, self._later_s = cell.experiment.measure, later_s
-        self._probe = Probe(cell.key, cell.experiment, workload, resolved)
+        self._probe = Probe(cell.key, cell.experiment, workload, resolved, engine.capabilities)
         self._sampler = Sampler(self._measure)
         self._attempt = _attempt(folder, engine)
         disk = cell.experiment.cache.disk
@@ -75,9 +67,10 @@ class TierMeasurement:
 
     async def run(self) -> None:
         check_working_set(self._cell.experiment, self._probe.resolved)
+        check_states(self._cell.experiment, self._probe.capabilities, self._probe.resolved)
         if not self._engine.capabilities.deterministic:
             self._recall()
-        await self._engine.reset(ALL_TIERS & self._engine.capabilities.resets)
+        await self._engine.reset(everything(self._engine.capabilities))
         for number in range(1, self._measure.warm_up + 1):
             for tier in dict.fromkeys(self._sampler.round(0.0)):
                 self._progress.state(f"{self._cell.key} {tier} warming up")
@@ -116,7 +109,7 @@ class TierMeasurement:
         warm: list[RequestRecord] = []
         rows: list[RequestRecord] = []
         await place(engine, probe, tier, index, warm.append)
-        fresh = needs_fresh_prefix(engine, tier)
+        fresh = needs_fresh_prefix(engine.capabilities, tier)
         before, host = await engine.metrics(), _watch(engine, self._cell, self._device_path)
         started_s = engine.now_s()
         await engine.replay(Load(probe.requests(tier, index, fresh_prefix=fresh)), rows.append)
@@ -128,7 +121,7 @@ class TierMeasurement:
         if index < 0:
             self._folder.append_rows([msgspec.structs.replace(r, phase="warm", **common) for r in (*warm, *rows)])
             return
-        done = [sealed(msgspec.structs.replace(row, **common), probe, tier, verdict, reason) for row in rows]
+        done = [with_verdict(msgspec.structs.replace(row, **common), probe, tier, verdict, reason) for row in rows]
         self._folder.append_sample(
             Sample(
                 cell=self._cell.key,
@@ -185,7 +178,7 @@ async def measure_load(
         return write
 
     async def warm() -> None:
-        await engine.reset(ALL_TIERS & engine.capabilities.resets)
+        await engine.reset(everything(engine.capabilities))
         if load.warmers:
             progress.state(f"{cell.key} warming {len(load.warmers)} prefixes")
             await engine.replay(Load(load.warmers, concurrency=1), writer("warm"))
@@ -193,13 +186,13 @@ async def measure_load(
     for number in range(1, cell.experiment.measure.warm_up + 1) if rest else ():
         await warm()
         progress.state(f"{cell.key} warming up, pass {number}")
-        await engine.replay(Load(load.requests, load.concurrency), writer("warm"))
+        await engine.replay(load.schedule(load.requests), writer("warm"))
     if rest:
         await warm()
     progress.state(cell.key)
     before, started_s = await engine.metrics(), engine.now_s()
     host = _watch(engine, cell, folder.path)
-    await engine.replay(Load(_from_now(rest), load.concurrency), writer("measure"))
+    await engine.replay(load.schedule(_from_now(rest)), writer("measure"))
     observed = (await engine.metrics()).since(before)
     folder.append_sample(
         Sample(

@@ -7,16 +7,15 @@ from pathlib import Path
 
 from harness.engines import ENGINES
 from harness.errors import PreflightError
-from harness.experiment.cache import Eviction
 from harness.experiment.deployment import Deployment
 from harness.experiment.model import Experiment
 from harness.experiment.units import format_bytes
 from harness.experiment.workloads import PrefixWorkload
+from harness.measure.placing import kept_share, obstacle
 from harness.records import Capabilities, Resolved
 from simulator.models import ModelSpec
 from traces.request import Request
-
-_REACH = {"cpu": ("gpu",), "disk": ("gpu", "cpu")}
+from traces.tiers import all_tiers, state_named, tier_names
 
 
 def check_experiment(
@@ -28,6 +27,8 @@ def check_experiment(
         can = " or ".join(name for name, other in ENGINES.items() if other.without_gpu)
         raise PreflightError(f"cache.gpu is 0: all KV on storage is for --engine {can}, not {engine}; give it a size")
     _check_deployment(experiment.deployment, capabilities, engine)
+    if experiment.measure.budget is not None and experiment.cache.gpu and _free(experiment):
+        raise PreflightError("measure.budget: a free load is sent to its end, however long it takes; remove it")
     _check_capabilities(experiment, capabilities, engine)
     if experiment.cache.eviction is not None and experiment.cache.cpu is None:
         raise PreflightError("cache.eviction needs cache.cpu, the tier that evicts; give it a size, e.g. 1GiB")
@@ -36,27 +37,29 @@ def check_experiment(
         configured = Resolved(
             gpu_bytes=cache.gpu,
             cpu_bytes=cache.cpu,
-            disk_bytes=cache.disk.capacity if cache.disk else None,
+            disk_bytes=cache.bytes_of("disk"),
             kv_bytes_per_token=model.kv_bytes_per_token,
             max_prompt_tokens=model.max_position - 1,
         )
         check_working_set(experiment, configured)
+        check_states(experiment, capabilities, configured)
     kind.check(experiment, results)
+
+
+def _free(experiment: Experiment) -> bool:
+    return not isinstance(experiment.workload, PrefixWorkload)
 
 
 def check_cache(experiment: Experiment, model: ModelSpec) -> None:
     """Whether the tiers hold at least one block or chunk of this model. Raises PreflightError."""
     cache, per_token = experiment.cache, model.kv_bytes_per_token
-    disk_bytes = cache.disk.capacity if cache.disk else None
-    smallest = (
-        ("gpu", cache.gpu or None, 2 * cache.block_tokens, "two blocks, one of which the engine keeps for itself"),
-        ("cpu", cache.cpu, cache.chunk_tokens, "one chunk"),
-        ("disk", disk_bytes, cache.chunk_tokens, "one chunk"),
-    )
-    for tier, size, tokens, what in smallest:
-        if size is not None and size < tokens * per_token:
+    for tier in all_tiers():
+        size, tokens, what = cache.bytes_of(tier.name), cache.chunk_tokens, "one chunk"
+        if not tier.offload:
+            tokens, what = 2 * cache.block_tokens, "two blocks, one of which the engine keeps for itself"
+        if size and size < tokens * per_token:
             raise PreflightError(
-                f"cache.{tier} {format_bytes(size)} does not hold {what}: {tokens} tokens of"
+                f"cache.{tier.name} {format_bytes(size)} does not hold {what}: {tokens} tokens of"
                 f" {format_bytes(per_token)}; enlarge it"
             )
 
@@ -72,9 +75,9 @@ def _check_deployment(deployment: Deployment, capabilities: Capabilities, engine
 
 
 def _check_capabilities(experiment: Experiment, capabilities: Capabilities, engine: str) -> None:
-    missing = [tier for tier in experiment.measure.tiers if tier not in capabilities.proves]
+    missing = [state for state in experiment.measure.tiers if state not in capabilities.evidence]
     if missing:
-        can = ", ".join(sorted(capabilities.proves)) or "none"
+        can = ", ".join(sorted(capabilities.evidence)) or "none"
         cure = ENGINES[engine].unproven(experiment)
         raise PreflightError(
             f"measure.tiers: engine {engine}, as configured, cannot prove {', '.join(missing)} (it can: {can});"
@@ -95,18 +98,25 @@ def check_working_set(experiment: Experiment, resolved: Resolved) -> None:
             f"workload.prompt_tokens {workload.prompt_tokens} + {workload.output_tokens} output exceed the"
             f" {resolved.max_prompt_tokens + 1} tokens that the engine takes; shorten the prompt or enlarge cache.gpu"
         )
-    watermark = (experiment.cache.eviction or Eviction()).watermark
-    limits = (
-        ("gpu", resolved.gpu_bytes, 1.0, True),
-        ("cpu", resolved.cpu_bytes, watermark, bool({"cpu", "disk", "disk_cold"} & set(experiment.measure.tiers))),
-        ("disk", resolved.disk_bytes, 1.0, bool({"disk", "disk_cold"} & set(experiment.measure.tiers))),
+    names = tier_names()
+    lowest = max(
+        (names.index(tier) for name in experiment.measure.tiers for tier in state_named(name).needs), default=0
     )
-    for tier, size, share, used in limits:
-        if used and size is not None and need > share * size:
+    # KV passes through the tiers above the one that serves it.
+    for tier in names[: lowest + 1]:
+        size, share = resolved.bytes_of(tier), kept_share(tier, experiment)
+        if size is not None and need > share * size:
             raise PreflightError(
                 f"{where}, more than the {format_bytes(share * size)} that stay in cache.{tier} ({format_bytes(size)});"
                 f" enlarge it, or lower workload.prompt_tokens or concurrency"
             )
+
+
+def check_states(experiment: Experiment, capabilities: Capabilities, resolved: Resolved) -> None:
+    """Whether the engine can be brought into every state that is to be measured. Raises PreflightError."""
+    for name in experiment.measure.tiers:
+        if reason := obstacle(state_named(name), experiment, capabilities, resolved):
+            raise PreflightError(f"measure.tiers {name}: {reason}")
 
 
 def check_reach(experiment: Experiment, requests: Sequence[Request], resolved: Resolved) -> None:
@@ -115,12 +125,12 @@ def check_reach(experiment: Experiment, requests: Sequence[Request], resolved: R
     if tier is None:
         return
     need = unique_tokens(requests) * (resolved.kv_bytes_per_token or 0)
-    above = sum(getattr(resolved, f"{name}_bytes") or 0 for name in _REACH[tier])
-    size = getattr(resolved, f"{tier}_bytes")
+    names = tier_names()[: tier_names().index(tier)]
+    above, size = sum(resolved.bytes_of(name) or 0 for name in names), resolved.bytes_of(tier)
     if need <= above:
         raise PreflightError(
             f"measure.must_reach {tier}: the load's {format_bytes(need)} of KV fit the {format_bytes(above)} above that"
-            f" tier and never reach it; shrink cache.{' and cache.'.join(_REACH[tier])}, or send more prefixes"
+            f" tier and never reach it; shrink cache.{' and cache.'.join(names)}, or send more prefixes"
         )
     if size is not None and need > size + above:
         raise PreflightError(

@@ -11,14 +11,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from harness.experiment.measure import TIER_STATES, Measure
+from harness.experiment.measure import Measure
 from harness.stats import relative_half_width
+from traces.tiers import state_named, state_names
 
 GIVE_UP_AFTER = 5
 # So many times the time of the tier that has had least, a tier may have had and still be sampled.
 _MOST_OF_LEAST = 2.0
-# Of hits in memory, which take tens of milliseconds, a single one says little, and several cost little.
-_QUICK = ("gpu", "cpu", "disk")
+# Of hits in memory, a single one says little, and several cost little.
 _QUICK_AT_FIRST = 3
 
 
@@ -35,14 +35,14 @@ class Sampler:
 
     def __init__(self, measure: Measure) -> None:
         self._measure = measure
-        self._tiers: dict[str, _Tier] = {tier: _Tier() for tier in TIER_STATES if tier in measure.tiers}
+        self._tiers: dict[str, _Tier] = {tier: _Tier() for tier in state_names() if tier in measure.tiers}
         self._last: str | None = None
 
     def add(self, tier: str, values: list[float], *, proven: bool, placing_s: float = 0.0, took_s: float = 0.0) -> None:
         """One sample of a tier: the metric of its proven rows, whether the tier was proven at all, how long it took to
         place the prefix, and how long all else of the sample took."""
         state = self._tiers[tier]
-        lower = max(tier, self._last or tier, key=TIER_STATES.index)
+        lower = max(tier, self._last or tier, key=state_names().index)
         self._tiers[lower].spent_s += placing_s
         self._last = tier
         state.spent_s += took_s
@@ -61,7 +61,7 @@ class Sampler:
         most_s = _MOST_OF_LEAST * min(wanted.values(), default=0.0)
         due = [tier for tier, spent_s in wanted.items() if spent_s <= most_s]
         first = not any(state.samples for state in self._tiers.values())
-        return [tier for tier in due for _ in range(_QUICK_AT_FIRST if first and tier in _QUICK else 1)]
+        return [tier for tier in due for _ in range(_QUICK_AT_FIRST if first and state_named(tier).quick else 1)]
 
     def samples_of(self, tier: str) -> int:
         return self._tiers[tier].samples

@@ -29,7 +29,8 @@ _GRACE_S = 15.0
 _IDLE_S = 2.0
 # How long a failed call waits for the news that its server has ended: a socket closes before its process does.
 _NEWS_S = 0.5
-_ERROR = re.compile(r"error|exception|critical|fatal|killed|panicked|out of memory", re.IGNORECASE)
+_ERROR = re.compile(r"\b(ERROR|CRITICAL|FATAL)\b|\b\w*(Error|Exception)\b|^error:|panicked|[Oo]ut of memory")
+_COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 T = TypeVar("T")
 
 
@@ -164,9 +165,9 @@ class Child:
         return f"{cure}. The end of {self._log}:\n{shown}"
 
     def last_lines(self, count: int = 15) -> list[str]:
-        """The log's last lines, without the blank ones."""
+        """The log's last lines, without the blank ones and without colours."""
         try:
-            text = self._log.read_bytes()[-64 * 1024 :].decode(errors="replace")
+            text = _COLOUR.sub("", self._log.read_bytes()[-64 * 1024 :].decode(errors="replace"))
         except OSError:
             return []
         return [line.rstrip()[:300] for line in text.splitlines() if line.strip()][-count:]

@@ -9,11 +9,10 @@ from typing import Any
 
 import msgspec
 
-from harness.experiment.measure import TIER_STATES
 from harness.report.axes import cell_labels
 from harness.results.summary import FREE_LOAD
+from traces.tiers import all_states, state_names
 
-TIERS = (*TIER_STATES, FREE_LOAD)
 UNKNOWN = "\N{EN DASH}"
 TIMES = "\N{MULTIPLICATION SIGN}"
 NOT_REPORTED = "not reported"
@@ -86,8 +85,8 @@ def too_few(n: int, share: float) -> bool:
 
 def tier_order(tiers: Iterable[str]) -> list[str]:
     """Tiers in their fixed order; names that nobody knows last."""
-    names = set(tiers)
-    return [tier for tier in TIERS if tier in names] + sorted(names - set(TIERS))
+    names, known = set(tiers), (*state_names(), FREE_LOAD)
+    return [tier for tier in known if tier in names] + sorted(names.difference(known))
 
 
 def evidence(summary: Mapping[str, Any]) -> Evidence:
@@ -179,7 +178,8 @@ def _baseline(cells: list[dict[str, Any]]) -> str:
         for tier, group in cell["tiers"].items():
             if figures := _ttft(group):
                 means[tier] = max(means.get(tier, 0.0), figures["mean"])
-    return "recompute" if "recompute" in means else max(sorted(means), key=means.__getitem__)
+    computed = next((state.name for state in all_states() if state.served_by is None and state.name in means), None)
+    return computed or max(sorted(means), key=means.__getitem__)
 
 
 def _pair(cell: Mapping[str, Any], tier: str, baseline: str, label: str) -> _Pair | None:

@@ -1,4 +1,4 @@
-"""The routes of `harness serve`: HTTP in, the pacer's tokens out. Anything bad in a request is a 400 of one line."""
+"""The routes of `harness serve`: HTTP in, the pacer's tokens out. A bad request gets a 400 with a one-line message."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ Handler = Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]
 
 
 class App:
-    """A handler for aiohttp's low-level server, which has no routing of its own to pay for."""
+    """A handler for aiohttp's low-level server, which avoids the cost of aiohttp's routing."""
 
     def __init__(self, pacer: Pacer, api_key: str | None = None) -> None:
         self._pacer, self._api_key = pacer, api_key
@@ -95,7 +95,7 @@ class App:
         try:
             ids = array("I", prompt)
         except (OverflowError, TypeError):
-            raise Refused("prompt holds a token id that is none", param="prompt") from None
+            raise Refused("prompt holds a value that is not a token id; send integers from 0", param="prompt") from None
         if ids and max(ids) >= self._model.vocab_size:
             limit = f"{self._model.name} has {self._model.vocab_size}"
             raise Refused(f"token id {max(ids)} is out of vocabulary: {limit}", param="prompt")
@@ -125,7 +125,7 @@ class App:
 
 
 def metrics(pacer: Pacer) -> str:
-    """Prometheus' text format, under vLLM's names."""
+    """The pacer's counters in Prometheus' text format, under vLLM's names."""
     pacer.catch_up()
     simulator = pacer.simulator
     totals, (running, waiting) = simulator.counters(), simulator.queues
@@ -161,7 +161,7 @@ async def _body(request: web.BaseRequest) -> bytes:
 
 
 def _check(stream: Stream) -> None:
-    """Refused: the simulator could not serve it."""
+    """Raises Refused if the simulator could not serve the request."""
     if stream.failure is not None:
         raise Refused(stream.failure, 503, "ServiceUnavailableError")
     if stream.completion is not None and stream.completion.error is not None:
@@ -169,7 +169,7 @@ def _check(stream: Stream) -> None:
 
 
 async def _stream(request: web.BaseRequest, stream: Stream, reply: Reply) -> web.StreamResponse:
-    """Server-sent events. The headers go out at once, as vLLM's do: only the tokens are left for their moments."""
+    """Sends server-sent events. The headers go out at once, as vLLM's do; each token goes out at its own time."""
     response = web.StreamResponse(headers=_SSE)
     try:
         await response.prepare(request)
@@ -185,7 +185,7 @@ async def _stream(request: web.BaseRequest, stream: Stream, reply: Reply) -> web
             await response.write(chunk)
             sent, chunk = tokens, b""
     except ConnectionResetError:
-        pass  # the client has gone; the simulator goes on to the end of its answer
+        pass  # the client disconnected; the simulator completes its request all the same
     except Refused as refused:
         await response.write(b"data: %b\n\ndata: [DONE]\n\n" % refused.body())
     return response

@@ -1,7 +1,7 @@
-"""The simulator on the wall clock: requests in as they come, tokens out at the model's moments.
+"""Runs the simulator on the wall clock: requests enter as they arrive, tokens leave at the simulated times.
 
-Its virtual second 0 is the moment at which the pacer was made. The simulator is advanced to now whenever something is
-due in it; it decides nothing beyond, so that a request that comes later finds it undecided.
+The simulator's second 0 is the moment at which the pacer was created. The pacer advances the simulator to the present
+whenever an event is due, and never further. So a later request can still change what happens next.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from collections.abc import Callable
 from simulator.simulate import Completion, Simulator
 from traces.request import Request
 
-# Timers of the event loop are whole milliseconds and late by up to one: the last stretch is waited for awake.
+# The event loop's timers have a resolution of 1 ms and fire up to 1 ms late, so the pacer polls the last 1.5 ms.
 SPIN_S = 0.0015
 FIRST_AT_ONCE, LATER_AT_ONCE = 2, 32
 
 
 class Stream:
-    """What has come of one request: tokens so far, and in the end its completion."""
+    """The answer to one request: the number of tokens so far, and finally its completion or its failure."""
 
     __slots__ = ("_waiter", "completion", "failure", "tokens")
 
@@ -31,7 +31,7 @@ class Stream:
         self._waiter: asyncio.Future[None] | None = None
 
     async def more(self, than: int) -> None:
-        """Until there are more than so many tokens, or nothing more will come."""
+        """Waits until the stream has more than this many tokens, or has ended."""
         while self.tokens <= than and self.completion is None and self.failure is None:
             self._waiter = asyncio.get_running_loop().create_future()
             await self._waiter
@@ -42,7 +42,7 @@ class Stream:
 
 
 class Pacer:
-    """Drives a simulator that records token times. It belongs to the event loop that it is made in."""
+    """Drives a simulator that records token times. It belongs to the event loop that is running at its creation."""
 
     def __init__(self, simulator: Simulator, clock: Callable[[], float] = time.monotonic) -> None:
         self.simulator, self._clock = simulator, clock
@@ -54,18 +54,18 @@ class Pacer:
         self._due_s: float | None = None
         self._first: deque[Stream] = deque()
         self._later: deque[tuple[str, int]] = deque()
-        self._untold = False  # tokens that are not a request's first may have come
+        self._may_have_later = False  # the simulator may hold tokens after a request's first
         self._waking = False
 
     def submit(self, request: Request) -> Stream:
-        """Sends a request now. ValueError: a number in it does not fit the simulator."""
+        """Sends a request now. Raises ValueError if one of its numbers does not fit the simulator."""
         self.simulator.submit(request, max(self._now_s(), self.simulator.now_s))
         stream = self._streams[request.id] = Stream()
         self._arm()
         return stream
 
     def reset(self, what: frozenset[str]) -> bool:
-        """Empties tiers. False: blocks are held by requests or transfers, try again."""
+        """Empties tiers. Returns False while requests or transfers hold blocks: try again."""
         self._advance()
         self._arm()
         if not self.simulator.idle:
@@ -74,14 +74,14 @@ class Pacer:
         return True
 
     def catch_up(self) -> None:
-        """Brings counters and queues to this moment."""
+        """Advances the counters and queues to the present."""
         self._advance()
         self._take_later()
         self._wake_later(len(self._later))
         self._arm()
 
     def close(self, why: str) -> None:
-        """Ends all streams."""
+        """Ends all streams with this failure."""
         if self._timer is not None:
             self._timer.cancel()
         for stream in self._streams.values():
@@ -93,7 +93,7 @@ class Pacer:
         return self._clock() - self.began_s
 
     def _arm(self) -> None:
-        """Comes back when the next thing is due, if that is not arranged already."""
+        """Sets a timer for the simulator's next event, unless an earlier timer is already set."""
         due_s = self.simulator.next_event_s
         if due_s is None or (self._due_s is not None and self._due_s <= due_s):
             return
@@ -119,19 +119,19 @@ class Pacer:
                 for completion in completions:
                     self._completed(completion)
         except RuntimeError as error:
-            self.close(f"the simulator cannot go on: {error}")
+            self.close(f"the simulator failed: {error}")
         for name, tokens in self.simulator.take_tokens(first=True):
             if (stream := self._streams.get(name)) is not None:
                 self._count(stream, tokens)
                 self._first.append(stream)
-        self._untold = True
+        self._may_have_later = True
         if not self._waking:
             self._wake()
 
     def _wake(self) -> None:
-        """Wakes some streams, and lets their writes and what has come in meanwhile go before the rest.
+        """Wakes some streams, then lets the event loop write their tokens and read new requests before the rest.
 
-        First tokens go first: they are what is looked at most, and a thousand writes take many milliseconds.
+        First tokens go first: TTFT is the figure of interest, and a thousand writes take many milliseconds.
         """
         if self._first:
             for _ in range(min(FIRST_AT_ONCE, len(self._first))):
@@ -139,14 +139,14 @@ class Pacer:
         else:
             self._take_later()
             self._wake_later(LATER_AT_ONCE)
-        self._waking = bool(self._first or self._later or self._untold)
+        self._waking = bool(self._first or self._later or self._may_have_later)
         if self._waking:
             self._loop.call_soon(self._wake)
 
     def _take_later(self) -> None:
-        if self._untold:
+        if self._may_have_later:
             self._later.extend(self.simulator.take_tokens(first=False))
-            self._untold = False
+            self._may_have_later = False
 
     def _wake_later(self, most: int) -> None:
         for _ in range(min(most, len(self._later))):
@@ -170,6 +170,6 @@ class Pacer:
             self._later.append((completion.id, 0))
         else:
             self._first.append(self._streams.pop(completion.id))
-        # What is in self._later of its tokens is among these.
+        # This count includes the request's tokens in self._later.
         self._count(stream, completion.output_tokens - stream.tokens)
         stream.completion = completion

@@ -1,11 +1,11 @@
-"""Prompts of a client as the simulator's segments: equal prefixes become equal segments, block by block.
+"""Turns a client's prompts into the simulator's segments: equal prefixes become equal segments, block by block.
 
-Token ids are taken as they are. Text is cut into pieces of up to six characters, each with the blank before it
-("hello world" is "hello", " world"), and a piece is a token. Cutting from the left, a longer text keeps the tokens of a
-shorter one up to its last, as real tokenizers do.
+Token ids stay as they are. Text is cut from the left into pieces of up to six characters, each with the blank before it
+("hello world" is "hello", " world"). Each piece is one token. If a text is longer than another one that it begins with,
+both have the same tokens up to the shorter one's last token, as with real tokenizers.
 
-A simulated reply is the word " tok17" again and again, 17 being the request's number. Where a later prompt quotes it,
-in the next turn of a chat, its tokens are those that were generated, so that the reply's blocks are hit as well.
+A simulated reply repeats the word " tok17", where 17 is the request's number. The next turn of a chat quotes the reply
+in its prompt. The quoted words become the generated tokens, so that the prompt hits the reply's blocks too.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def from_ids(ids: Sequence[int], block_tokens: int) -> tuple[Segment, ...]:
 
 
 def from_text(text: str, block_tokens: int) -> tuple[Segment, ...]:
-    """One segment a block, and one a quoted reply."""
+    """Returns one segment per block and one per quoted reply."""
     segments: list[Segment] = []
     position = 0
     for reply, run in groupby(_PIECES.findall(text), key=_quoted):
@@ -55,18 +55,18 @@ def from_text(text: str, block_tokens: int) -> tuple[Segment, ...]:
 
 
 def flatten(messages: Sequence[tuple[str, str]]) -> str:
-    """A chat as one text: '<|role|>', a blank and the message a line, and the beginning of the answer's line."""
+    """Joins a chat into one text: per message a line '<|role|> message', then the start of the answer's line."""
     lines = [f"<|{role}|> {content.strip()}\n" for role, content in messages]
     return "".join([*lines, "<|assistant|>"])
 
 
 def _quoted(piece: str) -> str | None:
-    """The name of the request whose reply holds this piece."""
+    """The name of the request whose reply holds this piece; None for any other piece."""
     return piece[1:] if _REPLY.fullmatch(piece) else None
 
 
 def _blocks(ids: array[int], position: int, block_tokens: int) -> Iterator[Segment]:
-    """Cuts ids that begin at `position` of the prompt where its blocks end."""
+    """Cuts ids at the prompt's block boundaries; the first id stands at `position` of the prompt."""
     begin, end = 0, block_tokens - position % block_tokens
     while begin < len(ids):
         block = ids[begin:end]

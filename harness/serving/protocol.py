@@ -1,4 +1,4 @@
-"""OpenAI's completions as bytes: what is asked, checked; what is answered, made. No I/O."""
+"""OpenAI's completions protocol as bytes: parses and checks requests, builds answers. No I/O."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from harness.serving.prompts import flatten, reply_word
 from simulator.simulate import Completion
 
 DEFAULT_TOKENS = {"completion": 16, "chat": 128}
-MAX_TOKENS = 1 << 24  # far beyond any model; a longer answer could not be held
+MAX_TOKENS = 1 << 24  # far beyond any model; a longer answer would not fit in memory
 Kind = Literal["completion", "chat"]
 
 
 class Refused(Exception):
-    """An answer that is an error, in OpenAI's shape."""
+    """An error that the server answers, in OpenAI's format."""
 
     def __init__(
         self, message: str, status: int = 400, kind: str = "BadRequestError", param: str | None = None
@@ -35,7 +35,7 @@ class StreamOptions(msgspec.Struct, frozen=True):
 
 
 class _Ask(msgspec.Struct, frozen=True, kw_only=True):
-    """What both kinds have. Sampling parameters are read over: nothing is sampled, and no reply ends early."""
+    """The fields of both kinds. The server ignores sampling parameters: it samples nothing and ends no reply early."""
 
     model: str | None = None
     max_tokens: int | None = None
@@ -51,7 +51,7 @@ class CompletionAsk(_Ask, frozen=True, kw_only=True):
     prompt: str | list[str | int | list[int]]
 
     def text_or_ids(self) -> str | list[int]:
-        """The one prompt. Refused: there are more, or none."""
+        """The one prompt. Raises Refused if the request has several prompts or none."""
         prompt: Any = self.prompt
         if isinstance(prompt, list) and (not prompt or not all(isinstance(part, int) for part in prompt)):
             if len(prompt) != 1:
@@ -84,7 +84,7 @@ class ChatAsk(_Ask, frozen=True, kw_only=True):
     max_completion_tokens: int | None = None
 
     def text_or_ids(self) -> str:
-        """The chat, flattened. Refused: it holds no message."""
+        """The chat as one text. Raises Refused if the chat has no message."""
         if not self.messages:
             raise Refused("messages is empty; send at least one", param="messages")
         return flatten([(message.role, message.text()) for message in self.messages])
@@ -98,25 +98,25 @@ _decoders: dict[Kind, msgspec.json.Decoder[Any]] = {
 
 
 def parse(kind: Kind, body: bytes) -> Ask:
-    """A request's body. Refused: it is not JSON, lacks something, or asks for what a simulator has not."""
+    """Parses a request's body. Raises Refused if it is not JSON, lacks a field, or asks for an unsupported feature."""
     try:
         ask: Ask = _decoders[kind].decode(body)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-        raise Refused(f"the body is no such request: {error or 'nested too deeply'}") from None
+        raise Refused(f"the body is not a {kind} request: {error or 'nested too deeply'}") from None
     for name in ("n", "best_of"):
         if getattr(ask, name) not in (None, 1):
-            raise Refused(f"{name} must be 1: one answer a request", param=name)
+            raise Refused(f"{name} must be 1: the server gives one answer per request", param=name)
     if ask.echo:
         raise Refused("echo is not supported; leave it out", param="echo")
     if ask.logprobs:
-        raise Refused("logprobs are not supported: nothing is sampled; leave them out", param="logprobs")
+        raise Refused("logprobs are not supported: the server samples nothing; leave them out", param="logprobs")
     if ask.stream_options is not None and not ask.stream:
-        raise Refused("stream_options are for stream=true; leave them out", param="stream_options")
+        raise Refused("stream_options need stream=true; set it, or leave them out", param="stream_options")
     return ask
 
 
 def output_tokens(ask: Ask) -> int:
-    """How many tokens the answer has: exactly as many as may be. Refused: none, or absurdly many."""
+    """The answer's number of tokens, always the maximum asked for. Raises Refused below 1 or above MAX_TOKENS."""
     limit, default = ask.max_tokens, DEFAULT_TOKENS["completion"]
     if isinstance(ask, ChatAsk):
         limit, default = (
@@ -132,8 +132,9 @@ def output_tokens(ask: Ask) -> int:
 class Reply:
     """The bytes of one answer, whose tokens are all the same word.
 
-    simulated, beside the final usage, is no part of OpenAI's protocol: what the model says of the request, in seconds
-    of this machine's monotonic clock (began_s is the simulator's 0) and tokens by where their KV came from.
+    `simulated`, next to the final usage, is not part of OpenAI's protocol. It holds the simulator's figures for the
+    request: times in seconds of this machine's monotonic clock, and tokens by the source of their KV. began_s is the
+    simulator's second 0 on that clock.
     """
 
     def __init__(self, ask: Ask, number: int, model: str, prompt_tokens: int, tokens: int, began_s: float) -> None:
@@ -151,7 +152,7 @@ class Reply:
         self._opening = self._event({"role": "assistant", "content": ""}, None) + self._close(0) if self._chat else b""
 
     def opening(self) -> bytes:
-        """What comes right before the first token's chunk."""
+        """The bytes right before the first token's chunk."""
         return self._opening
 
     def chunks(self, begin: int, end: int) -> bytes:
@@ -164,14 +165,14 @@ class Reply:
         return out + self._event({"content": self._word}, "length") + self._close(end) if last else out
 
     def ending(self, completion: Completion) -> bytes:
-        """What comes after the last token's chunk."""
+        """The bytes after the last token's chunk."""
         if not self._usage:
             return b"data: [DONE]\n\n"
         final = {"choices": [], "usage": self._final_usage(completion), "simulated": self._simulated(completion)}
         return b"%b,%b\n\ndata: [DONE]\n\n" % (self._chunk_head, msgspec.json.encode(final)[1:])
 
     def whole(self, completion: Completion) -> bytes:
-        """The answer in one piece."""
+        """The whole answer, for a request without streaming."""
         text = self._word * self.output_tokens
         said = {"message": {"role": "assistant", "content": text}} if self._chat else {"text": text}
         choice = {"index": 0, **said, "logprobs": None, "finish_reason": "length"}
@@ -184,7 +185,7 @@ class Reply:
         return b'%b,"choices":[%b]' % (self._chunk_head, msgspec.json.encode(choice))
 
     def _close(self, tokens: int) -> bytes:
-        """The end of an event: the running usage if that is asked for."""
+        """The end of an event, with the running usage if the client asked for it."""
         if not self._continuous:
             return b',"usage":null}\n\n' if self._usage else b"}\n\n"
         counts = (self.prompt_tokens, self.prompt_tokens + tokens, tokens)

@@ -1,9 +1,9 @@
-"""`harness serve`: an OpenAI-compatible server that answers when the calibrated simulator says.
+"""`harness serve`: an OpenAI-compatible server that answers at the calibrated simulator's times.
 
     serve(experiment, port=8000)
 
-It is one process on one core. Nothing of it is random: what a request costs depends on the experiment's model,
-hardware, cache sizes and on what came before.
+The server is one process on one core. It is deterministic: a request's cost depends on the experiment's model,
+hardware and cache sizes, and on the requests before it.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ GC_THRESHOLDS = (100_000, 20, 100)
 
 
 def serve(experiment: Experiment, host: str, port: int, api_key_env: str | None = None) -> int:
-    """Serves until SIGINT or SIGTERM; returns the exit code. Raises ServeError and others of one line."""
+    """Serves until SIGINT or SIGTERM and returns the exit code. Raises ServeError and other one-line errors."""
     model = load_model(experiment.model)
     check_cache(experiment, model)
     if (instances := experiment.deployment.instances) > 1:
@@ -54,9 +54,9 @@ def _key(variable: str | None) -> str | None:
 
 
 def _listener(host: str, port: int) -> socket.socket:
-    """Bound here, so that a port in use is told before anything runs."""
-    if not 0 <= port < 1 << 16:  # look-ups take it modulo that
-        raise ServeError(f"--port {port}: not a port; give one from 1 to 65535, or 0 for any free one")
+    """Binds the socket, so that the user learns of a port in use before anything runs."""
+    if not 0 <= port < 1 << 16:  # getaddrinfo takes a port modulo 65536
+        raise ServeError(f"--port {port}: not a port; give one from 1 to 65535, or 0 for any free port")
     try:
         family, kind, proto, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
     except (OSError, OverflowError, UnicodeError) as error:
@@ -85,7 +85,7 @@ async def _serve(simulator: Simulator, listener: socket.socket, api_key: str | N
     runner = web.ServerRunner(web.Server(App(pacer, api_key), access_log=None), shutdown_timeout=GOODBYE_S)
     await runner.setup()
     await web.SockSite(runner, listener, backlog=BACKLOG).start()
-    # What is there now stays, and a collection stops all streams: it comes seldom.
+    # The present objects stay alive, and a collection pauses all streams: exclude them and collect rarely.
     gc.freeze()
     gc.set_threshold(*GC_THRESHOLDS)
     host, port = listener.getsockname()[:2]

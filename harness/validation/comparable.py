@@ -13,6 +13,7 @@ from harness.records import Resolved
 from harness.results.provenance import is_simulated
 from harness.validation.points import Point, PointKey, Side, axes, left_out_reasons
 from simulator.calibration import Calibration
+from traces.tiers import state_named, tier_named
 
 _HOST = ("cpu", "cores", "kernel")
 _SIZES = ("gpu_blocks", "block_tokens", "chunk_tokens", "kv_bytes_per_token", "cpu_bytes")
@@ -83,12 +84,13 @@ def _same_place(here: dict[str, Any], there: dict[str, Any]) -> bool:
     """Whether a planned point is a fitted one, by what matters to its tier; what a fitted one does not say is alike."""
     if any(here[axis] != there[axis] for axis in ("tier", "prompt_tokens", "concurrency")):
         return False
-    if here["tier"] == "recompute":
+    state = state_named(here["tier"])
+    if state.served_by is None:
         return True
     if there["hit_tokens"] != _hit_tokens(here):
         return False
-    on_disk = ("chunk_tokens", "device_bytes_per_s", "file_system")
-    decisive = {"gpu": (), "cpu": ("chunk_tokens",)}.get(here["tier"], on_disk)
+    decisive: tuple[str, ...] = ("chunk_tokens",) if tier_named(state.served_by).offload else ()
+    decisive += ("device_bytes_per_s", "file_system") if state.from_device is not None else ()
     return all(there[axis] in (None, here[axis]) for axis in decisive)
 
 

@@ -12,12 +12,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from harness.experiment.workloads import PersonasWorkload, PrefixWorkload, SyntheticWorkload
+from harness.experiment.workloads import PersonasWorkload, PrefixWorkload, RoundsWorkload, SyntheticWorkload
 from harness.records import Counters, Sample
 from harness.results.folder import read_rows, read_samples
 from harness.results.manifest import CellEntry, Manifest, read_manifest
 from harness.results.summary import FREE_LOAD, counted
 from traces.request import RequestRecord
+from traces.tiers import from_storage
 
 _REPEAT = re.compile(r"#(\d+)$")
 PointKey = tuple[str, str]
@@ -119,7 +120,7 @@ def _repeat(side: Side, cells: dict[str, CellEntry], folder: int, cell: str, tie
 def axes(point: Point) -> dict[str, Any]:
     """Where a point lies: what a calibration's points and a report's residuals are told apart by."""
     cell, workload = point.cell, point.cell.workload
-    on_disk = point.tier.startswith("disk") or point.free
+    on_disk = from_storage(point.tier) or point.free
     one_length = workload if isinstance(workload, PrefixWorkload | SyntheticWorkload) else None
     return {
         "tier": point.tier,
@@ -127,7 +128,9 @@ def axes(point: Point) -> dict[str, Any]:
         "prompt_tokens": one_length.prompt_tokens if one_length else None,
         "hit_rate": one_length.hit_rate if one_length and not point.free else None,
         "chunk_tokens": cell.cache.chunk_tokens if cell.cache else None,
-        "concurrency": None if workload is None or isinstance(workload, PersonasWorkload) else workload.concurrency,
+        "concurrency": None
+        if workload is None or isinstance(workload, PersonasWorkload | RoundsWorkload)
+        else workload.concurrency,
         "device_bytes_per_s": cell.device_bytes_per_s if on_disk else None,
         "file_system": cell.disk_file_system if on_disk else None,
     }

@@ -9,7 +9,7 @@ spread, so that a row's interval is only the rounding of what is printed, or the
 from __future__ import annotations
 
 import csv
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -28,10 +28,13 @@ from harness.results.summary import counted
 from harness.stats import equivalence
 from harness.validation.document import Judged, content_of, write_document
 from harness.validation.equivalence import Figure, PointResult, worst
-from harness.validation.rounds import Rounds, hit_rates
 from simulator.calibration import Calibration, load_calibration
+from simulator.models import load_model
+from traces.request import RequestRecord
+from traces.tiers import all_states
 
-_STATES = {"recompute": "recompute", "gpu": "gpu", "cpu": "cpu", "disk": "disk_cold"}
+# A document names a tier; of storage, it means the device.
+_STATES = {state.served_by or state.name: state.name for state in all_states() if state.from_device is not False}
 _NEAR = 0.02  # 8K may be printed for 8,000 or 8,192 tokens
 NO_PRESET = "not predicted: configs/hardware has no preset of this machine"
 
@@ -50,6 +53,21 @@ class Range(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     x: str
     low: float
     high: float
+
+
+class Rounds(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A multi-turn study. cache: the GPU and CPU tiers; schemes: size of the last tier, by the table's names."""
+
+    setup: str
+    model: str
+    hardware: str
+    clients: int
+    rounds: int
+    round_tokens: int
+    parallel: int
+    seeds: tuple[int, ...]
+    cache: dict[str, Any]
+    schemes: dict[str, str]
 
 
 class Published(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -82,16 +100,20 @@ def validate_published(path: Path, folder: Path, margin: float, command: str, pr
     """
     published, table = _read(path)
     cells = {number: _cell(number, row, published) for number, row in enumerate(table) if _has_preset(row, published)}
-    made = RunRequest(
-        name=published.name,
-        cells=list(cells.values()),
-        engine="sim",
-        experiment=Origin(path=path.name),
-        command=command,
-        folder=folder / "sim",
-    )
-    sim = run(made, progress)
-    points = [*_time_points(table, cells, _means(sim), published, margin), *_round_points(table, published, margin)]
+
+    def measured(name: str, asked: list[Cell]) -> list[RequestRecord]:
+        origin = Origin(path=path.name)
+        made = RunRequest(
+            name=published.name, cells=asked, engine="sim", experiment=origin, command=command, folder=folder / name
+        )
+        return list(read_rows(run(made, progress)))
+
+    means = _means(measured("sim", list(cells.values())))
+    rates = hit_rates(measured("rounds", round_cells(published.rounds)), published.rounds)
+    points = [
+        *_time_points(table, cells, means, published, margin),
+        *_round_points(table, rates, published, margin),
+    ]
     content = content_of(
         points,
         margin,
@@ -159,9 +181,9 @@ def _place(row: dict[str, str], published: Published) -> tuple[float, float, str
     return fixed["prompt_tokens"], hit_rate, "recompute" if state == "gpu" and not hit_rate else state
 
 
-def _means(sim: Path) -> dict[str, float]:
+def _means(rows: Sequence[RequestRecord]) -> dict[str, float]:
     times: dict[str, list[float]] = {}
-    for row in read_rows(sim):
+    for row in rows:
         if row.phase == "measure" and counted(row) and row.ttft_s is not None:
             times.setdefault(row.cell, []).append(row.ttft_s)
     return {cell: sum(values) / len(values) for cell, values in times.items()}
@@ -236,10 +258,63 @@ def _point(cell: str, axes: dict[str, Any], figures: Sequence[Figure]) -> PointR
 # ---- hit rates by round
 
 
-def _round_points(table: Sequence[dict[str, str]], published: Published, margin: float) -> list[PointResult]:
+def round_cells(rounds: Rounds) -> list[Cell]:
+    """A cell for each scheme and seed. It ends before the first round whose prompts are longer than the model takes."""
+    longest = (load_model(rounds.model).max_position - 1) // rounds.round_tokens
+    workload = {
+        "kind": "rounds",
+        "clients": rounds.clients,
+        "rounds": min(rounds.rounds, longest),
+        "first_tokens": rounds.round_tokens,
+        "parallel": rounds.parallel,
+        "answers": "none",  # whole chunks, as in the document's arithmetic of hit rates
+    }
+    # SGLang's chunked prefill takes 8192 tokens a step.
+    sim = {"hardware": rounds.hardware, "tier_policy": "lru", "max_batched_tokens": 8192}
+    found = []
+    for scheme, size in rounds.schemes.items():
+        config = {
+            "name": "rounds",
+            "model": rounds.model,
+            "workload": workload,
+            "cache": rounds.cache | {"disk": {"capacity": size, "odirect": True}},
+            "engines": {"sim": sim},
+        }
+        for seed in rounds.seeds:
+            experiment = Experiment.model_validate(config | {"seed": seed})
+            found.append(Cell(_round_cell(scheme, seed), {}, experiment))
+    return found
+
+
+def _round_cell(scheme: str, seed: int) -> str:
+    return f"rounds {scheme} seed {seed}"
+
+
+def hit_rates(rows: Iterable[RequestRecord], rounds: Rounds) -> dict[str, list[list[float]]]:
+    """By scheme and seed: the share of each round's prompt tokens that came from any tier."""
+    names = {_round_cell(scheme, seed) for scheme in rounds.schemes for seed in rounds.seeds}
+    tokens: dict[str, dict[int, tuple[int, int]]] = {name: {} for name in names}
+    for row in rows:
+        if row.cell not in names:
+            continue
+        if row.error is not None or row.cached_tokens is None:
+            raise NotComparable(f"{row.cell}: request {row.id} of {row.prompt_tokens} tokens: {row.error}")
+        cached, asked = tokens[row.cell].get(row.turn, (0, 0))
+        tokens[row.cell][row.turn] = (cached + row.cached_tokens, asked + row.prompt_tokens)
+
+    def by_round(scheme: str, seed: int) -> list[float]:
+        return [
+            1 - (asked - cached) / asked for _, (cached, asked) in sorted(tokens[_round_cell(scheme, seed)].items())
+        ]
+
+    return {scheme: [by_round(scheme, seed) for seed in rounds.seeds] for scheme in rounds.schemes}
+
+
+def _round_points(
+    table: Sequence[dict[str, str]], known: dict[str, list[list[float]]], published: Published, margin: float
+) -> list[PointResult]:
     """The document counts rounds from 0: nine are plotted, for the tenth is longer than the model takes."""
     rounds = published.rounds
-    known = {scheme: hit_rates(rounds, scheme) for scheme in rounds.schemes}
     found = []
     for number, row in enumerate(table):
         if row["setup"] != rounds.setup or row["metric"] != "hit_rate":
@@ -267,7 +342,7 @@ def _origin(published: Published) -> dict[str, Any]:
 
 
 def _simulator() -> dict[str, Any]:
-    facts = {"runs": ["sim"], "created_at": provenance.now(), "gpu_blocks": None, "block_tokens": None}
+    facts = {"runs": ["sim", "rounds"], "created_at": provenance.now(), "gpu_blocks": None, "block_tokens": None}
     return {"engine": "sim", "host": {}, "git": provenance.git(), "versions": {}, **facts}
 
 

@@ -118,7 +118,7 @@ def _together(
     starts, width = np.concatenate([[0], ends[:-1]]), len(ends)
     number, index = order // width, order % width
     lengths = (ends - starts)[index]
-    new_ends = np.cumsum(lengths)
+    new_ends: np.ndarray[tuple[int], np.dtype[np.int64]] = np.cumsum(lengths)
     # Where each segment lies in the one repetition that there is.
     at = np.arange(new_ends[-1]) + np.repeat(starts[index] - (new_ends - lengths), lengths)
     namespaces = (np.asarray(numbers)[number]) * NAMESPACE
@@ -127,7 +127,7 @@ def _together(
         ids=[names[n] + one.ids[i] for n, i in zip(number.tolist(), index.tolist(), strict=True)],
         hash_ids=np.asarray(one.hash_ids)[at] + np.repeat(namespaces, lengths),
         segment_tokens=np.asarray(one.segment_tokens)[at],
-        segment_ends=new_ends,
+        segment_ends=new_ends.data,
         output_tokens=np.asarray(one.output_tokens)[index],
         reply_ids=np.asarray(one.reply_ids)[index] ^ namespaces,
         at_s=np.asarray(one.at_s)[index] + start_s,

@@ -47,6 +47,7 @@ RENAMED_FIGURES = tuple(
         ("l2_hit_tokens|disk_hit_tokens|hit_tokens/disk", "hit_tokens/disk"),
         ("gpu_hit_tokens|hit_tokens/gpu", "hit_tokens/gpu"),
         ("l2_loaded_chunks|disk_loaded_chunks|loaded_chunks/disk", "loaded_chunks/disk"),
+        ("storage_read_bytes|disk_device_read_bytes|device_read_bytes/disk", "device_read_bytes/disk"),
     )
 )
 # What names an element of a list, in place of its position.

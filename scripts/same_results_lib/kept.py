@@ -56,7 +56,7 @@ def make_validation(kept: Path, config: Mapping[str, Any], target: Path) -> list
                 "name": name,
                 "seed": manifest["seed"],
             }
-            whole = config | settings | {"measure": config["measure"] | asked}
+            whole = {**config, **settings} | {"measure": config["measure"] | asked}
             cells.append(
                 {key: cell[key] for key in ("key", "overrides", "status", "trace", "resolved")} | {"config": whole}
             )

@@ -41,7 +41,7 @@ WINGS = (
     "harness.collectors",
     "harness.results",
     "harness.experiment",
-    "harness.engines (kinds)",
+    "harness.engines and harness.caches (kinds)",
     "harness.experiment.fields",
     "harness.experiment.units",
     "harness.records",
@@ -52,7 +52,10 @@ WINGS = (
     "traces",
 )
 # What the experiment's models have to know of engines: the table of kinds, each kind, and its settings.
-KINDS = re.compile(r"harness\.engines(\.[A-Z]\w*|\.kind(\.\w+)?|\.\w+\.(kind|settings)(\.\w+)?)?")
+KINDS = re.compile(
+    r"harness\.engines(\.[A-Z]\w*|\.kind(\.\w+)?|\.\w+\.(kind|settings)(\.\w+)?)?"
+    r"|harness\.caches(\.[A-Z]\w*|\.caches_of|\.kind(\.\w+)?)?"
+)
 # Downwards, and still not allowed: a report is made from a run's folder, whatever engine wrote it.
 FORBIDDEN = {
     "harness.report.run": ("harness.engines", "harness.collectors", "harness.blockio"),
@@ -68,7 +71,7 @@ def within(module: str, package: str) -> bool:
 def wing(module: str) -> str | None:
     """The wing that holds the module; 'harness' itself holds only harness/__init__.py."""
     if KINDS.fullmatch(module):
-        return "harness.engines (kinds)"
+        return "harness.engines and harness.caches (kinds)"
     names = [name for name in WINGS if within(module, name) and (name != "harness" or module == name)]
     return max(names, key=len, default=None)
 

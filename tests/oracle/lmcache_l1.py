@@ -215,6 +215,7 @@ class LMCache:
         request = self.prefetcher._in_flight_requests.get(self.requests[numbers[0]])
         if request is None or not request.inflight_load_tasks:
             return "nothing is being loaded"
+        assert self.disk is not None
         self.disk.end_load(request.inflight_load_tasks[0])
         self.turn()
         return None
@@ -257,7 +258,9 @@ class LMCache:
     writes = storing
 
     def written(self, numbers: list[int]) -> Any:
-        self.disk.end_store(self.disk_tasks.pop(numbers[0]))
+        task = self.disk_tasks.pop(numbers[0])
+        assert self.disk is not None and task is not None
+        self.disk.end_store(task)
         self.turn()
 
     def tick(self, numbers: list[int]) -> Any:

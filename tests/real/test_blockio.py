@@ -1,6 +1,7 @@
 """Tracing for real: a process that writes files once and reads them three times, on each file system, as root."""
 
 import asyncio
+import functools
 import json
 import mmap
 import os
@@ -164,7 +165,7 @@ def test_the_scripts_follow_a_process_tree_by_themselves(device: Device, tmp_pat
         running.append(subprocess.Popen(["bpftrace", *output, script_path, *arguments]))
     try:
         for name in ("block", "files"):
-            _wait_for(lambda name=name: "ready" in _text(tmp_path / f"{name}.jsonl"))
+            _wait_for(functools.partial(_is_ready, tmp_path / f"{name}.jsonl"))
         before = sum(statistics(device))
         read_foreign = ["dd", f"if={foreign}", "iflag=direct", "bs=1M", "of=/dev/null", "status=none"]
         subprocess.run(read_foreign, check=True)
@@ -195,6 +196,10 @@ def test_a_script_without_a_process_tells_its_usage(name: str) -> None:
 
 def _text(path: Path) -> str:
     return path.read_text() if path.exists() else ""
+
+
+def _is_ready(path: Path) -> bool:
+    return "ready" in _text(path)
 
 
 def _wait_for(done: Callable[[], bool]) -> None:

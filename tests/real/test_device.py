@@ -219,7 +219,7 @@ def test_a_device_that_fails_half_way_leaves_nothing(
 
 def test_only_own_devices_are_touched(name: str) -> None:
     for foreign in ("loop0", "../mnt", "/dev/vda", "nothing-here"):
-        with pytest.raises(DeviceError, match="no device that harness made"):
+        with pytest.raises(DeviceError, match="harness made no such device"):
             destroy(foreign)
     create(name, spec(bandwidth="100MiB/s"))
     with pytest.raises(DeviceError, match=f"harness device destroy {name}"):
@@ -233,7 +233,7 @@ def test_only_own_devices_are_touched(name: str) -> None:
     [
         ({"file_system": "f2fs"}, "this kernel and harness have"),
         ({"size": "64TiB"}, "make it smaller"),
-        ({"backing": "/no/such/folder"}, "is no folder; make it"),
+        ({"backing": "/no/such/folder"}, "is not a folder; make it"),
     ],
 )
 def test_what_cannot_be_made_is_refused_on_one_line(name: str, change: dict[str, str], words: str) -> None:

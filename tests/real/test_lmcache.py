@@ -5,8 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from harness.caches.lmcache import LMCacheServer, LMCacheSpec
-from harness.experiment.cache import Eviction
+from harness.caches.base import CachePlan, CacheResolved
+from harness.caches.lmcache import make
+from harness.experiment.cache import Cache, Eviction
 from harness.records import EvictionRules
 from simulator.policies import LMCACHE, lmcache_eviction
 from tests.real.test_vllm import PYTHON
@@ -17,14 +18,12 @@ pytestmark = [
 ]
 
 
-def resolved(folder: Path, eviction: Eviction) -> tuple[int, int, EvictionRules]:
-    spec = LMCacheSpec(
-        python=PYTHON, chunk_tokens=64, cpu_bytes=2**30, disk_path=None, adapter="fs", odirect=False,
-        log=folder / "lmcache.log", cores=None, shared_memory=False, eviction=eviction, args=(), start_timeout_s=120.0,
-    )  # fmt: skip
+def resolved(folder: Path, eviction: Eviction) -> CacheResolved:
+    cache = Cache(gpu=2**30, cpu=2**30, chunk_tokens=64, eviction=eviction)
+    plan = CachePlan(engine="vllm", python=PYTHON, cache=cache, folder=folder, start_timeout_s=120.0)
 
-    async def ask() -> tuple[int, int, EvictionRules]:
-        server = LMCacheServer(spec)
+    async def ask() -> CacheResolved:
+        server = make(plan)
         server.start()
         try:
             await server.ready()
@@ -37,6 +36,8 @@ def resolved(folder: Path, eviction: Eviction) -> tuple[int, int, EvictionRules]
 
 def test_the_server_evicts_as_it_was_told(tmp_path: Path) -> None:
     told = Eviction(policy="arc", watermark=0.5, ratio=0.3)
-    assert resolved(tmp_path, told) == (2**30, 64, EvictionRules(**told.model_dump()))
+    found = resolved(tmp_path, told)
+    rules = EvictionRules(**told.model_dump())
+    assert (found.cpu_bytes, found.chunk_tokens, found.eviction) == (2**30, 64, rules)
     # What the experiment leaves out is what the simulator's pack has.
     assert Eviction().model_dump() == lmcache_eviction(LMCACHE)

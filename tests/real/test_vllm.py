@@ -11,9 +11,12 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import psutil
 import pytest
 import yaml
 
+from harness.caches.files import FilesBackend
+from harness.caches.lmcache import LMCacheServer
 from harness.engines.vllm.engine import VllmEngine
 from harness.experiment.read import load_experiment
 from harness.measure.run import RunRequest, run
@@ -152,6 +155,38 @@ def test_nothing_is_left_when_the_harness_ends_in_the_middle(tmp_path: Path, how
     assert {row.attempt for row in rows} == {0, 1} and {row.verdict for row in rows} == {"proven"}
 
 
+@pytest.mark.parametrize(
+    ("killed", "told"), [("warden", "vLLM ended"), ("vLLM", "vLLM ended"), ("LMCache", "LMCache server ended")]
+)
+def test_a_killed_process_ends_the_run_in_one_line_and_leaves_nothing(tmp_path: Path, killed: str, told: str) -> None:
+    path = tmp_path / "experiment.yaml"
+    path.write_text(yaml.safe_dump({**EXPERIMENT, "measure": {**EXPERIMENT["measure"], "samples": 50}}))
+    process = harness("run", str(path), "--engine", "vllm", "--out", str(tmp_path / "out"))
+    deadline = time.monotonic() + 240
+    while process.poll() is None and time.monotonic() < deadline and not (tmp_path / "out" / "rows.jsonl").exists():
+        time.sleep(0.05)
+    below = [
+        child
+        for child in psutil.Process(process.pid).children(recursive=True)
+        if "warden.py" not in " ".join(child.cmdline())
+    ]
+    module = "lmcache.cli.main" if killed == "LMCache" else "vllm.entrypoints.openai.api_server"
+    [server] = [child for child in below if module in child.cmdline()]
+    os.kill(server.ppid() if killed == "warden" else server.pid, signal.SIGKILL)
+    gone, left = psutil.wait_procs(below, timeout=20)
+    assert gone and not left
+    _, errors = process.communicate(timeout=60)
+    last = errors.splitlines()[-1]
+    assert process.returncode == 1 and "Traceback" not in errors
+    assert (
+        last.startswith(f"harness: {told} during the run (")
+        and f"{tmp_path / 'out' / 'logs'}" in last
+        and ".log " in last
+    )
+    assert read_manifest(tmp_path / "out").status == "failed" and list(read_rows(tmp_path / "out"))
+    assert not left_behind(tmp_path)
+
+
 def test_servers_that_run_already_are_measured_and_left_running(tmp_path: Path) -> None:
     experiment = load_experiment(_written(tmp_path, EXPERIMENT["engines"])).experiment
     (tmp_path / "ours" / "logs").mkdir(parents=True)
@@ -162,9 +197,9 @@ def test_servers_that_run_already_are_measured_and_left_running(tmp_path: Path) 
             await engine.start()
             server = (await engine.ready()).url
             cache = engine.cache_server
-            assert cache is not None and cache.disk_path is not None and cache.pid is not None
-            attach = {"url": server, "lmcache_url": cache.url, "lmcache_pid": cache.pid}
-            attach["disk_path"] = str(cache.disk_path)
+            assert isinstance(cache, LMCacheServer) and isinstance(cache.backend, FilesBackend)
+            attach = {"url": server, "lmcache_url": cache.url, "lmcache_pid": cache.pids[0]}
+            attach["disk_path"] = str(cache.backend.folder)
             path = _written(tmp_path, {"vllm": {"attach": attach}})
             done = await asyncio.to_thread(
                 lambda: harness("run", str(path), "--engine", "vllm", "--out", str(tmp_path / "out")).wait(timeout=200)

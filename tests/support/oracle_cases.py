@@ -41,7 +41,7 @@ def calibration(constants: dict[str, float]) -> Calibration:
 
 def chats(chance: random.Random, count: int, pauses: list[float], longest: int) -> list[tuple[float, Request]]:
     """Requests that share prefixes; a third goes on from an earlier one's reply."""
-    at, sent = 0.0, []
+    at, sent = 0.0, list[tuple[float, Request]]()
     for index in range(count):
         at += chance.choice(pauses)
         prompt = [Segment(chance.randrange(6), chance.randrange(1, longest))]

@@ -47,7 +47,7 @@ def row(
 def sample(tier: str, index: int, verdict: Verdict | None = "proven", **fields: Any) -> Sample:
     defaults: dict[str, Any] = {"observed": Counters(computed_tokens=1), "expected": Counters(computed_tokens=1)}
     defaults |= {"cell": "base", "host": HostSample(steal_share=0.01, foreign_cpu_share=0.02)}
-    times = {"started_s": float(index), "ended_s": index + 1.0}
+    times: dict[str, Any] = {"started_s": float(index), "ended_s": index + 1.0}
     return Sample(tier=tier, index=index, verdict=verdict, **times, **(defaults | fields))
 
 

@@ -2,6 +2,7 @@
 
 import copy
 import subprocess
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -67,7 +68,7 @@ def differences(after: dict[str, Any], wall_clock: bool = False) -> list[str]:
 
 def test_a_run_is_equal_to_itself_and_not_to_a_changed_one() -> None:
     assert differences(a_run()) == []
-    changes = {
+    changes: dict[str, Callable[[dict[str, Any]], object]] = {
         "first_token_s 2.25 -> 2.2500000000000004": lambda run: run["rows"][1].update(first_token_s=2.2500000000000004),
         "token_s [1] 3.5 -> 3.0": lambda run: run["rows"][1].update(token_s=[2.25, 3.0]),
         "cpu tokens 64 -> 63": lambda run: run["rows"][1]["tokens_by_tier"].update(cpu=63),

@@ -12,44 +12,41 @@ from harness.engines.base import Emit
 from harness.engines.fake.settings import FakeSettings
 from harness.errors import EngineError
 from harness.experiment.model import Experiment
-from harness.records import Capabilities, Counters, Resolved
+from harness.records import Capabilities, Counters, Resolved, evidence_in, singly
 from simulator.models import ModelSpec
 from traces.load import Blocked, Done, Load, WaitUntil
 from traces.request import Request, RequestRecord, Segment
+from traces.tiers import PAGE_CACHE, tier_named, tier_names
 
-_S_PER_TOKEN = {"computed": 1e-3, "gpu": 1e-6, "cpu": 1e-5, "disk": 5e-5, "disk_cold": 1e-4}
+# Seconds a token: computed; served by the engine's own tier, by RAM, by storage and, where that asks the device, more.
+_COMPUTED_S = 1e-3
+_SERVED_S = {"engine": 1e-6, "memory": 1e-5, "storage": 5e-5}
+_DEVICE_S = 1e-4
 
 
 class FakeEngine:
-    """One request at a time, one prefix segment a request; a clock that moves by what it serves."""
+    """One request at a time, one prefix segment a request; a clock that moves by what it serves.
+
+    It has every tier that there is, and each evicts the prefix that was used longest ago.
+    """
 
     name = "fake"
-    capabilities = Capabilities(
-        resets=frozenset({"gpu", "cpu", "disk", "page_cache"}),
-        proves=frozenset({"recompute", "gpu", "cpu", "disk", "disk_cold"}),
-        virtual_time=True,
-    )
 
     def __init__(self, experiment: Experiment, model: ModelSpec) -> None:
         self._experiment, self._settings = experiment, experiment.engines.of(FakeSettings)
         self._per_token = model.kv_bytes_per_token
         self._now_s = 0.0
         self._served = 0
-        self._tiers: dict[str, set[Segment]] = {tier: set() for tier in ("gpu", "cpu", "disk", "page_cache")}
-        self._totals = dict.fromkeys(
-            (
-                "computed_tokens",
-                "gpu_hit_tokens",
-                "external_tokens",
-                "cpu_hit_tokens",
-                "disk_hit_tokens",
-                "disk_loaded_chunks",
-                "disk_device_read_bytes",
-                "stores_begun",
-                "stores_ended",
-            ),
-            0,
+        self._tiers: dict[str, dict[Segment, None]] = {name: {} for name in (*tier_names(), PAGE_CACHE)}
+        together = self._settings.resets
+        self.capabilities = Capabilities(
+            tiers=frozenset(tier_names()),
+            resets=singly(self._tiers) if together is None else frozenset(map(frozenset, together)),
+            evidence=evidence_in(tier_names()),
+            virtual_time=True,
         )
+        counted = frozenset().union(*self.capabilities.evidence.values()) | {"stores_begun", "stores_ended"}
+        self._totals = dict.fromkeys(sorted(counted), 0)
         self.running = False
 
     async def start(self) -> None:
@@ -60,9 +57,9 @@ class FakeEngine:
     async def ready(self) -> Resolved:
         cache = self._experiment.cache
         return Resolved(
-            gpu_bytes=cache.gpu,
-            cpu_bytes=cache.cpu,
-            disk_bytes=cache.disk.capacity if cache.disk else None,
+            gpu_bytes=cache.bytes_of("gpu"),
+            cpu_bytes=cache.bytes_of("cpu"),
+            disk_bytes=cache.bytes_of("disk"),
             chunk_tokens=cache.chunk_tokens,
             block_tokens=cache.block_tokens,
             kv_bytes_per_token=self._per_token,
@@ -73,6 +70,11 @@ class FakeEngine:
         return self._now_s
 
     async def reset(self, what: frozenset[str]) -> None:
+        for names in self.capabilities.resets:
+            if names & what and not names <= what:
+                raise EngineError(f"the fake empties {' and '.join(sorted(names))} together; ask for all of them")
+        if odd := what.difference(*self.capabilities.resets):
+            raise EngineError(f"the fake cannot empty {', '.join(sorted(odd))}")
         for tier in what:
             self._tiers[tier].clear()
 
@@ -96,36 +98,44 @@ class FakeEngine:
         every = self._settings.fail_every
         if every and self._served % every == 0:
             return RequestRecord(**identity, **fields, error="the fake fails every so often")  # type: ignore[arg-type]
-        hit, tier = self._look_up(request)
-        self._count(request, hit, tier)
-        self._now_s += (request.prompt_tokens - hit) * _S_PER_TOKEN["computed"] + hit * _S_PER_TOKEN[tier]
+        hit, tier, from_device = self._look_up(request)
+        self._count(request, hit, tier, from_device)
+        each_s = _DEVICE_S if from_device else _SERVED_S[tier_named(tier).kind]
+        self._now_s += (request.prompt_tokens - hit) * _COMPUTED_S + hit * each_s
         seen = {name: self._now_s for name in ("first_chunk_s", "first_token_s", "last_token_s")}
         return RequestRecord(**identity, **fields, **seen, output_tokens=request.output_tokens, cached_tokens=hit)  # type: ignore[arg-type]
 
-    def _look_up(self, request: Request) -> tuple[int, str]:
-        """Tokens of the first segment that are cached, and where they were found."""
-        prefix = request.prompt[0]
+    def _look_up(self, request: Request) -> tuple[int, str, bool]:
+        """Tokens of the first segment that are cached, the tier that has them, and whether its device was read."""
+        prefix, own = request.prompt[0], tier_names()[0]
         degraded = self._settings.degrade_after is not None and self._served > self._settings.degrade_after
-        found = next((t for t in ("gpu", "cpu", "disk") if prefix in self._tiers[t]), None)
-        cold = prefix not in self._tiers["page_cache"]
-        for tier in ("gpu", "cpu", "disk", "page_cache"):
-            self._tiers[tier].add(prefix)
-        if found == "disk":
-            self._tiers["cpu"].discard(prefix)
-        if found is None or (found != "gpu" and degraded):
-            return 0, "gpu"
-        return prefix.tokens, "disk_cold" if found == "disk" and cold else found
+        found = next((tier for tier in tier_names() if prefix in self._tiers[tier]), None)
+        stored = found is not None and tier_named(found).kind == "storage"
+        cold = prefix not in self._tiers[PAGE_CACHE]
+        for tier in self._tiers:
+            # What only storage has comes up into the engine's own tier, and RAM gives its buffer back.
+            if not (stored and tier in tier_names() and tier_named(tier).kind == "memory"):
+                self._keep(tier, prefix)
+        if found is None or (found != own and degraded):
+            return 0, own, False
+        return prefix.tokens, found, stored and cold
 
-    def _count(self, request: Request, hit: int, tier: str) -> None:
+    def _keep(self, tier: str, prefix: Segment) -> None:
+        kept = self._tiers[tier]
+        kept.pop(prefix, None)
+        kept[prefix] = None
+        size = self._experiment.cache.bytes_of(tier)
+        while size is not None and sum(each.tokens for each in kept) * self._per_token > size:
+            kept.pop(next(iter(kept)))
+
+    def _count(self, request: Request, hit: int, tier: str, from_device: bool) -> None:
         totals = self._totals
         totals["computed_tokens"] += request.prompt_tokens - hit
-        totals["gpu_hit_tokens"] += hit if tier == "gpu" else 0
-        totals["external_tokens"] += 0 if tier == "gpu" else hit
-        totals["cpu_hit_tokens"] += hit if tier == "cpu" else 0
-        from_disk = hit if tier.startswith("disk") else 0
-        totals["disk_hit_tokens"] += from_disk
-        totals["disk_loaded_chunks"] += from_disk // self._experiment.cache.chunk_tokens
-        totals["disk_device_read_bytes"] += from_disk * self._per_token if tier == "disk_cold" else 0
+        totals[f"{tier}_hit_tokens"] += hit
+        totals["external_tokens"] += hit if tier_named(tier).offload else 0
+        if tier_named(tier).kind == "storage":
+            totals[f"{tier}_loaded_chunks"] += hit // self._experiment.cache.chunk_tokens
+            totals[f"{tier}_device_read_bytes"] += hit * self._per_token if from_device else 0
 
     async def metrics(self) -> Counters:
         return Counters.of(self._totals)

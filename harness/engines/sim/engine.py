@@ -7,20 +7,23 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import get_args
 
 import msgspec
 
 from harness.engines.base import Emit
 from harness.errors import EngineError
-from harness.records import Capabilities, ClusterShape, Counters, EvictionRules, Resolved
+from harness.records import Capabilities, ClusterShape, Counters, EvictionRules, Resolved, evidence_in, singly
 from simulator.cluster import Cluster, Routing, SharedTier
 from simulator.policies import lmcache_eviction
 from simulator.simulate import Completion, Simulator
 from traces.load import Blocked, Done, Load, Send, WaitUntil
 from traces.request import RequestRecord, TokensByTier
+from traces.tiers import COMPUTED, PAGE_CACHE
 
+# What a simulator can hold KV in.
+SIMULATED_TIERS = ("gpu", "cpu", "disk")
 # So many turns of the loop before others (a progress bar) get one.
 TURNS_BEFORE_YIELD = 64
 
@@ -29,17 +32,24 @@ class SimEngine:
     """An engine around a fresh simulator a start. Record times are the simulator's seconds since that start.
 
     cluster: `make` makes clusters. A prefix is then on one instance and the next request perhaps on another, so that
-    no tier's state can be proven for it.
+    no tier's state can be proven for it. tiers: those that its simulators have.
     """
 
     name = "sim"
 
-    def __init__(self, make: Callable[[], Simulator | Cluster], *, cluster: bool = False) -> None:
+    def __init__(
+        self,
+        make: Callable[[], Simulator | Cluster],
+        *,
+        cluster: bool = False,
+        tiers: Collection[str] = SIMULATED_TIERS,
+    ) -> None:
         self._make = make
         self._running: Simulator | Cluster | None = None
         self.capabilities = Capabilities(
-            resets=frozenset({"gpu", "cpu", "disk", "page_cache"}),
-            proves=frozenset() if cluster else frozenset({"recompute", "gpu", "cpu", "disk", "disk_cold"}),
+            tiers=frozenset(tiers),
+            resets=singly((*SIMULATED_TIERS, PAGE_CACHE)),
+            evidence={} if cluster else evidence_in(tiers),
             deterministic=True,
             virtual_time=True,
             routings=frozenset(get_args(Routing)),
@@ -170,7 +180,7 @@ def record_of(
     completion: Completion, send: Send, sent_s: float, start_s: float, instance: int | None = None
 ) -> RequestRecord:
     failed = completion.error is not None
-    by_tier: TokensByTier = {source: getattr(completion, source) for source in ("computed", "gpu", "cpu", "disk")}
+    by_tier: TokensByTier = {source: getattr(completion, source) for source in (COMPUTED, *SIMULATED_TIERS)}
     return RequestRecord(
         id=completion.id,
         scheduled_s=start_s + send.scheduled_s,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from harness.caches.adapters import ADAPTERS
+from harness.caches.files import ADAPTERS
 from harness.engines.base import Engine
 from harness.engines.sim.engine import SimEngine
 from harness.engines.sim.settings import SimSettings
@@ -84,8 +84,8 @@ def make(experiment: Experiment, model: ModelSpec, folder: Path) -> Engine:
         return _storage(experiment, model, folder)
     fresh = simulator_maker(experiment, model, token_times=experiment.engines.of(SimSettings).token_times)
     if experiment.deployment.instances == 1:
-        return SimEngine(fresh)
-    return SimEngine(_cluster_maker(experiment, fresh), cluster=True)
+        return SimEngine(fresh, tiers=experiment.cache.tiers)
+    return SimEngine(_cluster_maker(experiment, fresh), cluster=True, tiers=experiment.cache.tiers)
 
 
 def _cluster_maker(experiment: Experiment, like: Callable[[], Simulator]) -> Callable[[], Cluster]:
@@ -127,4 +127,5 @@ def _storage(experiment: Experiment, model: ModelSpec, folder: Path) -> Engine:
     if not cache.gpu:
         return StorageOnlyEngine(experiment, model, device)
     token_times = experiment.engines.of(SimSettings).token_times
-    return StorageEngine(simulator_maker(experiment, model, token_times=token_times, real_disk=True), device)
+    fresh = simulator_maker(experiment, model, token_times=token_times, real_disk=True)
+    return StorageEngine(fresh, device, cache.tiers)

@@ -12,7 +12,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 
 import msgspec
 
@@ -29,6 +29,7 @@ from simulator.gpu_memory import GpuStore
 from simulator.simulate import Completion, Simulator
 from simulator.storage import CoreStore, Store, StoreSettings
 from traces.load import Done, Load, Send, WaitUntil
+from traces.tiers import state_named
 
 # The longest wait at a stretch: others (signals, the progress bar) get a turn.
 _SLICE_S = 0.02
@@ -105,16 +106,15 @@ class StorageEngine:
 
     name = "sim"
 
-    def __init__(self, make: Callable[[], Simulator], device: StorageDevice) -> None:
+    def __init__(self, make: Callable[[], Simulator], device: StorageDevice, tiers: Collection[str]) -> None:
         self._device = device
         self._make = make
-        self._model = SimEngine(self._made)
-        proves = {"recompute", "gpu", "cpu"}
-        proves |= {"disk_cold"} if device.settings.direct or device.has_files else set()
-        proves |= {"disk"} if device.has_files and not device.settings.direct else set()
-        self.capabilities = Capabilities(
-            resets=frozenset({"gpu", "cpu", "disk", "page_cache"}), proves=frozenset(proves)
-        )
+        self._model = SimEngine(self._made, tiers=tiers)
+        model, direct = self._model.capabilities, device.settings.direct
+        # The page cache answers where there are files that are not opened past it; a store that counts reads, never.
+        told = {None, True} if direct else {None, True, False} if device.has_files else {None}
+        evidence = {name: needed for name, needed in model.evidence.items() if state_named(name).from_device in told}
+        self.capabilities = Capabilities(tiers=model.tiers, resets=model.resets, evidence=evidence)
         self._names: dict[int, str] = {}
         # Transfers that requests wait for, and requests whose transfer failed.
         self._reading: dict[int, str] = {}

@@ -19,10 +19,11 @@ from harness.engines.sim.storage import StorageDevice, store_facts
 from harness.engines.sim.transfers import Transfers
 from harness.errors import EngineError
 from harness.experiment.model import Experiment
-from harness.records import Capabilities, CellRecord, Counters, Resolved
+from harness.records import Capabilities, CellRecord, Counters, Resolved, singly
 from simulator.models import ModelSpec
 from traces.load import Blocked, Done, Load, Send, WaitUntil
 from traces.request import Request, RequestRecord, TokensByTier, stable_id
+from traces.tiers import PAGE_CACHE
 
 _SLICE_S = 0.02
 CUT_OFF = "not finished when the time (measure.budget) was over"
@@ -60,7 +61,7 @@ class StorageOnlyEngine:
     """A load on a device. Nothing is evicted: the capacity has to hold all of the load's KV."""
 
     name = "sim"
-    capabilities = Capabilities(resets=frozenset({"gpu", "cpu", "disk", "page_cache"}))
+    capabilities = Capabilities(tiers=frozenset({"disk"}), resets=singly(("disk", PAGE_CACHE)))
 
     def __init__(self, experiment: Experiment, model: ModelSpec, device: StorageDevice) -> None:
         self.device, self.settings, self._model = device, device.settings, model

@@ -5,11 +5,11 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+from harness.caches import CACHES
 from harness.collectors.room import check_cores, check_disk, check_memory
 from harness.engines.vllm.settings import VllmSettings
 from harness.errors import PreflightError
 from harness.experiment.model import Experiment
-from harness.experiment.units import format_bytes
 
 _GIB = 2**30
 _DISK_RESERVE_BYTES = 2 * _GIB
@@ -21,10 +21,9 @@ def check(experiment: Experiment, results: Path) -> None:
     """results: where the disk tier is unless cache.disk.path says otherwise."""
     cache, settings = experiment.cache, experiment.engines.of(VllmSettings)
     check_cores(settings.cores, "engines.vllm.cores")
-    if cache.eviction is not None and settings.connector != "mp":
-        raise PreflightError("cache.eviction is the LMCache server's; set engines.vllm.connector to mp, or remove it")
     if settings.attach is not None:
         return
+    CACHES[settings.connector].check(cache)
     _check_settings(experiment, settings)
     device = experiment.storage.device if experiment.storage else None
     memory = (cache.cpu or 0) + (cache.gpu if settings.device == "cpu" else 0)
@@ -44,8 +43,6 @@ def _check_settings(experiment: Experiment, settings: VllmSettings) -> None:
         raise PreflightError(
             f"cache.block_tokens {cache.block_tokens}: vLLM without a GPU takes multiples of {_CPU_ATTENTION_BLOCK}"
         )
-    if settings.connector == "mp" and cache.cpu is not None and cache.cpu % _GIB:
-        raise PreflightError(f"cache.cpu {format_bytes(cache.cpu)}: LMCache takes whole GiB; use a multiple of 1GiB")
     if settings.model_path is not None and not Path(settings.model_path).exists():
         raise PreflightError(
             f"engines.vllm.model_path: {settings.model_path} does not exist; null makes random weights"

@@ -48,7 +48,7 @@ def _disk_path(experiment: Experiment, results: Path) -> Path:
 def _traits(experiment: Experiment) -> Traits:
     """vLLM's workers without a GPU copy in their own thread; pinned to one core, they compute where its front end
     works."""
-    from harness.caches.adapters import ADAPTERS
+    from harness.caches.files import ADAPTERS
 
     settings, disk = _section(experiment), experiment.cache.disk
     on_cpu = settings.device == "cpu"
@@ -59,8 +59,10 @@ def _traits(experiment: Experiment) -> Traits:
     )
 
 
-def _packs(_experiment: Experiment) -> Packs:
-    return Packs("vllm-0.32", "lmcache-0.5.6-mp")
+def _packs(experiment: Experiment) -> Packs:
+    from harness.caches import CACHES
+
+    return Packs("vllm-0.32", CACHES[_section(experiment).connector].tier_policy)
 
 
 def _consistent(experiment: Experiment) -> None:

@@ -4,10 +4,17 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import Field, model_validator
+from pydantic import AfterValidator, Field, model_validator
 
+from harness.caches import caches_of
 from harness.experiment.fields import FROM_LIST, Cores, Positive, Strict, Url, without_secrets
 from harness.experiment.units import Seconds
+
+
+def _known(connector: str) -> str:
+    if connector not in (names := caches_of("vllm")):
+        raise ValueError(f"no connector {connector!r}; vLLM has {', '.join(names)}")
+    return connector
 
 
 class Attach(Strict):
@@ -27,13 +34,14 @@ class Attach(Strict):
 class VllmSettings(Strict):
     """A real vLLM, from the environment that the user has.
 
-    model_path None: random weights of the model's shape. transport: how a vLLM without a GPU and the LMCache server
-    pass KV to each other; on a GPU they use CUDA IPC.
+    model_path None: random weights of the model's shape. connector: the cache server, by its name in CACHES
+    (harness/caches). transport: how a vLLM without a GPU and the LMCache server pass KV to each other; on a GPU they
+    use CUDA IPC.
     """
 
     python: str = ".engines/vllm/bin/python"
     model_path: str | None = None
-    connector: Literal["mp", "in_process"] = "mp"
+    connector: Annotated[str, AfterValidator(_known)] = "mp"
     device: Literal["cpu", "gpu"] = "cpu"
     transport: Literal["shm", "pickle"] = "shm"
     max_batched_tokens: Positive | None = None

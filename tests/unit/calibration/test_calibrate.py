@@ -46,18 +46,19 @@ TRUTH = {
 PLAIN = ("step_s", "token_s", "attention_s", "request_token_s", "cpu.read.bytes_per_s", "disk.read.bytes_per_s",
          "disk.read.chunk_s", "disk.read.shared_bytes_per_s", "page_cache.read.bytes_per_s")  # fmt: skip
 # Lengths, hit rates and numbers at once that are in no fit.
+UNSEEN_SHAPES: list[tuple[str, int, int, int, int]] = [
+    ("recompute", 1025, 0, 64, 1),
+    ("gpu", 2049, 2048, 64, 1),
+    ("cpu", 4097, 2048, 64, 1),
+    ("disk", 2049, 1024, 256, 1),
+    ("disk_cold", 4097, 4096, 256, 2),
+    ("recompute", 2049, 0, 256, 4),
+    ("disk_cold", 8193, 8192, 64, 1),
+]
 UNSEEN = [
     Point(tier=tier, prompt_tokens=prompt, hit_tokens=hit, chunk_tokens=chunk, concurrency=count, measured_s=1.0)
-    for tier, prompt, hit, chunk, count in (
-        ("recompute", 1025, 0, 64, 1),
-        ("gpu", 2049, 2048, 64, 1),
-        ("cpu", 4097, 2048, 64, 1),
-        ("disk", 2049, 1024, 256, 1),
-        ("disk_cold", 4097, 4096, 256, 2),
-        ("recompute", 2049, 0, 256, 4),
-        ("disk_cold", 8193, 8192, 64, 1),
-    )
-]  # fmt: skip
+    for tier, prompt, hit, chunk, count in UNSEEN_SHAPES
+]
 
 
 @pytest.fixture(scope="module")

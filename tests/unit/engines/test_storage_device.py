@@ -8,6 +8,7 @@ import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -19,8 +20,9 @@ from tests.support.paths import ROOT
 MIB = 1 << 20
 
 
-def settings(where: Path, **changes: object) -> StoreSettings:
-    return StoreSettings(**{"folder": where, "chunk_bytes": MIB, "slots": 8, "depth": 4, "reserve_bytes": 0, **changes})
+def settings(where: Path, **changes: Any) -> StoreSettings:
+    usual: dict[str, Any] = {"folder": where, "chunk_bytes": MIB, "slots": 8, "depth": 4, "reserve_bytes": 0}
+    return StoreSettings(**(usual | changes))
 
 
 def operations(write: bool, count: int = 8) -> list[Operation]:

@@ -66,7 +66,8 @@ def test_the_same_seed_asks_for_the_same_operations(tmp_path: Path, config: dict
     """Whatever the device's speed: one run has many operations in flight, the other one, and threads."""
     slow = {"sim": {"mode": "storage", "storage": {**STORAGE, "depth": 1, "io": "threads", "fsync": True}}}
     digests = []
-    for number, changes in enumerate(({}, {}, {"engines": slow}, {"seed": 5})):
+    variants: tuple[dict[str, Any], ...] = ({}, {}, {"engines": slow}, {"seed": 5})
+    for number, changes in enumerate(variants):
         folder = run(request(tmp_path, {**config, **changes}, out=f"run{number}"), Quiet())
         digests.append(figures(folder)["operations_sha256"])
         assert (

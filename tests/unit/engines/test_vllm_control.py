@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 from aiohttp import web
+from aiohttp.typedefs import Handler
 
 from harness.engines.vllm.engine import VllmEngine
 from harness.errors import EngineError
@@ -13,6 +14,11 @@ from simulator.models import load_model
 from tests.unit.measure.test_run_loop import request as run_request
 
 METRICS = 'vllm:cache_config_info{num_gpu_blocks="64",block_size="32"} 1\n'
+
+
+def hang_up(request: web.Request) -> None:
+    assert request.transport is not None
+    request.transport.abort()
 
 
 class CutOff:
@@ -27,12 +33,12 @@ class CutOff:
         self.app.router.add_post("/reset_prefix_cache", self._reset)
 
     @web.middleware
-    async def _hang_up(self, request: web.Request, handler: web.RequestHandler) -> web.StreamResponse:
+    async def _hang_up(self, request: web.Request, handler: Handler) -> web.StreamResponse:
         if request.transport in self.cut:
-            request.transport.abort()
+            hang_up(request)
         return await handler(request)
 
-    def _says(self, answer: str) -> web.RequestHandler:
+    def _says(self, answer: str) -> Handler:
         async def handler(_request: web.Request) -> web.Response:
             return web.Response(text=answer, content_type="text/plain")
 
@@ -46,7 +52,7 @@ class CutOff:
     async def _reset(self, request: web.Request) -> web.Response:
         self.resets -= 1
         if self.resets < 0:
-            request.transport.abort()
+            hang_up(request)
         return web.Response(text='{"success": true}')
 
 

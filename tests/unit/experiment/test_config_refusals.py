@@ -146,6 +146,29 @@ FREE_REPLACEMENTS = [
 ]
 
 
+def test_an_axis_can_be_set(tmp_path: Path) -> None:
+    path = tmp_path / "good.yaml"
+    path.write_text(GOOD)
+    plan = load_experiment(path, overrides=["sweep.seed=[4, 5]", "sweep.workload.hit_rate=[0.5]"])
+    assert [cell.overrides for cell in plan.cells()] == [
+        {"workload.hit_rate": 0.5, "seed": 4},
+        {"workload.hit_rate": 0.5, "seed": 5},
+    ]
+    assert not load_experiment(path, overrides=["sweep.seed=[4, 5]", "seed=3", "workload.hit_rate=0.5"]).axes
+    with pytest.raises(ConfigError, match=r"sweep\.seed: must be a list"):
+        load_experiment(path, overrides=["sweep.seed=4"])
+
+
+def test_a_typo_comes_before_what_it_leaves_missing(tmp_path: Path) -> None:
+    path = tmp_path / "typo.yaml"
+    path.write_text(GOOD.replace("prompt_tokens: 4097", "prompt_tokns: 4097"))
+    assert re.search(
+        r"workload\.prompt_tokns: unknown key; did you mean 'prompt_tokens'\? \(and 1 more\)$", refusal(path)
+    )
+    path.write_text(GOOD.replace("hit_rate: 1.0", "hit_rate: 1.0\n  rate_per_s: 2"))
+    assert "workload.rate_per_s: unknown key here: another section or kind has it" in refusal(path)
+
+
 def refusal(path: Path) -> str:
     with pytest.raises(ConfigError) as caught:
         load_experiment(path).cells()
@@ -216,7 +239,7 @@ def test_missing_file_and_folder(tmp_path: Path) -> None:
         ("=3", "not KEY=VALUE"),
         ("workload.prompt_tokns=3", "did you mean 'prompt_tokens'"),
         ("seed=[", "not valid YAML"),
-        ("sweep.seed=[1]", "cannot be overridden"),
+        ("sweep={}", "cannot be overridden"),
         ("cache.gpu=12", "write it like 8GiB"),
         ("seed.deeper=1", "shorten the key"),
     ],

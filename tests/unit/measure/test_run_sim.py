@@ -148,3 +148,10 @@ def test_the_whole_public_trace_survives_sigkill(tmp_path: Path) -> None:
     assert (killed / "rows.jsonl").read_bytes() == (tmp_path / "whole" / "rows.jsonl").read_bytes()
     rows = measured(killed)
     assert len(rows) == len({row.id for row in rows}) == 12_031
+
+
+def test_a_budget_that_a_free_load_would_not_keep_is_refused(tmp_path: Path) -> None:
+    asked = request(tmp_path, {**FREE, "measure": {"budget": "1s"}})
+    with pytest.raises(ValueError, match=r"^measure\.budget: a free load is sent to its end, .*; remove it$"):
+        run(asked, Quiet())
+    assert not asked.folder.exists()

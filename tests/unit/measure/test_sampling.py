@@ -11,7 +11,7 @@ from harness.stats import median_interval, relative_half_width
 
 def test_a_limited_time_is_shared_out_by_time_and_not_by_samples() -> None:
     until = Until(half_width=0.001, min_samples=3, max_samples=1000)
-    sampler = Sampler(Measure(tiers=("recompute", "gpu", "cpu"), until=until, budget="240s"))
+    sampler = Sampler(Measure.model_validate({"tiers": ("recompute", "gpu", "cpu"), "until": until, "budget": "240s"}))
     costs_s = {"recompute": 4.0, "gpu": 0.1, "cpu": 0.3}
     taken, elapsed_s = Counter[str](), 0.0
     assert sampler.round(0.0) == ["recompute", *["gpu"] * 3, *["cpu"] * 3], "it may be the only round"
@@ -27,7 +27,7 @@ def test_a_limited_time_is_shared_out_by_time_and_not_by_samples() -> None:
 
 def test_computing_a_prefix_anew_is_time_of_the_tier_that_it_was_moved_down_for() -> None:
     until = Until(half_width=0.001, min_samples=3, max_samples=1000)
-    sampler = Sampler(Measure(tiers=("gpu", "disk_cold"), until=until, budget="240s"))
+    sampler = Sampler(Measure.model_validate({"tiers": ("gpu", "disk_cold"), "until": until, "budget": "240s"}))
     taken, elapsed_s, last = Counter[str](), 0.0, ""
     while tiers := sampler.round(elapsed_s):
         for tier in tiers:

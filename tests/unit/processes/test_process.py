@@ -37,7 +37,7 @@ ENGINE = f"import subprocess, sys, time; subprocess.Popen([sys.executable, '-c',
 
 LAST_WORDS = """
 import sys, time
-print('INFO: all is well\\nRuntimeError: the pool is poisoned\\nINFO: goodbye', flush=True)
+print('INFO: all is well\\n\\x1b[31mRuntimeError: the pool is poisoned\\x1b[0m\\nINFO: level=critical', flush=True)
 time.sleep(0.5)
 sys.exit(3)
 """

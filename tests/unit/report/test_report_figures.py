@@ -121,7 +121,7 @@ def test_several_cells_are_boxes_of_their_quartiles() -> None:
 
 
 def test_unknown_sources_are_not_zero() -> None:
-    known = {"computed": 1, "gpu": 4096, "cpu": 0, "disk": 0}
+    known: dict[str, int | None] = {"computed": 1, "gpu": 4096, "cpu": 0, "disk": 0}
     rows = [row("gpu", 0.1, by_tier=known), row("cpu", 0.1, by_tier={"computed": 97})]
     figure = figures.tokens_by_source(rows, {})
     found = {trace.name: list(trace.y) for trace in figure.data}
@@ -150,7 +150,8 @@ def test_the_timeline_shows_verdicts_and_errors() -> None:
     rows = [row("gpu", 0.2, at_s=1.0), row("gpu", 0.4, at_s=2.0, verdict="contradicted"), row("gpu", None, at_s=3.0)]
     figure = timeline(rows, {})
     found = traces(figure)
-    assert {name: (list(t.x), list(t.y), t.marker.symbol) for name, t in found.items()} == {
+    shown: dict[str, object] = {name: (list(t.x), list(t.y), t.marker.symbol) for name, t in found.items()}
+    assert shown == {
         "gpu": ([1.0], pytest.approx([200.0]), "circle"),
         "gpu, contradicted": ([2.0], pytest.approx([400.0]), "x"),
         "gpu, error": ([3.0], pytest.approx([200.0]), "triangle-down-open"),

@@ -81,7 +81,8 @@ def report(path: Path, *args: Any, **kwargs: Any) -> Page:
 
 
 def proven_rows() -> list[Any]:
-    gpu, none = {"computed": 1, "gpu": 4096, "cpu": 0}, {"computed": 4097, "gpu": 0, "cpu": 0}
+    gpu: dict[str, int | None] = {"computed": 1, "gpu": 4096, "cpu": 0}
+    none: dict[str, int | None] = {"computed": 4097, "gpu": 0, "cpu": 0}
     rows = [row("gpu", t, at_s=n, by_tier=gpu, cached_tokens=4096) for n, t in enumerate((0.09, 0.10, 0.11))]
     return rows + [row("recompute", t, at_s=n, by_tier=none, cached_tokens=0) for n, t in enumerate((2.9, 3.0, 3.1))]
 

@@ -76,8 +76,14 @@ async def events(session: aiohttp.ClientSession, url: str, **body: Any) -> list[
 
 def shared_prefixes() -> list[Request]:
     """One after another, so that what is hit does not depend on when."""
-    prompt = lambda i: (Segment(i % 3, 700 + 64 * (i % 4)), Segment(100 + i, 33))  # noqa: E731
-    return [Request(id=f"r{i}", prompt=prompt(i), output_tokens=1 + i % 3) for i in range(14)]
+    return [
+        Request(
+            id=f"r{i}",
+            prompt=(Segment(i % 3, 700 + 64 * (i % 4)), Segment(100 + i, 33)),
+            output_tokens=1 + i % 3,
+        )
+        for i in range(14)
+    ]
 
 
 def test_hits_are_those_of_the_simulator() -> None:
@@ -150,7 +156,7 @@ def test_streams_have_a_chunk_a_token_and_the_usage_asked_for(usage: dict[str, A
 
 def test_the_next_turn_of_a_chat_hits_the_reply_too() -> None:
     async def use(url: str, session: aiohttp.ClientSession) -> int:
-        messages = [{"role": "user", "content": "tell me something long " * 20}]
+        messages: list[dict[str, Any]] = [{"role": "user", "content": "tell me something long " * 20}]
         _, said = await post(session, url + CHAT, messages=messages, max_completion_tokens=200)
         prompt_tokens = said["usage"]["prompt_tokens"]
         messages += [said["choices"][0]["message"], {"role": "user", "content": [{"type": "text", "text": "go on"}]}]
@@ -167,7 +173,7 @@ BAD: list[tuple[str, dict[str, Any], str]] = [
     ("/v1/completions", {"prompt": []}, "0 prompts"),
     ("/v1/completions", {"prompt": ["a", "b"]}, "2 prompts"),
     ("/v1/completions", {"prompt": ""}, "0 in its prompt"),
-    ("/v1/completions", {"prompt": [-1]}, "a token id that is none"),
+    ("/v1/completions", {"prompt": [-1]}, "a value that is not a token id"),
     ("/v1/completions", {"prompt": [4096]}, "out of vocabulary"),
     ("/v1/completions", {"prompt": [1.5]}, "got `float`"),
     ("/v1/completions", {"prompt": "a", "n": 2}, "n must be 1"),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 
@@ -76,7 +76,7 @@ def test_a_cluster_of_one_is_its_simulator_and_the_same_calls_give_the_same(
 def test_round_robin_deals_the_trace_out_and_prefix_aware_hits_more() -> None:
     hits = {}
     for routing in ("round-robin", "prefix-aware"):
-        cluster = Cluster(simulator(cpu_bytes=None, disk_bytes=None), instances=4, routing=routing)  # type: ignore[arg-type]
+        cluster = Cluster(simulator(cpu_bytes=None, disk_bytes=None), instances=4, routing=routing)
         submit(cluster)
         rows = all_of(cluster)
         hits[routing] = sum(row.gpu for row in rows)
@@ -90,8 +90,10 @@ def test_round_robin_deals_the_trace_out_and_prefix_aware_hits_more() -> None:
 
 def test_a_shared_server_serves_to_one_what_another_stored() -> None:
     ask = Request(id="a", prompt=(Segment(1, 4097),), output_tokens=1)
-    for shared, served in ((), "computed"), (("disk",), "disk"), (("cpu", "disk"), "cpu"):
-        cluster = Cluster(simulator(), instances=2, shared=shared)  # type: ignore[arg-type]
+    cases: list[tuple[tuple[Literal["cpu", "disk"], ...], str]]
+    cases = [((), "computed"), (("disk",), "disk"), (("cpu", "disk"), "cpu")]
+    for shared, served in cases:
+        cluster = Cluster(simulator(), instances=2, shared=shared)
         cluster.submit(ask, 0.0)
         (first,) = cluster.advance()
         cluster.drain()

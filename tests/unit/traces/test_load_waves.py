@@ -188,7 +188,7 @@ def test_places_must_suffice_for_the_sessions_that_span_waves() -> None:
 @pytest.mark.parametrize("setting", ["concurrency", "active_sessions"])
 def test_a_limit_of_nothing_is_refused(setting: str) -> None:
     with pytest.raises(ValueError, match=f"{setting} must be at least 1, not 0"):
-        Load([], **{setting: 0})
+        Load([], **{setting: 0})  # type: ignore[arg-type]
 
 
 # ---- pauses and chance
@@ -243,6 +243,13 @@ def test_chance_gives_a_free_place_to_any_session_that_waits() -> None:
         assert [row.sent_s for row in sent] == [0.0, 1.0, 2.0, 3.0]
         second[names(sent)[1]] += 1
     assert all(abs(second[name] - 150) < 45 for name in "abcd"), second
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_chance_sends_nothing_before_its_time_and_nothing_later(seed: int) -> None:
+    times_s = [0.0] * 5 + [float(time_s) for time_s in random.Random(seed).sample(range(1, 40), 20)]
+    load = Load([request(f"r{n}", at_s) for n, at_s in enumerate(times_s)], shuffle_seed=seed)
+    assert all(row.sent_s == row.scheduled_s == row.request.at_s for row in drive(load, lambda _: 1.0))
 
 
 def test_the_same_seed_gives_the_same_order() -> None:
@@ -309,7 +316,9 @@ class Reference:
     def finals(self) -> list[Request]:
         """The last turns that have ended, in the order of their ends."""
         last = {r.session: r.id for r in self.requests if r.session is not None}
-        return [s.request for s in self.ended if last.get(s.request.session) == s.request.id]
+        return [
+            s.request for s in self.ended if s.request.session is not None and last[s.request.session] == s.request.id
+        ]
 
     def can_send(self) -> bool:
         return self.concurrency is None or len(self.sent) - len(self.ended) < self.concurrency

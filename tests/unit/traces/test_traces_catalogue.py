@@ -12,7 +12,8 @@ import pytest
 
 from traces import catalogue as module
 from traces.catalogue import DATA, CatalogueEntry, catalogue, download, fetch, find_trace
-from traces.formats import TraceError, open_trace
+from traces.errors import TraceFileError
+from traces.formats import open_trace
 
 BODY = b'{"timestamp": 0, "input_length": 3, "output_length": 2, "hash_ids": [0]}\n' * 4000
 DIGEST = hashlib.sha256(BODY).hexdigest()
@@ -50,7 +51,7 @@ def entry(url: str | None, sha256: str | None = DIGEST, size: int | None = None)
 
 
 def refusal(given: CatalogueEntry, target: Path, **options: int) -> str:
-    with pytest.raises(TraceError) as caught:
+    with pytest.raises(TraceFileError) as caught:
         download(given, target, **options)  # type: ignore[arg-type]
     assert list(target.parent.iterdir()) == [], "nothing of a refused download stays behind"
     text = str(caught.value)
@@ -82,7 +83,7 @@ def test_what_is_there_already_is_not_fetched_again(tmp_path: Path) -> None:
 def test_a_wrong_file_that_is_there_is_replaced_only_by_the_right_one(server: str, tmp_path: Path) -> None:
     target = tmp_path / "t.jsonl"
     target.write_bytes(b"old")
-    with pytest.raises(TraceError):
+    with pytest.raises(TraceFileError):
         download(entry(f"{server}/cut"), target)
     assert target.read_bytes() == b"old"
     assert download(entry(f"{server}/whole"), target).read_bytes() == BODY
@@ -122,14 +123,14 @@ def test_a_body_larger_than_it_may_be(server: str, tmp_path: Path) -> None:
 def test_an_unknown_digest_is_told_and_must_be_accepted(server: str, tmp_path: Path) -> None:
     unknown = entry(f"{server}/whole", sha256=None)
     assert f"--accept-digest {DIGEST}" in refusal(unknown, tmp_path / "t.jsonl")
-    with pytest.raises(TraceError, match="sha256 is not"):
+    with pytest.raises(TraceFileError, match="sha256 is not"):
         download(unknown, tmp_path / "t.jsonl", accept_digest="1" * 64)
     assert download(unknown, tmp_path / "t.jsonl", accept_digest=DIGEST).read_bytes() == BODY
 
 
 def test_a_folder_that_cannot_be_written(server: str, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(TraceError, match=r"cannot be written \(.+\); choose another folder"):
+    with pytest.raises(TraceFileError, match=r"cannot be written \(.+\); choose another folder"):
         download(entry(f"{server}/whole"), tmp_path / "file" / "t.jsonl")
 
 
@@ -137,7 +138,7 @@ def test_fetch_knows_the_names(server: str, tmp_path: Path, monkeypatch: pytest.
     assert fetch("tiny_conversation", tmp_path) == DATA / "tiny_conversation.jsonl"
     monkeypatch.setattr(module, "_catalogue", lambda: {"some": entry(f"{server}/whole")})
     assert fetch("some", tmp_path).name == "some.jsonl"
-    with pytest.raises(TraceError, match=r"other: is not in the catalogue .*; choose one of some"):
+    with pytest.raises(TraceFileError, match=r"other: is not in the catalogue .*; choose one of some"):
         fetch("other", tmp_path)
 
 
@@ -175,21 +176,21 @@ def test_paths_are_used_as_given(folder: Path) -> None:
     assert find_trace(str(folder / "one.jsonl")) == folder / "one.jsonl"
     assert find_trace("./one.jsonl", base=folder) == folder / "one.jsonl"
     assert find_trace(Path("traces/one.jsonl"), base=folder.parent) == folder / "one.jsonl"
-    with pytest.raises(TraceError, match="there is no such trace file"):
+    with pytest.raises(TraceFileError, match="there is no such trace file"):
         find_trace("traces/none.jsonl", base=folder.parent)
 
 
 @pytest.mark.parametrize("name", ["..", ".", "", ".hidden", "..\\secret", "~", "a b", "one\n", "C:one", "one\0"])
 @pytest.mark.usefixtures("folder")
 def test_a_name_stays_a_name(name: str) -> None:
-    with pytest.raises(TraceError, match=r"is not a trace's name .*; give a plain name"):
+    with pytest.raises(TraceFileError, match=r"is not a trace's name .*; give a plain name"):
         find_trace(name)
 
 
 def test_a_name_does_not_lead_out_of_its_folder(folder: Path) -> None:
     (folder / "sly.jsonl").symlink_to(folder.parent / "secret.jsonl")
     (folder / "inner.jsonl").symlink_to(folder / "one.jsonl")
-    with pytest.raises(TraceError, match="leads out of its folder"):
+    with pytest.raises(TraceFileError, match="leads out of its folder"):
         find_trace("sly")
     assert find_trace("inner") == folder / "inner.jsonl"
     # Who writes the path has seen it.
@@ -197,14 +198,14 @@ def test_a_name_does_not_lead_out_of_its_folder(folder: Path) -> None:
 
 
 def test_an_unknown_name_says_where_it_was_looked_for(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(TraceError) as caught:
+    with pytest.raises(TraceFileError) as caught:
         find_trace("nothing")
     assert f"(looked in the package and in {folder}); give a path" in str(caught.value)
-    with pytest.raises(TraceError, match=r"fetch https://\S+ to \$HARNESS_TRACES/mooncake_toolagent.jsonl"):
+    with pytest.raises(TraceFileError, match=r"fetch https://\S+ to \$HARNESS_TRACES/mooncake_toolagent.jsonl"):
         find_trace("mooncake_toolagent")
     monkeypatch.chdir(folder.parent)
-    with pytest.raises(TraceError, match=r"write \./secret.jsonl"):
+    with pytest.raises(TraceFileError, match=r"write \./secret.jsonl"):
         find_trace("secret.jsonl")
     monkeypatch.delenv("HARNESS_TRACES")
-    with pytest.raises(TraceError, match=r"\$HARNESS_TRACES is not set"):
+    with pytest.raises(TraceFileError, match=r"\$HARNESS_TRACES is not set"):
         find_trace("one")

@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 
-from traces.formats import TraceError, TraceOptions, open_trace
+from traces.errors import TraceFileError
+from traces.formats import TraceOptions, open_trace
 
 GOOD = {"timestamp": 0, "input_length": 700, "output_length": 5, "hash_ids": [1, 2]}
 OWN = {"id": "a", "prompt": [[1, 10]], "output_tokens": 1}
@@ -135,7 +136,7 @@ def test_malformed(case: str, tmp_path: Path) -> None:
     content, line, problem, cure = MALFORMED[case]
     path = tmp_path / "trace.jsonl"
     path.write_bytes(content)
-    with pytest.raises(TraceError) as caught:
+    with pytest.raises(TraceFileError) as caught:
         open_trace(path)
     text = str(caught.value)
     where, _, said = text.partition(str(path))[2].partition(": ")
@@ -159,7 +160,7 @@ def test_a_slice_that_the_file_does_not_have(case: str, tmp_path: Path) -> None:
     options, problem, cure = SLICES[case]
     path = tmp_path / "trace.jsonl"
     path.write_bytes(mooncake())
-    with pytest.raises(TraceError) as caught:
+    with pytest.raises(TraceFileError) as caught:
         open_trace(path, options=options)
     text = str(caught.value)
     assert text.startswith(f"{path}: ") and problem in text and cure in text
@@ -179,7 +180,7 @@ OPTIONS: list[tuple[dict[str, Any], str]] = [
 
 @pytest.mark.parametrize(("values", "text"), OPTIONS)
 def test_an_impossible_option(values: dict[str, Any], text: str) -> None:
-    with pytest.raises(TraceError) as caught:
+    with pytest.raises(TraceFileError) as caught:
         TraceOptions(**values)
     assert str(caught.value).startswith(f"trace option {text}")
 
@@ -192,7 +193,7 @@ def test_a_directory_a_missing_file_and_a_device(tmp_path: Path) -> None:
         Path("/dev/null"): "is a device, pipe or socket (not a file); save it",
     }
     for path, text in cases.items():
-        with pytest.raises(TraceError) as caught:
+        with pytest.raises(TraceFileError) as caught:
             open_trace(path)
         assert str(caught.value).startswith(f"{path}: {text}")
 
@@ -211,7 +212,7 @@ def test_damaged_bytes_are_read_or_refused_in_one_line(content: bytes, tmp_path:
         path.write_bytes(damaged)
         try:
             open_trace(path)
-        except TraceError as error:
+        except TraceFileError as error:
             refused += 1
             assert str(error).startswith(str(path)) and "\n" not in str(error) and "; " in str(error)
     assert refused > 1000

@@ -205,7 +205,7 @@ def test_what_is_not_alike_is_refused(tmp_path: Path, prefix_run: Path, change: 
     manifest = json.loads((other / "manifest.json").read_text())
     for key, value in change.items():
         *parents, last = key.split(".")
-        target = manifest
+        target: Any = manifest
         for part in parents:
             target = target[int(part)] if part.isdigit() else target[part]
         target[last] = value

@@ -1,14 +1,20 @@
 """The table of published figures: what is fitted, what is predicted, and that nothing is chosen a row."""
 
 import csv
+import json
 from pathlib import Path
 
+import msgspec
 import pytest
+import yaml
 
 from harness.commands.validate import validate as validate_command
+from harness.measure.run import RunRequest, run
+from harness.records import Origin
 from harness.report.validation.html import write_comparison
-from harness.validation.published import is_published, validate_published
-from harness.validation.rounds import Rounds, hit_rates
+from harness.results.folder import read_rows
+from harness.validation.published import Published, Rounds, hit_rates, is_published, round_cells, validate_published
+from tests.support.paths import ROOT
 from tests.unit.measure.test_run_loop import Quiet
 
 TABLE = Path("configs/validation/published.yaml")
@@ -20,9 +26,9 @@ def test_every_row_is_judged_or_named_as_not_predicted(tmp_path: Path) -> None:
     write_comparison(tmp_path / "out", *judged)
     with TABLE.with_name("published_figures.csv").open() as lines:
         rows = list(csv.DictReader(lines))
-    judged = {int(point["cell"].removeprefix("row ")) - 2 for point in content["points"]}
+    rows_judged = {int(point["cell"].removeprefix("row ")) - 2 for point in content["points"]}
     left = next(note for note in content["notes"] if note.startswith("not predicted"))
-    assert len(judged) + left.count(",") + 1 == len(rows) and len(judged) >= 24
+    assert len(rows_judged) + left.count(",") + 1 == len(rows) and len(rows_judged) >= 24
     for point in content["points"]:
         [figure] = point["figures"]
         assert figure["reference"] == float(rows[int(point["cell"].removeprefix("row ")) - 2]["value"])
@@ -46,16 +52,42 @@ def test_the_command_knows_a_table_from_an_experiment(tmp_path: Path, capsys: py
     assert "rounds.clients" in capsys.readouterr().err
 
 
-def test_rounds_that_fit_hit_all_but_their_own_turn_and_a_full_pool_loses_some() -> None:
+def rates_of(tmp_path: Path, rounds: Rounds) -> dict[str, list[list[float]]]:
+    made = RunRequest(
+        name="rounds", cells=round_cells(rounds), engine="sim", experiment=Origin(path="-"), folder=tmp_path / "rounds"
+    )
+    return hit_rates(read_rows(run(made, Quiet())), rounds)
+
+
+def test_rounds_that_fit_hit_all_but_their_own_turn_and_a_full_pool_loses_some(tmp_path: Path) -> None:
     cache = {"block_tokens": 64, "chunk_tokens": 64, "gpu": "6GiB", "cpu": "6GiB"}
     rounds = Rounds("", "qwen3-8b", "rtx-a5000-nfs", 4, 6, 4096, 2, (1, 2), cache, {"small": "7GiB", "large": "1TiB"})
-    for rates in hit_rates(rounds, "large"):
+    found = rates_of(tmp_path, rounds)
+    for rates in found["large"]:
         assert rates == pytest.approx([number / (number + 1) for number in range(6)])
-    small = hit_rates(rounds, "small")
+    small = found["small"]
     assert all(rates[:2] == [0.0, 0.5] and rates[5] < 5 / 6 for rates in small) and small[0] != small[1]
 
 
-def test_rounds_end_where_the_model_does() -> None:
+def test_rounds_end_where_the_model_does(tmp_path: Path) -> None:
     cache = {"block_tokens": 64, "chunk_tokens": 64, "gpu": "8GiB", "cpu": "4GiB"}
     rounds = Rounds("", "qwen3-8b", "rtx-a5000-nfs", 1, 10, 4096, 1, (1,), cache, {"pool": "1TiB"})
-    assert [len(rates) for rates in hit_rates(rounds, "pool")] == [9]
+    assert [len(rates) for rates in rates_of(tmp_path, rounds)["pool"]] == [9]
+
+
+def test_the_kept_hit_rates_come_out_equal(tmp_path: Path) -> None:
+    """results/validation/published was made by a simulator loop of its own; a workload of rounds gives its figures."""
+    published = msgspec.convert(yaml.safe_load(TABLE.read_text()), Published)
+    known = rates_of(tmp_path, published.rounds)
+    kept = json.loads((ROOT / "results/validation/published/validation.json").read_text())
+    checked = 0
+    for point in kept["points"]:
+        scheme, _, number = point["axes"]["source"].partition(" round ")
+        if scheme not in known:
+            continue
+        rates = [by_round[int(number)] for by_round in known[scheme]]
+        [figure] = point["figures"]
+        assert figure["candidate"] == sum(rates) / len(rates)
+        assert figure["reason"] == f"{min(rates):.2f} to {max(rates):.2f} over {len(rates)} random orders"
+        checked += 1
+    assert checked == 3

@@ -13,6 +13,7 @@ import yaml
 from harness.commands.calibrate import calibrate as calibrate_command
 from harness.commands.validate import planned_cells
 from harness.commands.validate import validate as validate_command
+from harness.engines.sim.settings import SimSettings
 from harness.errors import NotComparable
 from harness.experiment.read import changed, load_experiment
 from harness.records import SchedulerLimits
@@ -98,7 +99,7 @@ def test_points_that_a_calibration_is_to_be_fitted_on_are_refused_before_anythin
     def refusal(**workload: Any) -> str:
         path = tmp_path / "experiment.yaml"
         path.write_text(yaml.safe_dump(CONFIG | {"workload": CONFIG["workload"] | workload, "sizes": {"micro": {}}}))
-        turns = {"calibrate": "micro", "calibrating": "5min", "passes": 2}
+        turns: dict[str, Any] = {"calibrate": "micro", "calibrating": "5min", "passes": 2}
         assert validate_command(path, engine="sim", out=tmp_path / "out", **turns) == 2
         return capsys.readouterr().err
 
@@ -141,8 +142,9 @@ def test_the_simulator_gets_what_the_engine_resolved(tmp_path: Path) -> None:
     entry.resolved = msgspec.structs.replace(entry.resolved, scheduler=limits, **sizes)
     experiment = sim_cell(entry, "cpu-2core", "sim").experiment
     assert experiment.cache.gpu == 500 * 32 * 32768 and experiment.cache.cpu == 2**31
-    assert experiment.engines.sim.max_batched_tokens == 1024 and experiment.engines.sim.max_sequences == 8
-    assert experiment.engines.sim.hardware == "cpu-2core" and experiment.measure.samples == 5
+    sim = experiment.engines.of(SimSettings)
+    assert sim.max_batched_tokens == 1024 and sim.max_sequences == 8
+    assert sim.hardware == "cpu-2core" and experiment.measure.samples == 5
 
 
 def test_what_does_not_resolve_is_sampled_again_while_the_time_lasts(tmp_path: Path) -> None:
@@ -216,7 +218,7 @@ def test_a_calibration_is_measured_in_turns_with_what_it_is_held_against(tmp_pat
     config["measure"] |= {"samples": 10, "until": None}
     path = tmp_path / "experiment.yaml"
     path.write_text(yaml.safe_dump(config))
-    turns = {"calibrate": "calibration", "calibrating": "10min", "passes": 3}
+    turns: dict[str, Any] = {"calibrate": "calibration", "calibrating": "10min", "passes": 3}
     sizes = ["lengths", "ext4_200"]
     assert validate_command(path, engine="sim", sizes=sizes, out=tmp_path / "out", **turns) == 0
     content = json.loads((tmp_path / "out" / "validation.json").read_text())

@@ -8,7 +8,8 @@ import pytest
 from harness.engines.fake.engine import FakeEngine
 from harness.experiment.model import Experiment
 from harness.experiment.workloads import PrefixWorkload
-from harness.measure.warmup import Probe, after_sample, expected_counters, place, prove, sealed
+from harness.measure.placing import Probe, after_sample, place
+from harness.measure.proof import expected_counters, prove, with_verdict
 from harness.records import Counters, Resolved
 from simulator.models import load_model
 from traces.request import RequestRecord
@@ -30,7 +31,8 @@ def probe(concurrency: int = 1, cpu_bytes: int | None = 2**30) -> Probe:
         }
     )
     assert isinstance(experiment.workload, PrefixWorkload)
-    return Probe("c", experiment, experiment.workload, Resolved(kv_bytes_per_token=KV_BYTES, cpu_bytes=cpu_bytes))
+    can = FakeEngine(experiment, load_model("tiny-llama")).capabilities
+    return Probe("c", experiment, experiment.workload, Resolved(kv_bytes_per_token=KV_BYTES, cpu_bytes=cpu_bytes), can)
 
 
 def row(name: str = "a", **fields: Any) -> RequestRecord:
@@ -89,10 +91,10 @@ def test_a_failed_request_leaves_its_sample_unproven() -> None:
 
 
 def test_only_a_proven_row_says_who_served_it() -> None:
-    done = sealed(row(), probe(), "cpu", "proven", None)
+    done = with_verdict(row(), probe(), "cpu", "proven", None)
     assert done.tokens_by_tier == {"computed": 513, "gpu": 0, "cpu": 512, "disk": 0}
     assert done.expected_hit_tokens == 512
-    doubtful = sealed(row(), probe(), "cpu", "contradicted", "why")
+    doubtful = with_verdict(row(), probe(), "cpu", "contradicted", "why")
     assert doubtful.tokens_by_tier == {} and doubtful.verdict_reason == "why"
 
 

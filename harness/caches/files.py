@@ -1,0 +1,61 @@
+"""A folder of chunk files below a cache server: LMCache's adapters fs and fs_native (LMCache 0.5.6)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from harness.collectors.host import file_system
+from harness.processes.keeper import drop_from_page_cache
+
+
+class Adapter(NamedTuple):
+    """depth: reads in flight for one request. serial_chunks: each chunk takes an interpreter's time, one at a time."""
+
+    depth: int
+    serial_chunks: bool
+
+
+ADAPTERS = {
+    "fs": Adapter(depth=1, serial_chunks=True),
+    "fs_native": Adapter(depth=4, serial_chunks=False),
+}
+
+
+class FilesBackend:
+    """A Backend (caches/base.py) of one file a chunk. adapter None: a running server's folder, which stays."""
+
+    def __init__(self, folder: Path, adapter: str | None = None, *, odirect: bool = False) -> None:
+        self.folder, self._adapter, self._odirect = folder, adapter, odirect
+
+    @property
+    def scratch(self) -> tuple[Path, ...]:
+        return (self.folder,) if self._adapter else ()
+
+    @property
+    def file_system(self) -> str | None:
+        return file_system(self.folder)
+
+    def prepare(self) -> None:
+        if self._adapter:
+            self.folder.mkdir(parents=True, exist_ok=True)
+
+    def spec(self) -> dict[str, Any]:
+        assert self._adapter is not None, "a server that runs has its adapter"
+        adapter = {"type": self._adapter, "base_path": str(self.folder.absolute())}
+        return adapter | ({"use_odirect": True} if self._odirect else {})
+
+    def clear(self) -> None:
+        for file in self._files():
+            file.unlink(missing_ok=True)
+
+    def make_cold(self) -> None:
+        """Writes the chunk files back and drops them from the page cache, so that a read reaches the device."""
+        drop_from_page_cache(self._files())
+
+    def read_bytes(self, server_bytes: int | None) -> int | None:
+        return server_bytes
+
+    def _files(self) -> Iterator[Path]:
+        return self.folder.glob("**/*.data")

@@ -1,0 +1,269 @@
+"""Brings a prefix into a warm state: the tier that the state names has it, and nothing that is asked before that tier.
+
+A prefix gets into all tiers when the engine computes it. It leaves a tier by a reset; where the engine cannot empty
+that tier and keep the one below, filler prompts push it out. proof.py then says from counters who served the request.
+
+The prompt is the shared prefix and a suffix that no other request ever has, so the hit is exactly the prefix.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from harness.engines.base import Emit, Engine
+from harness.experiment.cache import Eviction
+from harness.experiment.model import Experiment
+from harness.experiment.workloads import PrefixWorkload, hit_tokens
+from harness.records import Capabilities, Resolved
+from traces.load import Load
+from traces.request import Request, Segment, Verdict, stable_id
+from traces.tiers import State, all_tiers, state_named, tier_named
+
+_UNKNOWN_TOKENS = 2**62
+
+
+@dataclass
+class Probe:
+    """The requests that one cell sends, and where its prefixes are right now.
+
+    resident: tiers that have the prefixes. absent: tiers that surely have not. stray_tokens: what else was stored since
+    the prefixes were computed. generation: which prefixes these are; a new one, where the old cannot be removed.
+    """
+
+    cell: str
+    experiment: Experiment
+    workload: PrefixWorkload
+    resolved: Resolved
+    capabilities: Capabilities
+    resident: set[str] = field(default_factory=set)
+    absent: set[str] = field(default_factory=set)
+    stray_tokens: int = 0
+    generation: int = 0
+
+    @property
+    def hit_tokens(self) -> int:
+        """Tokens of the prefix that every measured request has to be served from its tier."""
+        return hit_tokens(self.workload.prompt_tokens, self.workload.hit_rate, self.experiment.cache.chunk_tokens)
+
+    def requests(self, state: str, index: int, *, fresh_prefix: bool = False) -> list[Request]:
+        """One sample: `concurrency` requests, each with its own prefix and a suffix used once."""
+        name = (self.experiment.seed, self.cell, state, index)
+        suffix_tokens = self.workload.prompt_tokens - self.hit_tokens
+        return [
+            Request(
+                id=f"{state}-{index:05d}-{slot:03d}",
+                prompt=(*self._prefix(slot, *(name if fresh_prefix else ())),
+                        Segment(stable_id("suffix", *name, slot), suffix_tokens)),
+                output_tokens=self.workload.output_tokens,
+                at_s=0.0,
+            )
+            for slot in range(self.workload.concurrency)
+        ]  # fmt: skip
+
+    def warmers(self, state: str, index: int) -> list[Request]:
+        """The bare prefixes, one request each; none at a hit rate of 0."""
+        if not self.hit_tokens:
+            return []
+        return [
+            Request(id=f"warm-{state}-{index:05d}-{slot:03d}", prompt=self._prefix(slot), output_tokens=1)
+            for slot in range(self.workload.concurrency)
+        ]
+
+    def fillers(self, tiers: Iterable[str], state: str, index: int) -> list[Request]:
+        """Prompts that nothing else ever has, as many as push all else out of these tiers."""
+        each_tokens, count = fillers_for(self.experiment, self.resolved, tiers)
+        name = (self.experiment.seed, self.cell, state, index)
+        return [
+            Request(
+                id=f"fill-{state}-{index:05d}-{number:05d}",
+                prompt=(Segment(stable_id("filler", *name, number), each_tokens),),
+                output_tokens=1,
+            )
+            for number in range(count)
+        ]
+
+    def _prefix(self, slot: int, *own: object) -> tuple[Segment, ...]:
+        if not self.hit_tokens:
+            return ()
+        own = own or (("generation", self.generation) if self.generation else ())
+        return (Segment(stable_id("prefix", self.experiment.seed, self.cell, slot, *own), self.hit_tokens),)
+
+
+class Way(NamedTuple):
+    """How a prefix leaves what must not have it: what `reset` empties, and the tiers that fillers push it out of.
+
+    stays: what has it still, whatever the engine does.
+    """
+
+    empties: frozenset[str]
+    pushes: frozenset[str]
+    stays: frozenset[str]
+
+
+def way_to(state: State, can: Capabilities) -> Way:
+    """The way to a state from a prefix in all tiers. A reset that would also empty the state's own tier is no way."""
+    tiers = {tier.name for tier in all_tiers()}
+    # The page cache is asked to forget where the engine says that it can; a tier that the engine has not, has nothing.
+    unwanted = {name for name in state.must_not_have if name in can.tiers or name not in tiers}
+    usable = [names for names in can.resets if names & unwanted and state.served_by not in names]
+    chosen = [names for names in usable if names <= unwanted]
+    left = unwanted.difference(*chosen)
+    chosen += [names for names in usable if names & left]
+    empties = frozenset().union(*chosen)
+    left -= empties
+    pushes = frozenset(left & tiers) if state.served_by is not None else frozenset()
+    return Way(empties, pushes, frozenset(left - pushes))
+
+
+def everything(can: Capabilities) -> frozenset[str]:
+    """All that a reset can empty, but for a page cache that is dropped on its own."""
+    tiers = {tier.name for tier in all_tiers()}
+    return frozenset().union(*(names for names in can.resets if names & tiers))
+
+
+def obstacle(state: State, experiment: Experiment, can: Capabilities, resolved: Resolved) -> str | None:
+    """Why the engine cannot be brought into the state, and the cure; None where it can."""
+    way = way_to(state, can)
+    if state.served_by is None:
+        return None  # a prefix that the engine has never seen is in no tier
+    if way.stays:
+        return f"the engine cannot empty {' and '.join(sorted(way.stays))}; remove the state"
+    unsized = sorted(tier for tier in way.pushes if not resolved.bytes_of(tier))
+    if unsized or (way.pushes and not resolved.kv_bytes_per_token):
+        what = f"the size of {unsized[0]}" if unsized else "the bytes of a token's KV"
+        return f"fillers have to push the prefix out of {_and(way.pushes)}, and the engine does not say {what}"
+    size = resolved.bytes_of(state.served_by)
+    if not way.pushes or size is None:
+        return None
+    each_tokens, count = fillers_for(experiment, resolved, way.pushes)
+    workload = experiment.workload
+    assert isinstance(workload, PrefixWorkload)
+    sample_tokens = workload.concurrency * (workload.prompt_tokens + workload.output_tokens)
+    need = (each_tokens * count + sample_tokens) * (resolved.kv_bytes_per_token or 0)
+    kept = int(kept_share(state.served_by, experiment) * size)
+    if need <= kept:
+        return None
+    return (
+        f"fillers have to push the prefix out of {_and(way.pushes)}, and {state.served_by} has to keep {need:,} bytes"
+        f" meanwhile, of which it holds {kept:,}; enlarge cache.{state.served_by}, or make the tiers above it smaller"
+    )
+
+
+def _and(names: Iterable[str]) -> str:
+    return " and ".join(sorted(names))
+
+
+def kept_share(tier: str, experiment: Experiment) -> float:
+    """The share of a tier's capacity that it fills before it evicts: LMCache evicts its RAM from a watermark on."""
+    return (experiment.cache.eviction or Eviction()).watermark if tier_named(tier).kind == "memory" else 1.0
+
+
+def fillers_for(experiment: Experiment, resolved: Resolved, tiers: Iterable[str]) -> tuple[int, int]:
+    """(tokens of each filler, how many): the largest of these tiers, filled anew. A filler is as long as a prompt."""
+    workload, chunk_tokens = experiment.workload, experiment.cache.chunk_tokens
+    assert isinstance(workload, PrefixWorkload)
+    each_tokens = max(1, workload.prompt_tokens // chunk_tokens) * chunk_tokens
+    largest = max((resolved.bytes_of(tier) or 0 for tier in tiers), default=0)
+    tokens = -(-largest // (resolved.kv_bytes_per_token or 1))
+    return each_tokens, -(-tokens // each_tokens) + 1
+
+
+async def place(engine: Engine, probe: Probe, name: str, index: int, emit: Emit) -> None:
+    """Brings the probe's prefixes into the state of that name; warm-up and filler requests are emitted."""
+    state, can = state_named(name), probe.capabilities
+    way = way_to(state, can)
+    if state.served_by is None:
+        await _empty(engine, probe, everything(can))
+        return
+    lost = state.served_by not in probe.resident
+    crowded = probe.stray_tokens > _stray_limit(probe, way)
+    # The cache server looks for every prompt, and reads what only its storage holds: the engine's own hit waits for it.
+    read_first = not tier_named(state.served_by).offload and _in_storage_alone(probe)
+    # A prefix comes up into the engine's cache by being asked for; into a tier below only by being computed anew.
+    if crowded or read_first or (lost and tier_named(state.served_by).offload):
+        await _start_over(engine, probe)
+    if crowded or read_first or lost:
+        computed = not probe.resident
+        await engine.replay(Load(probe.warmers(name, index), concurrency=1), emit)
+        probe.resident |= can.tiers if computed else _engines_own(can)
+        probe.absent.clear()
+    if pushes := way.pushes - probe.absent:
+        fillers = probe.fillers(pushes, name, index)
+        await engine.replay(Load(fillers, concurrency=1), emit)
+        probe.stray_tokens += sum(filler.prompt_tokens for filler in fillers)
+        _left(probe, pushes)
+    await engine.metrics()  # waits for the stores, so that nothing is still on its way down
+    await _empty(engine, probe, way.empties)
+
+
+async def _empty(engine: Engine, probe: Probe, what: frozenset[str]) -> None:
+    if what:
+        await engine.reset(what)
+    _left(probe, what)
+    if probe.absent >= probe.capabilities.tiers:
+        probe.stray_tokens = 0
+
+
+def _left(probe: Probe, tiers: frozenset[str]) -> None:
+    """The prefixes are in these tiers no more."""
+    probe.resident -= tiers
+    probe.absent |= tiers
+
+
+async def _start_over(engine: Engine, probe: Probe) -> None:
+    """No tier has the prefixes: all are empty or, where one cannot be emptied, the prefixes are new ones."""
+    await _empty(engine, probe, everything(probe.capabilities))
+    if not probe.absent >= probe.capabilities.tiers:
+        probe.generation += 1
+        _left(probe, probe.capabilities.tiers)
+    probe.stray_tokens = 0
+
+
+def _in_storage_alone(probe: Probe) -> bool:
+    """Whether storage has the prefixes and the RAM before it, which is there, has not."""
+    kinds = {kind: {tier.name for tier in all_tiers() if tier.kind == kind} for kind in ("memory", "storage")}
+    ram = kinds["memory"] & probe.capabilities.tiers
+    return bool(ram and kinds["storage"] & probe.resident and not ram & probe.resident)
+
+
+def _engines_own(can: Capabilities) -> set[str]:
+    return {tier.name for tier in all_tiers() if not tier.offload and tier.name in can.tiers}
+
+
+def _stray_limit(probe: Probe, way: Way) -> int:
+    """Suffix and filler tokens that the tiers may hold before these could push the prefixes out of the smallest one.
+
+    The prefixes themselves and the next sample have to fit below the share that the tier keeps. A tier that fillers
+    are to push the prefixes out of does not count.
+    """
+    per_token = probe.resolved.kv_bytes_per_token or 1
+    tiers = [tier.name for tier in all_tiers() if tier.offload and tier.name not in way.pushes]
+    sizes = [size for tier in tiers if (size := probe.resolved.bytes_of(tier))]
+    sample = probe.workload.concurrency * probe.workload.prompt_tokens
+    share = (probe.experiment.cache.eviction or Eviction()).watermark - 0.05
+    return max(0, int(share * min(sizes) / per_token) - 2 * sample) if sizes else _UNKNOWN_TOKENS // 2
+
+
+def after_sample(probe: Probe, name: str, verdict: Verdict, *, fresh_prefix: bool) -> None:
+    """What a measured sample itself left behind: it computed or fetched the prefixes, and its suffixes stay.
+
+    After one that was not proven the prefixes may be anywhere: the next one starts from empty tiers.
+    """
+    probe.absent.clear()
+    if verdict != "proven":
+        probe.resident.clear()
+        probe.stray_tokens = _UNKNOWN_TOKENS
+        return
+    own = probe.workload.prompt_tokens - (0 if fresh_prefix else probe.hit_tokens)
+    probe.stray_tokens += probe.workload.concurrency * own
+    if state_named(name).served_by is not None:
+        probe.resident |= _engines_own(probe.capabilities)
+    elif not fresh_prefix:
+        probe.resident |= probe.capabilities.tiers
+
+
+def needs_fresh_prefix(can: Capabilities, name: str) -> bool:
+    """Whether a sample that the engine has to compute brings a prefix of its own: some tier cannot be emptied."""
+    return state_named(name).served_by is None and not everything(can) >= can.tiers

@@ -1,0 +1,135 @@
+"""Runs a module's tests once a mutant, each in a fork of one process that has the packages loaded; keeps outcomes.
+
+    python scripts/mutate_lib/python_mutants.py MODULE MUTANTS OUTCOMES MOST -- TEST_FILE…
+
+MUTANTS: what generate.py printed. OUTCOMES: JSON lines, one a mutant, appended as they come; what is there already is
+not run again, as long as the module and its tests are what they were. MOST: of more mutants than these, a seeded
+choice of MOST runs. No file of the repository changes: a fork imports the mutant in the module's place.
+"""
+
+import contextlib
+import hashlib
+import importlib
+import importlib.abc
+import importlib.machinery
+import json
+import os
+import random
+import signal
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+SEED = 1
+# Nothing of this repository: its modules have to see the mutant.
+_PRELOADED = (
+    "numpy",
+    "pydantic",
+    "msgspec",
+    "yaml",
+    "pytest",
+    "_pytest.assertion.rewrite",
+    "pytest_timeout",
+    "aiohttp",
+)
+_START_S, _TIMES = 10.0, 4.0
+
+
+class _Mutant(importlib.abc.MetaPathFinder, importlib.abc.Loader):
+    def __init__(self, path: Path, source: str) -> None:
+        self._name, self._path, self._source = ".".join(path.with_suffix("").parts), path, source
+
+    def find_spec(self, fullname: str, *_: Any) -> importlib.machinery.ModuleSpec | None:
+        if fullname != self._name:
+            return None
+        return importlib.machinery.ModuleSpec(fullname, self, origin=str(self._path))
+
+    def exec_module(self, module: ModuleType) -> None:
+        module.__file__ = str(self._path)
+        exec(compile(self._source, str(self._path), "exec"), module.__dict__)
+
+
+def main() -> None:
+    module, mutants_file, outcomes_file = map(Path, sys.argv[1:4])
+    most, tests = int(sys.argv[4]), sys.argv[6:]
+    sys.path.insert(0, str(Path.cwd()))
+    for name in _PRELOADED:
+        with contextlib.suppress(ImportError):
+            importlib.import_module(name)
+    mutants = [json.loads(line) for line in mutants_file.read_text().splitlines()]
+    chosen = sorted(random.Random(SEED).sample(range(len(mutants)), min(most, len(mutants))))
+    state = _state(module, tests)
+    done = {fields["mutant"] for fields in _kept(outcomes_file) if fields["state"] == state}
+    began_s = time.monotonic()
+    outcome, log = _try(module, module.read_text(), tests, 600.0)
+    if outcome != "survived":
+        sys.exit(f"error: the tests of {module} fail as it is; run: .venv/bin/pytest {' '.join(tests)}\n{log[-3000:]}")
+    limit_s = _START_S + _TIMES * (time.monotonic() - began_s)
+    for number in chosen:
+        mutant = mutants[number]
+        key = f"{mutant['operator']}:{mutant['occurrence']}"
+        if key in done:
+            continue
+        outcome, _ = _try(module, mutant.pop("source"), tests, limit_s)
+        fields = {"state": state, "mutant": key, "outcome": outcome, "of": len(mutants), **mutant}
+        with outcomes_file.open("a") as out:
+            out.write(json.dumps(fields) + "\n")
+        print(f"{module}:{mutant['line']} {key} {outcome}", flush=True)
+
+
+def _state(module: Path, tests: list[str]) -> str:
+    return hashlib.sha256(b"\0".join(Path(name).read_bytes() for name in (module, *tests))).hexdigest()[:16]
+
+
+def _kept(outcomes: Path) -> Iterator[dict[str, Any]]:
+    if outcomes.exists():
+        yield from map(json.loads, outcomes.read_text().splitlines())
+
+
+def _try(module: Path, source: str, tests: list[str], limit_s: float) -> tuple[str, str]:
+    """'caught', 'survived' or 'timeout', and what pytest printed."""
+    read_end, write_end = os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.close(read_end)
+        _run(module, source, tests, write_end)
+    os.close(write_end)
+    deadline, output = time.monotonic() + limit_s, bytearray()
+    os.set_blocking(read_end, False)
+    while True:
+        with contextlib.suppress(BlockingIOError):
+            output += os.read(read_end, 1 << 20)
+        ended, status = os.waitpid(child, os.WNOHANG)
+        if ended or time.monotonic() > deadline:
+            break
+        time.sleep(0.01)
+    # What a test started and a mutant did not end is in the child's process group.
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(child, signal.SIGKILL)
+    if not ended:
+        os.waitpid(child, 0)
+    os.close(read_end)
+    text = output.decode(errors="replace")
+    return ("timeout" if not ended else "survived" if status == 0 else "caught"), text
+
+
+def _run(module: Path, source: str, tests: list[str], output: int) -> None:
+    code = 70
+    try:
+        os.setpgid(0, 0)
+        os.dup2(output, 1)
+        os.dup2(output, 2)
+        sys.meta_path.insert(0, _Mutant(module, source))
+        import pytest
+
+        code = int(pytest.main(["-x", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", "--no-header", *tests]))
+    finally:
+        sys.stdout.flush()
+        os._exit(code)
+
+
+if __name__ == "__main__":
+    main()

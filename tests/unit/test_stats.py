@@ -1,0 +1,154 @@
+"""Every figure of harness/stats.py at its edges, against scipy's own or a count by hand: quick, and exact."""
+
+import math
+
+import numpy as np
+import pytest
+from scipy import stats as reference
+
+from harness.stats import (
+    coefficient_of_variation,
+    equivalence,
+    expanded_interval,
+    mean_interval,
+    median_interval,
+    percentile,
+    relative_half_width,
+    resampled_blocks,
+    resampled_groups,
+    samples_needed,
+    samples_to_resolve,
+    wasserstein,
+)
+
+FEW = [3.0, 1.0, 2.0]
+SOME = [float(value) for value in (9, 4, 7, 5, 6, 8, 11, 10, 12, 13)]
+
+
+@pytest.mark.parametrize(("share", "expected"), [(0.0, 1.0), (0.25, 1.5), (0.5, 2.0), (1.0, 3.0)])
+def test_a_percentile_is_interpolated(share: float, expected: float) -> None:
+    assert percentile(FEW, share) == expected
+    assert percentile([], share) is None and percentile([5.0], share) == 5.0
+
+
+def test_the_coefficient_of_variation_takes_the_samples_deviation() -> None:
+    assert coefficient_of_variation(FEW) == 0.5
+    assert coefficient_of_variation([1.0, 3.0]) == pytest.approx(math.sqrt(2) / 2)
+    assert (
+        coefficient_of_variation([]) is coefficient_of_variation([1.0]) is coefficient_of_variation([-1.0, 1.0]) is None
+    )
+
+
+@pytest.mark.parametrize("confidence", [0.5, 0.9, 0.95])
+def test_the_means_interval_is_students(confidence: float) -> None:
+    for values in ([1.0, 3.0], FEW, SOME):
+        exact = reference.t.interval(confidence, len(values) - 1, np.mean(values), reference.sem(values))
+        assert mean_interval(values, confidence) == pytest.approx(exact)
+    assert mean_interval(SOME) == mean_interval(SOME, 0.95)
+    assert mean_interval([1.0]) is mean_interval([]) is None
+
+
+@pytest.mark.parametrize(("confidence", "ranks"), [(0.95, (1, 8)), (0.9, (1, 8)), (0.5, (3, 6)), (0.999, None)])
+def test_the_medians_interval_holds_as_few_values_as_it_may(confidence: float, ranks: tuple[int, int] | None) -> None:
+    """Ten values: at most 1 of 10 may lie outside at either end at 90 and 95 %, 3 at 50 %, none at 99.9 %."""
+    ordered = sorted(SOME)
+    expected = None if ranks is None else (ordered[ranks[0]], ordered[ranks[1]])
+    assert median_interval(SOME, confidence) == expected
+    for outside, allowed in ((0, 0.001), (1, 0.0107), (2, 0.0547), (3, 0.1719)):
+        assert reference.binom.cdf(outside, 10, 0.5) == pytest.approx(allowed, abs=1e-4)
+
+
+def test_the_medians_interval_of_equal_values_is_one_point_and_95_percent_is_the_default() -> None:
+    assert median_interval(SOME) == median_interval(SOME, 0.95) != median_interval(SOME, 0.85)
+    assert median_interval([2.0]) == (2.0, 2.0)
+    assert median_interval([1.0, 2.0, 3.0, 4.0, 5.0]) is None is median_interval([])
+    assert median_interval([1.0, 2.0, 3.0, 4.0, 5.0, 6.0]) == (1.0, 6.0)
+    # One of two heads in one toss has just this share.
+    assert median_interval([1.0, 2.0], 0.5) == (1.0, 2.0)
+
+
+def test_the_relative_width_is_half_of_the_interval_over_the_median() -> None:
+    low, high = median_interval(SOME) or (0.0, 0.0)
+    assert relative_half_width(SOME) == (high - low) / 2 / 8.5 == 7 / 2 / 8.5
+    assert relative_half_width(SOME, 0.5) == (10 - 7) / 2 / 8.5
+    assert relative_half_width(FEW) is None and relative_half_width([0.0] * 10) is None
+    assert relative_half_width([-1.0] * 10) is None and relative_half_width([0.5] * 10) == 0.0
+
+
+def test_how_many_samples_a_width_takes() -> None:
+    assert samples_needed(FEW, 0.1) == math.ceil((1.959964 * 0.5 / 0.1) ** 2) == 97
+    assert samples_needed(FEW, 0.1, 0.9) == math.ceil((1.644854 * 0.5 / 0.1) ** 2) == 68
+    assert samples_needed(FEW, 10.0) == 2 and samples_needed([1.0], 0.1) is None
+    # 1.96 x 0.5 / 0.7 squared is 1.96: two; / 0.5 it is 3.84: four.
+    assert samples_needed(FEW, 0.7) == 2 and samples_needed(FEW, 0.5) == 4
+
+
+class Drawn:
+    """Gives the numbers that it was made with, and notes what it was asked for."""
+
+    def __init__(self, *numbers: "np.ndarray[tuple[int, ...], np.dtype[np.int64]]") -> None:
+        self.numbers, self.asked = list(numbers), list[tuple[int, int, object]]()
+
+    def integers(self, low: int, high: int, size: object) -> "np.ndarray[tuple[int, ...], np.dtype[np.int64]]":
+        self.asked.append((low, high, size))
+        return self.numbers.pop(0)
+
+
+def test_groups_follow_each_other_whole_from_the_one_that_was_drawn() -> None:
+    """Groups 0-2, 3 and 4-5. Drawn first: 2, 0, 1; then at each place one a row, taken where a group has ended."""
+    later = [np.array(draw) for draw in ([0, 0, 2], [1, 0, 0], [0, 1, 1], [0, 2, 0], [0, 0, 2], [1, 1, 1])]
+    rng = Drawn(np.array([2, 0, 1]), *later)
+    index = resampled_groups(rng, [3, 1, 2], 3)  # type: ignore[arg-type]
+    assert index.tolist() == [[4, 5, 3, 0, 1, 2], [0, 1, 2, 3, 4, 5], [3, 4, 5, 3, 0, 1]]
+    assert set(rng.asked) == {(0, 3, 3)} and len(rng.asked) == 7
+
+
+def test_blocks_wrap_around_and_the_last_is_cut_off() -> None:
+    rng = Drawn(np.array([[[3], [1]], [[0], [4]]]))
+    index = resampled_blocks(rng, 5, 3, 2)  # type: ignore[arg-type]
+    assert index.tolist() == [[3, 4, 0, 1, 2], [0, 1, 2, 4, 0]]
+    assert rng.asked == [(0, 5, (2, 2, 1))]
+    exact = Drawn(np.array([[[3], [1]]]))
+    assert resampled_blocks(exact, 6, 3, 1).tolist() == [[3, 4, 5, 1, 2, 3]]  # type: ignore[arg-type]
+    assert exact.asked == [(0, 6, (1, 2, 1))]
+
+
+@pytest.mark.parametrize("clusters", [2, 3, 10])
+def test_an_interval_is_widened_by_students_quantile_and_the_missing_degree(clusters: int) -> None:
+    estimates = np.linspace(-1.0, 3.0, 4001)
+    quantile = reference.t.ppf(0.05, clusters - 1) * math.sqrt(clusters / (clusters - 1))
+    tail = reference.norm.cdf(quantile)
+    low, high = expanded_interval(estimates, clusters, 0.9)
+    assert (low, high) == pytest.approx((-1 + 4 * tail, 3 - 4 * tail))
+    assert expanded_interval(estimates, 1, 0.9) == (-math.inf, math.inf)
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "verdict"),
+    [
+        (-0.5, 0.5, "pass"),
+        (-0.5, 0.25, "pass"),
+        (-0.75, 0.5, "not resolvable"),
+        (-0.5, 0.75, "not resolvable"),
+        (0.5, 0.75, "not resolvable"),
+        (0.75, 1.0, "fail"),
+        (-0.75, -0.5, "not resolvable"),
+        (-1.0, -0.75, "fail"),
+    ],
+)
+def test_a_bound_on_the_margin_is_within_it(low: float, high: float, verdict: str) -> None:
+    assert equivalence(low, high, 0.5) == verdict
+
+
+def test_samples_to_leave_one_end_of_the_margin() -> None:
+    assert samples_to_resolve(0.25, 0.5, 10, 0.5) == 40 == samples_to_resolve(-0.25, 0.5, 10, 0.5)
+    assert samples_to_resolve(0.75, 0.5, 10, 0.5) == 40 and samples_to_resolve(0.0, 0.25, 10, 0.5) == 10
+    assert samples_to_resolve(0.0, 1.0, 7, 0.75) == 13
+    assert samples_to_resolve(0.5, 0.5, 10, 0.5) is None is samples_to_resolve(0.0, math.inf, 10, 0.5)
+    # More than one whole unit of room is room as well, and so is exactly one.
+    assert samples_to_resolve(1.0, 2.0, 3, 2.0) == 12
+
+
+def test_the_area_between_two_distributions() -> None:
+    assert wasserstein([1.0, 2.0], [4.0, 5.0]) == pytest.approx(3.0) and wasserstein([1.0], [1.0]) == 0.0
+    assert wasserstein([], [1.0]) is wasserstein([1.0], []) is wasserstein([], []) is None
