@@ -1,7 +1,7 @@
-"""What this machine can measure: one check a line, each with the cure for what is missing.
+"""What this machine can measure: one check per line, each with the cure for a missing part.
 
-Takes under two seconds, starts nothing, changes nothing and imports nothing heavy. A check that breaks is itself
-a line of the answer, so that `harness doctor` helps most where least works.
+The checks take less than two seconds, start nothing, change nothing and import nothing heavy. A check that fails to run
+is itself a line of the output, so that `harness doctor` also helps on a broken machine.
 """
 
 from __future__ import annotations
@@ -35,15 +35,15 @@ MAX_STEAL = 0.01
 MAX_LOAD_PER_CPU = 0.25
 COMMAND_TIMEOUT_S = 1.5
 
-# Where the kernel's faces are; tests put a folder of their own here.
+# The kernel's interfaces; tests replace them with their own folders.
 PROC, SYS, DEV = Path("/proc"), Path("/sys"), Path("/dev")
 
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """ok None: nothing is wrong, only something that some measurements need is absent, or it can't be told.
+    """One check. ok is None if only some measurements need a missing part, or if the check could not decide.
 
-    cure: one line; None only where there is nothing to cure.
+    cure: one line; None only if nothing needs a cure.
     """
 
     name: str
@@ -53,7 +53,7 @@ class Check:
 
 
 def checks(root: Path) -> list[Check]:
-    """Everything about the machine and the checkout at root, in a fixed order. Never raises."""
+    """Runs all checks of the machine and of the checkout at root, in a fixed order. Never raises."""
     table: list[tuple[str, Callable[[], Check]]] = [
         ("python", _python),
         ("rust core", _core),
@@ -73,13 +73,13 @@ def checks(root: Path) -> list[Check]:
         ("file systems", _file_systems),
         ("redis-server", lambda: _program("redis-server", "only for a shared tier on Redis", optional=True)),
     ]
-    # Threads, because some checks wait: for a sample of the CPU's time, for a driver's tool.
+    # Threads, because some checks wait for a sample of CPU time or for a driver's tool.
     with ThreadPoolExecutor(len(table)) as pool:
         return list(pool.map(lambda row: _guarded(*row), table))
 
 
 def render(found: list[Check]) -> str:
-    """The checks as text, one or two lines each, and a line that counts."""
+    """The checks as text, one or two lines each, and a last line with the number of failures."""
     marks = {True: "ok", False: "FAIL", None: "-"}
     width = max((len(check.name) for check in found), default=0)
     lines = []
@@ -96,7 +96,7 @@ def _guarded(name: str, check: Callable[[], Check]) -> Check:
     try:
         return check()
     except Exception as error:
-        # A machine can be odd in more ways than are listed here; the other checks still answer.
+        # A machine can fail in unforeseen ways; the other checks still answer.
         return Check(name, None, f"could not be checked: {type(error).__name__}: {error}")
 
 
@@ -246,7 +246,7 @@ def _stamp(home: Path) -> str | None:
 
 
 def _fingerprint(config: Path) -> str:
-    """What scripts/engine_env stamps a finished environment with."""
+    """The hash that scripts/engine_env writes into a finished environment."""
     digest = hashlib.sha256(config.with_suffix(".txt").read_bytes())
     overrides = config.with_suffix(".overrides.txt")
     if overrides.is_file():
@@ -313,5 +313,5 @@ def _file_systems() -> Check:
         told = f"; {' and '.join(absent)} not in this kernel: no disk tier there" if absent else ""
         return Check("file systems", True, f"ext4, xfs and btrfs can be made{told}")
     cure = "sudo apt-get install -y " + " ".join(packages[tool] for tool in missing)
-    # ext4 is what experiments use unless told otherwise.
+    # Experiments use ext4 by default.
     return Check("file systems", False if "mkfs.ext4" in missing else None, f"no {', '.join(missing)}", cure)

@@ -1,1 +1,1 @@
-"""What load looks like, without any engine: requests, trace formats, generators, and when to send what."""
+"""The load without any engine: requests, trace formats, generators, and the times to send requests."""

@@ -1,4 +1,4 @@
-"""Where traces are: those in the package, those in $HARNESS_TRACES, and public ones that can be fetched."""
+"""Finds traces in the package and in $HARNESS_TRACES, and downloads public ones."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ Progress = Callable[[int, int | None], None]
 
 
 class CatalogueEntry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A trace that is known by name. url None: it is in the package; sha256, bytes None: nobody has checked them."""
+    """A trace with a known name. url is None for a trace in the package; sha256 and bytes are None if unverified."""
 
     format: str
     description: str
@@ -50,8 +50,8 @@ def catalogue() -> dict[str, CatalogueEntry]:
 def find_trace(name_or_path: str | Path, *, base: Path | None = None) -> Path:
     """The file of a trace. Raises TraceFileError.
 
-    What has a '/' in it is a path, relative to `base` (default: the working directory). All else is a name, looked
-    for as NAME, NAME.jsonl and NAME.json in the package, then in $HARNESS_TRACES, and never outside them.
+    An argument with a '/' is a path relative to `base` (default: the working directory). Any other argument is a name.
+    The function looks for NAME, NAME.jsonl and NAME.json in the package, then in $HARNESS_TRACES, and nowhere else.
     """
     given = str(name_or_path)
     if "/" in given or os.sep in given:
@@ -119,10 +119,10 @@ def download(
     progress: Progress | None = None,
     max_bytes: int = MAX_BYTES,
 ) -> Path:
-    """Streams an entry's url to target, which comes into being only whole and with the right sha256.
+    """Streams an entry's url to target, and creates target only if it is complete and its sha256 is right.
 
-    progress gets (bytes so far, bytes in all or None). Where the entry has no sha256, accept_digest must be the
-    one that came. Raises TraceFileError.
+    progress gets (bytes so far, total bytes or None). If the entry has no sha256, accept_digest must equal the
+    download's. Raises TraceFileError.
     """
     wanted = entry.sha256 or accept_digest
     if wanted is not None and target.is_file() and _sha256(target) == wanted:

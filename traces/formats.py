@@ -2,8 +2,8 @@
 
     trace = open_trace("conversation.jsonl", options=TraceOptions(limit=500, block_tokens=64, time_scale=10))
 
-A file is read whole and checked whole. What cannot be read as it stands is a TraceFileError of one line,
-'FILE:LINE: what is wrong (value); cure'. Nothing is skipped, clamped or guessed on the way.
+open_trace reads and checks the whole file. Any defect raises a TraceFileError of one line, 'FILE:LINE: what is wrong
+(value); cure'. open_trace never skips, clamps or guesses a value.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from traces.errors import TraceFileError
 from traces.request import Request, Segment, stable_id
 from traces.textfile import TraceFile, shorten
 
-HASH_BLOCK_TOKENS = 512  # one Mooncake hash id stands for so many tokens
-BYTES_PER_TOKEN = 4  # ShareGPT texts are counted without a tokenizer
+HASH_BLOCK_TOKENS = 512  # one Mooncake hash id stands for this many tokens
+BYTES_PER_TOKEN = 4  # an estimate: ShareGPT texts are counted without a tokenizer
 MAX_TOKENS = 100_000_000
 MAX_TIME_MS = 1e13
 MAX_SCALE = 1e6
@@ -36,13 +36,13 @@ _Seconds = Annotated[float, Meta(ge=0, le=MAX_TIME_MS / 1000)]
 
 @dataclass(frozen=True)
 class TraceOptions:
-    """Which requests of a file are taken, and how they are scaled to fit the machine under test.
+    """Selects requests of a file, and scales them to fit the machine under test.
 
-    start, limit: a slice of the file's requests, left-out ones included.
-    block_tokens: what 512 tokens become. Every segment is scaled so, rounded down, to at least one token.
+    start, limit: a slice of the file's requests; requests that are left out later count too.
+    block_tokens: the new length of 512 tokens. Every segment scales by it, rounded down, to at least one token.
     output_scale, then max_output_tokens: factor and cap for the output, at least one token.
-    time_scale: factor for time stamps and think times; 0.5 is twice the load.
-    max_prompt_tokens: longer (scaled) prompts are left out and counted in Trace.left_out, never cut.
+    time_scale: factor for time stamps and think times; 0.5 doubles the load.
+    max_prompt_tokens: a longer (scaled) prompt is left out and counted in Trace.left_out, never cut.
     Raises TraceFileError for impossible values.
     """
 
@@ -74,10 +74,10 @@ def _bad_option(name: str, problem: str, value: object, cure: str) -> TraceFileE
 
 @dataclass(frozen=True)
 class Trace:
-    """What was taken from a file.
+    """The requests taken from a file.
 
-    sha256 is of the file's bytes, total_requests what the whole file holds; left_out counts the requests of
-    the slice whose prompts were too long.
+    sha256 is the hash of the file's bytes. total_requests counts the whole file. left_out counts the requests of the
+    slice whose prompts were too long.
     """
 
     name: str
@@ -89,7 +89,7 @@ class Trace:
 
 
 def open_trace(path: str | Path, *, options: TraceOptions | None = None) -> Trace:
-    """The requests of a trace file, whose format is told from its content. Raises TraceFileError."""
+    """Reads the requests of a trace file and recognizes its format by the content. Raises TraceFileError."""
     options = options or TraceOptions()
     file = TraceFile(Path(path))
     name = _guess_format(file)
@@ -101,12 +101,12 @@ def open_trace(path: str | Path, *, options: TraceOptions | None = None) -> Trac
 
 
 def write_trace(path: str | Path, requests: Iterable[Request]) -> None:
-    """Writes the own format, one Request as JSON a line. open_trace gives equal requests back."""
+    """Writes the project's own format, one Request as JSON per line. open_trace returns equal requests."""
     Path(path).write_bytes(msgspec.json.Encoder().encode_lines(list(requests)))
 
 
 def _guess_format(file: TraceFile) -> str:
-    """'[' begins ShareGPT; the keys of the first line tell the JSONL formats apart."""
+    """'[' begins ShareGPT; the keys of the first line identify a JSONL format."""
     if file.text.lstrip().startswith(b"["):
         return "sharegpt"
     number, first = next(iter(file.lines()))
@@ -191,7 +191,7 @@ _OWN_CURES = {
 
 
 def _read_own(file: TraceFile) -> list[Request]:
-    """One Request as JSON a line, as write_trace writes it. Ids are unique; the turns of a session ascend."""
+    """One Request as JSON per line, as write_trace writes it. Ids are unique; the turns of a session ascend."""
     requests: list[Request] = []
     seen: dict[str, int] = {}
     turns: dict[str, int] = {}
@@ -230,12 +230,12 @@ _ROLES = ("human", "user", "system", "tool", *_ANSWERS)
 
 
 def _read_sharegpt(file: TraceFile) -> list[Request]:
-    """[{id, conversations: [{from, value}]}]: a session each, a turn for every answer to something.
+    """[{id, conversations: [{from, value}]}]: each conversation is a session, each answer to a message a turn.
 
-    A turn's prompt is all messages before the answer, the recorded answers included. Tokens are estimated as
-    UTF-8 bytes / 4, rounded up; an empty answer is one token. Each message is one segment named by its text:
-    equal texts are equal segments, texts that merely begin alike are not. The format has no times (a closed
-    loop), and a conversation without any turn gives no request.
+    A turn's prompt is all messages before the answer, including recorded answers. The estimate of tokens is UTF-8
+    bytes / 4, rounded up; an empty answer counts one token. Each message is one segment named by its text. Equal texts
+    are equal segments; two texts with a common beginning are different segments. The format has no times, so the load
+    is a closed loop. A conversation without a turn gives no request.
     """
     try:
         entries: list[msgspec.Raw] = msgspec.json.decode(file.text, type=list[msgspec.Raw])
@@ -298,7 +298,7 @@ READERS: dict[str, Callable[[TraceFile], list[Request]]] = {
 
 
 def _fit(file: TraceFile, requests: list[Request], options: TraceOptions) -> tuple[tuple[Request, ...], int]:
-    """(the requests taken, how many were left out of the slice)."""
+    """Returns the selected requests and the number of requests left out of the slice."""
     rest = len(requests) - options.start
     if rest <= 0:
         problem = f"start is beyond the file's {len(requests)} requests ({options.start})"
@@ -316,7 +316,7 @@ def _fit(file: TraceFile, requests: list[Request], options: TraceOptions) -> tup
         problem = f"every prompt is longer than max_prompt_tokens ({most}; the shortest is {shortest})"
         cure = f"raise max_prompt_tokens to at least {shortest}, or lower block_tokens"
         raise file.error(None, problem, cure)
-    # A load whose first request is gone would begin with an idle wait.
+    # Without this shift, a load that lacks the first request would begin with an idle wait.
     if kept[0].id != requests[0].id:
         begin = min((request.at_s for request in kept if request.at_s is not None), default=0.0)
         kept = [r if r.at_s is None else msgspec.structs.replace(r, at_s=r.at_s - begin) for r in kept]

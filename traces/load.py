@@ -13,7 +13,7 @@ import heapq
 import math
 import random
 from collections import Counter, deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from traces.request import Request
@@ -73,7 +73,7 @@ class Load:
         concurrency: int | None = None,
         *,
         active_sessions: int | None = None,
-        gaps_s: Iterable[float] = (),
+        gaps_s: Sequence[float] = (),
         shuffle_seed: int | None = None,
     ) -> None:
         for name, most in (("concurrency", concurrency), ("active_sessions", active_sessions)):
@@ -85,7 +85,7 @@ class Load:
         # Since when each free slot and each free place has been free, oldest first; None: there are always enough.
         self._slots = None if concurrency is None else deque([0.0] * concurrency)
         self._places = None if active_sessions is None else deque([0.0] * active_sessions)
-        self._gaps_s, self._gap_end_s = iter(gaps_s), -math.inf
+        self._gaps_s, self._gap_end_s = iter(gaps_s) if gaps_s else None, -math.inf
         self._random = None if shuffle_seed is None else random.Random(shuffle_seed)
 
         # Heaps of what may go: due times with orders, and orders without a time. Parked is what lacks only a place:
@@ -98,6 +98,7 @@ class Load:
 
         # By wave, in their order: how many requests have not completed; and what waits for the wave.
         self._unfinished = dict(sorted(Counter(request.wave for request in self.requests).items()))
+        self._has_waves = len(self._unfinished) > 1
         self._held: dict[int, list[tuple[float | None, int]]] = {}
         self._wave, self._released_s = next(iter(self._unfinished), 0), 0.0
         for order, request in enumerate(self.requests):
@@ -107,7 +108,7 @@ class Load:
             if request.session is not None:
                 self._later[request.session] = deque()
             self._admit(request.at_s, order)
-        if len(self._unfinished) > 1:
+        if self._has_waves:
             _check_waves(self.requests, active_sessions)
 
     def next(self, now_s: float) -> Action:
@@ -116,9 +117,8 @@ class Load:
         if self._slots is not None and not self._slots:
             return Blocked()
         while self._timed or self._untimed:
-            ready_s = max(self._gap_end_s, -math.inf if self._untimed else self._timed[0][0])
-            if ready_s > now_s:
-                return WaitUntil(ready_s)
+            if now_s < self._gap_end_s or (not self._untimed and now_s < self._timed[0][0]):
+                return WaitUntil(max(self._gap_end_s, -math.inf if self._untimed else self._timed[0][0]))
             due_s, order = self._take(now_s)
             request = self.requests[order]
             if self._places is None or request.session is None or request.session in self._begun or self._places:
@@ -139,9 +139,10 @@ class Load:
         elif request.session is not None and self._places is not None:
             self._places.append(now_s)
             self._unpark()
-        self._unfinished[request.wave] -= 1
-        if not self._unfinished[self._wave]:
-            self._release_next_wave(now_s)
+        if self._has_waves:
+            self._unfinished[request.wave] -= 1
+            if not self._unfinished[self._wave]:
+                self._release_next_wave(now_s)
 
     def _send(self, request: Request, order: int, due_s: float | None, now_s: float) -> Send:
         if request.id in self._in_flight:
@@ -150,14 +151,16 @@ class Load:
         self._unsent -= 1
         # A request without a time of its own was meant to go when all that it takes became free.
         free_s = self._released_s
-        if self._slots is not None:
-            free_s = max(free_s, self._slots.popleft())
+        if self._slots is not None and (since_s := self._slots.popleft()) > free_s:
+            free_s = since_s
         if self._places is not None and request.session is not None and request.session not in self._begun:
             self._begun.add(request.session)
             free_s = max(free_s, self._places.popleft())
-        scheduled_s = max(self._gap_end_s, free_s if due_s is None else due_s)
-        gap_s = next(self._gaps_s, None)
-        self._gap_end_s = -math.inf if gap_s is None else now_s + gap_s
+        scheduled_s = free_s if due_s is None else due_s
+        if self._gaps_s is not None:
+            scheduled_s = max(self._gap_end_s, scheduled_s)
+            gap_s = next(self._gaps_s, None)
+            self._gap_end_s = -math.inf if gap_s is None else now_s + gap_s
         return Send(request, scheduled_s)
 
     def _take(self, now_s: float) -> tuple[float | None, int]:

@@ -1,4 +1,4 @@
-"""Users of different kinds, each in a conversation: how long they ask, how long they are answered, how long they think.
+"""Users of different kinds in conversations: lengths of their questions, of the answers, and their think times.
 
     spec = PersonaSpec(users=8, turns=3, personas=(Persona(name="chatbot", share=1.0, context_tokens=(256, 1024),
                                                            output_tokens=(50, 150), think_s=(0.1, 0.5)),))
@@ -19,7 +19,7 @@ from traces.request import Request, Segment, stable_id
 
 @dataclass(frozen=True, kw_only=True)
 class Persona:
-    """A kind of user, `share` of all in proportion. Ranges are inclusive, and drawn from evenly, turn by turn."""
+    """A kind of user with a relative share of all users. Each turn draws uniformly from the inclusive ranges."""
 
     name: str
     share: float
@@ -51,8 +51,11 @@ class PersonaSpec:
 
 
 def persona_requests(spec: PersonaSpec, seed: int) -> tuple[Request, ...]:
-    """Users one after another, each of `turns` requests. A turn's prompt is all that was said before and what is asked
-    now; what was answered is a stand-in of as many tokens. Users share nothing. delay_s is the time to think."""
+    """Makes `turns` requests for each user, user after user.
+
+    A turn's prompt is the whole conversation so far and the new question. A stand-in of the same number of tokens
+    replaces each answer. Users share no content. delay_s is the think time.
+    """
     rng = np.random.default_rng([seed, stable_id("personas")])
     shares = np.array([persona.share for persona in spec.personas])
     kinds = rng.choice(len(spec.personas), size=spec.users, p=shares / shares.sum())

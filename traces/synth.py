@@ -3,8 +3,8 @@
     spec = SyntheticSpec(requests=100, prompt_tokens=4097, hit_rate=0.75, prefixes=10)
     load = Load(warmers(spec, seed=1) + synthetic(spec, seed=1), concurrency=4)
 
-All functions are pure: the same spec and seed give equal requests. The seed is the namespace of the token streams
-too: other seeds share no content, so a measurement that must find a cold cache takes a seed of its own.
+All functions are pure: the same spec and seed give equal requests. The seed is also the namespace of the token
+streams: different seeds share no content. So a measurement that needs a cold cache uses a seed of its own.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ ARRIVALS = ("closed", "constant", "poisson")
 class SyntheticSpec:
     """Requests that share prefixes.
 
-    hit_rate: the part of a prompt, in whole chunks of granularity_tokens, that is one of `prefixes` prefixes.
-    zipf: the k-th prefix is asked for in proportion to k**-zipf; 0 makes all equally likely.
+    hit_rate: the share of a prompt that is one of `prefixes` prefixes, in whole chunks of granularity_tokens.
+    zipf: requests choose the k-th prefix in proportion to k**-zipf; 0 makes all equally likely.
     arrivals: 'closed' has no times; 'constant' and 'poisson' begin at 0 s with rate_per_s on average.
     """
 
@@ -76,17 +76,17 @@ class SessionSpec:
 
 
 def hit_tokens(spec: SyntheticSpec) -> int:
-    """Leading tokens of every prompt that are shared: whole chunks, and never the last token of the prompt.
+    """Number of leading tokens that each prompt shares: whole chunks, and never the last token of the prompt.
 
-    An engine recomputes at least one token, so of a prompt of n tokens (n - 1) // granularity chunks can be hit.
-    The rate that comes out is the nearest that whole chunks allow.
+    An engine recomputes at least one token, so a prompt of n tokens can hit (n - 1) // granularity chunks. The
+    resulting rate is the nearest one that whole chunks allow.
     """
     chunks = (spec.prompt_tokens - 1) // spec.granularity_tokens
     return round(spec.hit_rate * chunks) * spec.granularity_tokens
 
 
 def synthetic(spec: SyntheticSpec, seed: int) -> tuple[Request, ...]:
-    """Every request is a shared prefix of hit_tokens(spec) and a suffix of its own."""
+    """Makes requests of a shared prefix of hit_tokens(spec) tokens and a unique suffix each."""
     rng = _rng(seed, "synthetic")
     weights = np.arange(1, spec.prefixes + 1, dtype=np.float64) ** -spec.zipf
     chosen = rng.choice(spec.prefixes, size=spec.requests, p=weights / weights.sum())
@@ -101,7 +101,7 @@ def synthetic(spec: SyntheticSpec, seed: int) -> tuple[Request, ...]:
 
 
 def warmers(spec: SyntheticSpec, seed: int) -> tuple[Request, ...]:
-    """One request per shared prefix, exactly that prefix and one output token; none if nothing is shared."""
+    """One request per shared prefix: exactly that prefix and one output token; no request if hit_tokens is 0."""
     shared = hit_tokens(spec)
     return tuple(
         Request(id=f"warm-{prefix:06d}", prompt=(_prefix(seed, prefix, shared),), output_tokens=1)

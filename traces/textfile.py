@@ -1,4 +1,4 @@
-"""A trace file's bytes, and the one form in which they are complained about."""
+"""A trace file's bytes, and the one format of error messages about them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from traces.errors import TraceFileError
 
 
 class TraceFile:
-    """The bytes of a text file; raises TraceFileError for anything that is not one."""
+    """The bytes of a text file. Raises TraceFileError for any other file."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -45,7 +45,7 @@ class TraceFile:
         return self.data.count(b"\n", 0, offset) + 1
 
     def lines(self) -> Iterable[tuple[int, bytes]]:
-        """(line number, content) of every line that is not blank."""
+        """(line number, content) of each line that is not blank."""
         return ((n, line) for n, line in enumerate(self.text.split(b"\n"), 1) if line and not line.isspace())
 
     def error(self, line: int | None, problem: str, cure: str) -> TraceFileError:
@@ -53,7 +53,7 @@ class TraceFile:
         return TraceFileError(re.sub(r"\s+", " ", f"{where}: {problem}; {cure}"))
 
     def decode(self, decoder: msgspec.json.Decoder[Any], line: int, raw: bytes, cures: dict[str, str]) -> Any:
-        """raw as the decoder's type. The cure is looked up by field; '' is the one for all else."""
+        """Decodes raw to the decoder's type. cures maps a field to its cure; '' is the cure for all other errors."""
         try:
             return decoder.decode(raw)
         except msgspec.ValidationError as error:
@@ -71,7 +71,7 @@ class TraceFile:
 
 
 def _value_at(raw: bytes, place: str) -> Any:
-    """The value at a path such as `.hash_ids[3]` of a JSON text that decoded as far as there."""
+    """The value at a path such as `.hash_ids[3]` of a JSON text; the whole text if the path cannot be followed."""
     try:
         value = msgspec.json.decode(raw)
         for key, index in re.findall(r"\.(\w+)|\[(\d+)\]", place):

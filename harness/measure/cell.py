@@ -84,7 +84,7 @@ class TierMeasurement:
             self._progress.note(f"{self._cell.key}: {tier} could not be proven; its rows are kept, and left out")
 
     def _state(self, tier: str, elapsed_s: float) -> str:
-        """What is measured now; while nobody knows how many samples it takes, the most time that they may take."""
+        """What is measured now and, where the number of samples is open, the most time that they may take."""
         short = ",".join(f"{key.rsplit('.', 1)[-1]}={value}" for key, value in self._cell.overrides.items())
         words = " ".join(filter(None, [short, self._sampler.state(tier)]))
         if self._measure.until is None or self._measure.budget is None:

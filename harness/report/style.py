@@ -8,9 +8,11 @@ from collections.abc import Sequence
 import plotly.graph_objects as go
 
 from harness.results.summary import FREE_LOAD
+from traces.tiers import COMPUTED, all_states, sources, state_names
 
-# Okabe and Ito's colours: told apart by colour-blind readers too, and each tier keeps its own in every figure.
-COLORS = {
+# Okabe and Ito's colours, which colour-blind readers can distinguish. Each state keeps its own in every figure.
+_COLORS = {
+    COMPUTED: "#D55E00",
     "recompute": "#D55E00",
     "gpu": "#009E73",
     "cpu": "#2B83C6",
@@ -18,8 +20,25 @@ COLORS = {
     "disk_cold": "#CC79A7",
     FREE_LOAD: "#56B4E9",
 }
-SYMBOLS = {"recompute": "circle", "gpu": "square", "cpu": "diamond", "disk": "triangle-up", "disk_cold": "cross"}
-SOURCE_COLORS = {"computed": "#D55E00", "gpu": "#009E73", "cpu": "#2B83C6", "disk": "#E69F00"}
+# For states and tiers that are not named above, in their order.
+_MORE_COLORS = ("#8C6BB1", "#A6761D", "#1B7837", "#E7298A")
+GREY = "#8A8A8A"
+
+
+def color_of(name: str) -> str:
+    """The colour of a state, a tier or 'computed'; grey for any other name."""
+    known = dict.fromkeys((*state_names(), *sources()))
+    more = [each for each in known if each not in _COLORS]
+    if name in more:
+        return _MORE_COLORS[more.index(name) % len(_MORE_COLORS)]
+    return _COLORS.get(name, GREY)
+
+
+def symbol_of(name: str) -> str:
+    """The mark of a state in figures, as plotly names it; a circle for a name that is no state's."""
+    return next((state.symbol for state in all_states() if state.name == name), "circle")
+
+
 VERDICT_SYMBOLS = {
     "proven": "circle",
     "contradicted": "x",
@@ -27,7 +46,6 @@ VERDICT_SYMBOLS = {
     "no claim": "circle",
     "error": "triangle-down-open",
 }
-GREY = "#8A8A8A"
 MAX_DOTS = 6_000
 MAX_CURVE_POINTS = 1_000
 MAX_BINS = 2_000

@@ -37,7 +37,7 @@ def instant_server() -> Iterator[str]:
 
 
 def timed(command: list[str], environment: dict[str, str]) -> list[dict[str, Any]]:
-    """Runs one loop on the client's core; its JSON lines. A run with a failed request is worth nothing: it ends."""
+    """Runs one loop on the client's core and returns its JSON lines. Ends if a request failed."""
     pin = partial(os.sched_setaffinity, 0, {CLIENT_CORE})
     done = subprocess.run(
         command, env={**os.environ, **environment}, cwd=ROOT, capture_output=True, text=True, preexec_fn=pin

@@ -19,24 +19,24 @@ CLONE_NEWNS = 0x00020000
 
 
 class Device:
-    """A mounted device. name: as in /sys/block. group: who joins it is throttled; None: nobody is."""
+    """A mounted device. name: as in /sys/block. group: throttles the processes that join it; None: no throttle."""
 
     def __init__(self, folder: Path, name: str, group: Path | None) -> None:
         self.folder, self.name, self.group = folder, name, group
 
     def moved_bytes(self) -> tuple[int, int]:
-        """Bytes read and written since the device was made, as the block layer counts them."""
+        """Bytes read and written since the device's creation, counted by the block layer."""
         fields = Path(f"/sys/block/{self.name}/stat").read_text().split()
         return 512 * int(fields[2]), 512 * int(fields[6])
 
     def join(self) -> None:
-        """Puts this process among the throttled."""
+        """Moves this process into the throttled group."""
         if self.group is not None:
             (self.group / "cgroup.procs").write_text(str(os.getpid()))
 
 
 class LoopDevices:
-    """Makes the devices; a context manager that takes away what the kernel does not by itself."""
+    """Makes the devices; a context manager that removes whatever the kernel does not remove by itself."""
 
     def __init__(self, size_mib: int, limit_mib_per_s: int) -> None:
         self._size_mib, self._limit = size_mib, limit_mib_per_s * MIB
@@ -60,12 +60,12 @@ class LoopDevices:
             self._group.rmdir()
 
     def fast(self) -> Device:
-        """As fast as memory and the loop driver are."""
+        """A device without limit: memory and the loop driver set its speed."""
         folder, name = self._mounted("fast", self._root / "fast.img", self._size_mib, [])
         return Device(folder, name, None)
 
     def throttled(self) -> Device:
-        """Reads and writes at the limit; nested, so that the device to look at shows the waiting as its own."""
+        """A device at the limit, nested in another one, so that the outer device's statistics include the waiting."""
         if not BLKIO.is_dir():
             raise OSError("no blkio control group at /sys/fs/cgroup/blkio: the throttled device needs cgroup v1")
         inner, name = self._mounted("inner", self._root / "inner.img", self._size_mib + 128, [])
@@ -85,7 +85,7 @@ class LoopDevices:
             command("mkfs.ext4", "-q", "-E", "lazy_itable_init=0,lazy_journal_init=0,nodiscard", device)
             command("mount", device, str(folder))
         finally:
-            command("losetup", "--detach", device)  # once nobody uses it
+            command("losetup", "--detach", device)  # the kernel detaches it after its last user
         return folder, device.removeprefix("/dev/")
 
 

@@ -88,10 +88,10 @@ def cluster(case: Case) -> Cluster:
 
 
 def repetitions(count: int, at_once: int) -> Iterator[tuple[RequestColumns, float]]:
-    """The trace again and again, `at_once` repetitions of it side by side, in rows of limited length.
+    """Repeats the trace, `at_once` repetitions concurrently, in rows of limited length.
 
-    Each row comes with the moment up to which it is all. Each repetition has hash ids of its own, so that it shares no
-    prefix with another.
+    Yields each row with the time until which it is complete. Each repetition has its own hash ids, so repetitions
+    share no prefix.
     """
     requests = open_trace(find_trace("mooncake_conversation")).requests
     one = RequestColumns.of(requests)
@@ -106,7 +106,7 @@ def repetitions(count: int, at_once: int) -> Iterator[tuple[RequestColumns, floa
         sent = order[order < len(numbers) * len(one.ids)]
         for begin in range(0, len(sent), ROW_REQUESTS):
             row, rest = sent[begin : begin + ROW_REQUESTS], sent[begin + ROW_REQUESTS :]
-            # The very number that the next repetitions start from: a sum could be later by a rounding.
+            # Exactly the number at which the next repetitions start: a sum could be later by a rounding error.
             until_s = start_s + at_s[rest[0]] if len(rest) else (first // at_once + 1) * period_s
             yield _together(one, ends, numbers, start_s, row), until_s
 
@@ -142,7 +142,7 @@ def add(totals: Counter[str], done: CompletionColumns) -> None:
 
 
 def take_core() -> tuple[int, float]:
-    """Keeps this process on the core of which other guests leave most: which, and what a loop takes there."""
+    """Pins this process to the core with the least load from other guests; returns it and its loop time in s."""
     loops_s = {core: loop_s(core) for core in sorted(os.sched_getaffinity(0))}
     core = min(loops_s, key=lambda core: loops_s[core])
     os.sched_setaffinity(0, {core})
@@ -154,9 +154,9 @@ def loop_s(core: int) -> float:
 
 
 def replay(case: Case, count: int) -> dict[str, Any]:
-    """Replays so many repetitions in this process, as many of them at once as there are eights of instances.
+    """Replays `count` repetitions in this process, one at once per eight instances.
 
-    The time is of all that happens once the trace is read: making each repetition's columns is in it.
+    The time includes everything after the trace is read, also making each repetition's columns.
     """
     core, before_s = take_core()
     engines = cluster(case)
@@ -179,7 +179,7 @@ def replay(case: Case, count: int) -> dict[str, Any]:
 
 
 def measured(case: Case, count: int) -> dict[str, Any]:
-    """A case in a process of its own, so that its peak memory is its own."""
+    """Runs a case in a separate process, so that its peak memory counts alone."""
     words = ["case", str(count), *map(str, case)]
     environment = {**os.environ, "PYTHONPATH": str(Path(__file__).resolve().parents[2])}
     done = subprocess.run([sys.executable, __file__, *words], env=environment, capture_output=True, text=True)

@@ -103,7 +103,7 @@ def work(folder: str, name: str, group: str, size: int, depth: int) -> None:
 
 
 def take_place(device: Device) -> None:
-    """Puts this process among the throttled, and on its core."""
+    """Moves this process into the throttled group and onto its core."""
     device.join()
     os.sched_setaffinity(0, {CORE})
 

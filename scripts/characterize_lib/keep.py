@@ -1,8 +1,8 @@
-"""Keeps what experiments 4 to 6 found in a folder small enough for git: io.md to read, io.json with the figures' data.
+"""Keeps the results of experiments 4 to 6 in a folder small enough for git: io.md to read, io.json with the data.
 
     python scripts/characterize_lib/keep.py results/io EXP4_RUN EXP5_RUN EXP6_RUN
 
-EXP6_RUN has to be a traced one.
+EXP6_RUN must be a traced run.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def main(target: Path, runs: Sequence[Path]) -> None:
 
 
 def size_rows(io: dict[str, Any]) -> list[list[str]]:
-    """One row a power of two: how many reads + writes each trace has of it."""
+    """One row per power of two: the counts of reads + writes in each trace."""
     sizes = [[trace["block"][side]["sizes"] for side in DIRECTIONS] for trace in io["traces"]]
     lows = sorted({int(low) for both in sizes for side in both for low in side})
     return [

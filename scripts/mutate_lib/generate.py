@@ -64,7 +64,10 @@ def main() -> None:
         operator = cosmic_ray.plugins.get_operator(name)()
         places = sum(len(list(operator.mutation_positions(node))) for node in _nodes(get_ast(source)))
         for occurrence in range(places):
-            mutant = MutationVisitor.mutate_code(source, operator, occurrence)
+            try:
+                mutant = MutationVisitor.mutate_code(source, operator, occurrence)
+            except AttributeError:  # its ExceptionReplacer knows no dotted names
+                continue
             if mutant is None or (meaning := _meaning(mutant)) in seen:
                 continue
             seen.add(meaning)

@@ -1,4 +1,4 @@
-"""Holds what two checkouts made of the same experiments against each other: rows and figures, value by value.
+"""Compares the rows and figures that two checkouts computed for the same experiments, value by value.
 
 Values are equal or they differ: floats have no tolerance. What a later commit may name differently is in the tables
 below; nothing else is forgiven. Fields and figures that only the candidate has are not compared.
@@ -84,7 +84,7 @@ class Run:
 
 
 def rows_by_name(run: Run) -> dict[tuple[Any, ...], Mapping[str, Any]]:
-    """Rows by cell, phase, sample, attempt and id; a number tells apart those that are named alike."""
+    """Rows by cell, phase, sample, attempt and id; a running number separates rows with equal names."""
     found: dict[tuple[Any, ...], Mapping[str, Any]] = {}
     seen: Counter[tuple[Any, ...]] = Counter()
     for row in run.rows:

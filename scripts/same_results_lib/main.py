@@ -1,4 +1,4 @@
-"""Runs everything on two checkouts, compares what each made, and prints what differs. Exit code 1: something does.
+"""Runs all experiments on two checkouts, compares their results and prints differences; exit code 1 if any differ.
 
 python -m scripts.same_results_lib.main BEFORE AFTER WORK NAMES
 """

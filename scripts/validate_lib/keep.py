@@ -1,4 +1,4 @@
-"""Keeps what is worth keeping of a validation in a folder small enough for git, without a machine's paths.
+"""Keeps a validation's evidence in a folder small enough for git, without the machine's paths.
 
     python scripts/validate_lib/keep.py results/validate-… results/validation/NAME [--calibration FILE]
 

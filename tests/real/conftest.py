@@ -1,4 +1,4 @@
-"""What tests of tracing share."""
+"""Fixtures of the tests that trace."""
 
 import subprocess
 from collections.abc import Iterator
@@ -10,7 +10,7 @@ from harness.collectors.bpf import TRACEFS
 
 @pytest.fixture
 def tracefs() -> Iterator[None]:
-    """Mounted where it was not, and unmounted again."""
+    """Mounts tracefs if it is not mounted, and unmounts it again."""
     there = any(place.is_dir() for place in TRACEFS)
     if not there:
         subprocess.run(["mount", "-t", "tracefs", "tracefs", str(TRACEFS[0].parent)], check=True)

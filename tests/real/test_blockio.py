@@ -77,7 +77,7 @@ def statistics(device: Device) -> tuple[int, int]:
 
 
 @pytest.mark.parametrize("device", ["ext4", "xfs", "btrfs"], indirect=True)
-def test_what_a_process_does_is_seen_at_its_files_and_at_the_device(device: Device, tmp_path: Path) -> None:
+def test_traces_hold_a_process_s_file_calls_and_block_requests(device: Device, tmp_path: Path) -> None:
     script = tmp_path / "work.py"
     script.write_text(WORK)
     child = subprocess.Popen([sys.executable, str(script), str(device.mount)], stdin=subprocess.PIPE, text=True)
@@ -117,7 +117,7 @@ def test_what_a_process_does_is_seen_at_its_files_and_at_the_device(device: Devi
 
 
 @pytest.mark.parametrize("device", ["ext4 40MiB/s", "xfs 40MiB/s"], indirect=True)
-def test_a_read_that_is_split_takes_as_a_whole_what_its_bytes_take(device: Device, tmp_path: Path) -> None:
+def test_a_split_read_takes_the_time_of_all_its_bytes(device: Device, tmp_path: Path) -> None:
     """Into pages that lie apart, 1 MiB is two requests: both are issued at once, and the second waits for the first."""
     count, pages = 12, MIB // mmap.PAGESIZE
     (device.mount / "f").write_bytes(os.urandom(count * MIB))
@@ -150,7 +150,10 @@ def test_a_read_that_is_split_takes_as_a_whole_what_its_bytes_take(device: Devic
 
 @pytest.mark.parametrize("device", ["ext4", "xfs", "btrfs"], indirect=True)
 def test_the_scripts_follow_a_process_tree_by_themselves(device: Device, tmp_path: Path) -> None:
-    """A shell is named; what reads is the child of its child, of which one is there before. Another reads meanwhile."""
+    """The scripts follow a shell; the child of its child reads. The child runs before the trace starts.
+
+    The traces must not hold the calls of an unrelated process that reads in between.
+    """
     script, foreign = tmp_path / "work.py", device.mount / "foreign"
     script.write_text(WORK)
     foreign.write_bytes(os.urandom(16 * MIB))
@@ -171,7 +174,7 @@ def test_the_scripts_follow_a_process_tree_by_themselves(device: Device, tmp_pat
         subprocess.run(read_foreign, check=True)
         shell.communicate("go\n", 60)
         moved = sum(statistics(device)) - before
-        time.sleep(0.5)  # until the last lines are told
+        time.sleep(0.5)  # until bpftrace has printed the last lines
     finally:
         for process in running:
             process.send_signal(signal.SIGINT)
@@ -239,8 +242,8 @@ for number in range(1000):
 """
 
 
-def test_paths_are_whole_where_more_is_to_be_told_than_a_turn_has_time_for(tmp_path: Path) -> None:
-    """Each core's lines are printed in turns, of which one may end within a path."""
+def test_paths_stay_whole_when_a_core_has_more_lines_than_one_turn_prints(tmp_path: Path) -> None:
+    """bpftrace prints each core's lines in turns, and a turn may end within a path."""
     folder = tmp_path / ("a" * 100) / ("b" * 100)
     folder.mkdir(parents=True)
 

@@ -1,4 +1,4 @@
-"""Reference devices as root: as fast as they are told to be, request by request, and nothing is left of them."""
+"""Reference devices as root: each request takes the time of the given limits, and no device leaves anything behind."""
 
 import ctypes
 import json

@@ -1,4 +1,4 @@
-"""The LMCache server on its own: it evicts as it was told, and says so."""
+"""The LMCache server alone: it uses the given eviction settings and reports them."""
 
 import asyncio
 from pathlib import Path
@@ -34,7 +34,7 @@ def resolved(folder: Path, eviction: Eviction) -> CacheResolved:
     return asyncio.run(ask())
 
 
-def test_the_server_evicts_as_it_was_told(tmp_path: Path) -> None:
+def test_the_server_uses_and_reports_the_given_eviction_settings(tmp_path: Path) -> None:
     told = Eviction(policy="arc", watermark=0.5, ratio=0.3)
     found = resolved(tmp_path, told)
     rules = EvictionRules(**told.model_dump())

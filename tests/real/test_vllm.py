@@ -165,6 +165,7 @@ def test_a_killed_process_ends_the_run_in_one_line_and_leaves_nothing(tmp_path: 
     deadline = time.monotonic() + 240
     while process.poll() is None and time.monotonic() < deadline and not (tmp_path / "out" / "rows.jsonl").exists():
         time.sleep(0.05)
+    assert process.poll() is None and (tmp_path / "out" / "rows.jsonl").exists()
     below = [
         child
         for child in psutil.Process(process.pid).children(recursive=True)
@@ -215,7 +216,7 @@ def test_servers_that_run_already_are_measured_and_left_running(tmp_path: Path) 
     assert not left_behind(tmp_path)
 
 
-def test_a_vllm_that_cannot_start_is_told_with_its_last_words(tmp_path: Path) -> None:
+def test_the_error_of_a_vllm_that_cannot_start_ends_with_its_last_log_lines(tmp_path: Path) -> None:
     engines = {"vllm": {"python": str(PYTHON), "args": ["--no-such-flag"]}}
     done = harness("run", str(_written(tmp_path, engines)), "--engine", "vllm", "--out", str(tmp_path / "out"))
     _, errors = done.communicate(timeout=280)

@@ -69,7 +69,7 @@ def block_figures(trace: dict[str, Any], way: str) -> dict[str, float]:
 
 
 def of_files(trace: dict[str, Any]) -> list[tuple[int, ...]]:
-    """What happened to each file, whatever its name."""
+    """The calls on each file, without its name."""
     return sorted(tuple(count for key, count in each.items() if key != "name") for each in trace["files"]["each"])
 
 

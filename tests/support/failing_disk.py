@@ -1,8 +1,8 @@
-"""Runs a command with a disk that fails midway mounted at a folder: ext4 on a loop device whose medium runs out.
+"""Runs a command with a failing disk mounted at a folder: ext4 on a loop device whose medium fills up midway.
 
     unshare --mount --propagation private python failing_disk.py FOLDER MEDIUM_MIB COMMAND…
 
-Everything is in the mount namespace that unshare made, and gone with it.
+All mounts are in the mount namespace that unshare made, and end with it.
 """
 
 import os
@@ -25,7 +25,7 @@ def main() -> None:
         call("mkfs.ext4", "-q", "-O", "^has_journal", "-E", "nodiscard", device)
         call("mount", device, str(folder))
     finally:
-        call("losetup", "--detach", device)  # once nobody uses it
+        call("losetup", "--detach", device)  # the kernel detaches it after its last user
     os.execvp(command[0], command)
 
 

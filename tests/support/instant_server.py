@@ -1,4 +1,4 @@
-"""An OpenAI-compatible server that costs next to nothing: what is left is the cost of the client.
+"""An OpenAI-compatible server that costs next to nothing, so that a measurement shows the client's cost.
 
     $ python -m tests.support.instant_server --port 0 --tokens 8
     listening 43121

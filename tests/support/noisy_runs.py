@@ -1,4 +1,4 @@
-"""Run folders as a real engine would leave them: the simulator's rows with a seeded noise on every time."""
+"""Run folders like those of a real engine: the simulator's rows with seeded noise on each time."""
 
 from __future__ import annotations
 

@@ -58,7 +58,7 @@ def chats(chance: random.Random, count: int, pauses: list[float], longest: int) 
 
 
 def random_batching(seed: int) -> Case:
-    """A busy GPU that lacks blocks: no tiers."""
+    """Workloads on a busy GPU with too few blocks, without tiers."""
     chance = random.Random(seed)
     requests = chats(chance, 70, [0, 0, 0, 0.5, 1, 3, 7], 120)
     block = chance.choice([4, 8, 16])
@@ -121,7 +121,7 @@ def simulate(case: Case, *, macro_steps: bool = True) -> tuple[dict[str, Complet
 
 
 def ask(script: str, cases: list[Any], cache: Path) -> list[dict[str, Any]]:
-    """What an oracle under tests/oracle/ answers, in the engine's environment. `cache` keeps byte code."""
+    """Runs an oracle of tests/oracle/ in the engine's environment and returns its answer. `cache` keeps byte code."""
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
     environment |= {"PYTHONPYCACHEPREFIX": str(cache), "VLLM_LOGGING_LEVEL": "ERROR", "LMCACHE_LOG_LEVEL": "CRITICAL"}
     environment |= {"HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1"}

@@ -1,4 +1,4 @@
-"""Run folders made by hand, for what reads them: rows with round figures, any verdict, any state."""
+"""Hand-made run folders for tests of their readers: rows with round figures, any verdict, any state."""
 
 from __future__ import annotations
 

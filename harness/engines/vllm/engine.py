@@ -79,7 +79,8 @@ class VllmEngine:
         return CACHES[connector].make(plan)
 
     async def ready(self) -> Resolved:
-        await self._vllm.ready()
+        # A vLLM whose cache server is gone would come up minutes later, or never.
+        await outlive(self.cache_server.children if self.cache_server else (), self._vllm.ready())
         metrics = await self._vllm.metrics()
         info = metrics.labels("vllm:cache_config_info")
         blocks, block_tokens = int(info["num_gpu_blocks"]), int(info["block_size"])
@@ -226,5 +227,12 @@ def _capabilities(experiment: Experiment) -> Capabilities:
     return Capabilities(
         tiers=tiers,
         resets=singly(known | ({PAGE_CACHE} if "disk" in known else set())),
-        evidence=evidence_in(known),
+        evidence=_counted(evidence_in(known), settings),
     )
+
+
+def _counted(evidence: dict[str, frozenset[str]], settings: VllmSettings) -> dict[str, frozenset[str]]:
+    """Without what only the bytes of a process prove, where nothing says which process that is."""
+    if settings.attach is None or settings.attach.lmcache_pid is not None:
+        return evidence
+    return {name: needed for name, needed in evidence.items() if "disk_device_read_bytes" not in needed}

@@ -16,16 +16,15 @@ from plotly.subplots import make_subplots
 from harness.records import Sample
 from harness.report.axes import Axis, Panel, panels, value_text
 from harness.report.style import (
-    COLORS,
     GREY,
     MAX_CELLS,
     MAX_CURVE_POINTS,
     MAX_DOTS,
     MAX_PANELS,
-    SOURCE_COLORS,
-    SYMBOLS,
+    color_of,
     finish,
     safe,
+    symbol_of,
     thinning_note,
     wide,
 )
@@ -79,8 +78,8 @@ def _mean_trace(panel: Panel, axis: Axis | None, tier: str, metric: str, factor:
         error_y={"type": "data", "array": halves, "thickness": 1.5, "width": 5},
         name=safe(tier),
         mode="markers" if axis is None else "lines+markers",
-        marker={"color": COLORS.get(tier, GREY), "symbol": SYMBOLS.get(tier, "circle"), "size": 9},
-        line={"color": COLORS.get(tier, GREY), "width": 2},
+        marker={"color": color_of(tier), "symbol": symbol_of(tier), "size": 9},
+        line={"color": color_of(tier), "width": 2},
         customdata=[[figures["n"], figures["p50"] * factor] for _, figures in found],
         hovertemplate="%{x}: %{y:.4g}<br>n = %{customdata[0]}, median %{customdata[1]:.4g}"
         "<extra>%{fullData.name}</extra>",
@@ -136,7 +135,7 @@ def _cumulative(groups: Mapping[tuple[str, str], Any], unit: str, factor: float,
             y=ranks / len(values),
             name=f"{safe(tier)} (n={len(values):,})",
             mode="lines",
-            line={"shape": "hv", "color": COLORS.get(tier, GREY), "width": 2},
+            line={"shape": "hv", "color": color_of(tier), "width": 2},
             hovertemplate="%{y:.1%} within %{x:.4g}<extra>%{fullData.name}</extra>",
         )
     figure.update_xaxes(title=f"TTFT ({unit})", type=scale)
@@ -166,7 +165,7 @@ def _boxes(
             q3=q3,
             upperfence=high,
             name=safe(tier),
-            marker={"color": COLORS.get(tier, GREY)},
+            marker={"color": color_of(tier)},
         )
     figure.update_layout(boxmode="group")
     figure.update_xaxes(type="category", automargin=True)
@@ -199,7 +198,7 @@ def tokens_by_source(rows: Sequence[RequestRecord], labels: Mapping[str, str]) -
         means = [_mean([row.tokens_by_tier.get(source) for row in groups[key]]) for key in keys]
         left = [total - (mean or 0.0) for total, mean in zip(left, means, strict=True)]
         if any(mean is not None for mean in means):
-            figure.add_bar(x=x, y=means, name=source, marker={"color": SOURCE_COLORS[source]})
+            figure.add_bar(x=x, y=means, name=source, marker={"color": color_of(source)})
     if any(rest > 1e-9 for rest in left):
         pattern = {"shape": "/", "fgcolor": GREY, "bgcolor": "rgba(0,0,0,0)"}
         rest = [max(0.0, value) for value in left]

@@ -11,12 +11,12 @@ import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
 from harness.report.style import (
-    COLORS,
     GREY,
     MAX_BINS,
     MAX_DOTS,
     MAX_PANELS,
     VERDICT_SYMBOLS,
+    color_of,
     finish,
     safe,
     thinning_note,
@@ -55,7 +55,7 @@ def timeline(rows: Sequence[RequestRecord], labels: Mapping[str, str]) -> go.Fig
         figure.add_trace(_dots(group, tier, state, stretches, factor, floor_s), row=1, col=1)
     if free:
         x, in_flight = requests_in_flight(rows, stretches)
-        line = {"shape": "hv", "color": COLORS[FREE_LOAD], "width": 1}
+        line = {"shape": "hv", "color": color_of(FREE_LOAD), "width": 1}
         figure.add_scatter(x=x, y=in_flight, mode="lines", line=line, name="in flight", showlegend=False, row=2, col=1)
         figure.update_yaxes(title="in flight", rangemode="tozero", row=2, col=1)
     figure.update_yaxes(title=f"TTFT ({unit})", type="log" if wide(ttfts) else "linear", row=1, col=1)
@@ -97,7 +97,7 @@ def _dots(
         text=[safe(_hover(row)) for row in group],
         name=safe(tier if state in ("proven", "no claim") else f"{tier}, {state}"),
         mode="markers",
-        marker={"color": COLORS.get(tier, GREY), "symbol": VERDICT_SYMBOLS[state], "size": size},
+        marker={"color": color_of(tier), "symbol": VERDICT_SYMBOLS[state], "size": size},
         hovertemplate="%{text}<br>%{y:.4g} at %{x:.3f} s<extra>%{fullData.name}</extra>",
     )
 

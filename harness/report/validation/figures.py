@@ -10,7 +10,17 @@ import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
 from harness.report.axes import value_text
-from harness.report.style import COLORS, GREY, MAX_CURVE_POINTS, MAX_DOTS, MAX_PANELS, finish, safe, thinning_note, wide
+from harness.report.style import (
+    GREY,
+    MAX_CURVE_POINTS,
+    MAX_DOTS,
+    MAX_PANELS,
+    color_of,
+    finish,
+    safe,
+    thinning_note,
+    wide,
+)
 from harness.report.words import fitting_unit
 from harness.validation.points import Point
 
@@ -75,7 +85,7 @@ def agreement(points: Sequence[Doc], labels: Sequence[str], margin: float, names
             text=[safe(label) for label, _ in own],
             name=safe(tier),
             mode="markers",
-            marker={"color": COLORS.get(tier, GREY), "size": 9},
+            marker={"color": color_of(tier), "size": 9},
         )
     kind = "log" if wide(values) else "linear"
     figure.update_xaxes(title=f"{safe(names[0])}: mean TTFT ({unit})", type=kind)
@@ -100,7 +110,7 @@ def residuals(points: Sequence[Doc], margin: float) -> go.Figure | None:
                 x=[safe(value_text(point["axes"][axis])) for point in own],
                 y=[_error(point) for point in own],
                 mode="markers",
-                marker={"color": COLORS.get(tier, GREY), "size": 8},
+                marker={"color": color_of(tier), "size": 8},
                 name=safe(tier),
                 legendgroup=tier,
                 showlegend=not number,

@@ -3,12 +3,13 @@
 import asyncio
 from typing import Any
 
+import msgspec
 import pytest
 
 from harness.engines.fake.engine import FakeEngine
 from harness.experiment.model import Experiment
 from harness.experiment.workloads import PrefixWorkload
-from harness.measure.placing import Probe, after_sample, place
+from harness.measure.placing import Probe, after_sample, needs_fresh_prefix, place
 from harness.measure.proof import expected_counters, prove, with_verdict
 from harness.records import Counters, Resolved
 from simulator.models import load_model
@@ -119,3 +120,62 @@ def test_prompts_share_their_prefix_with_the_warm_up_and_their_suffix_with_nothi
     assert len(suffixes) == 8 and first.prompt_tokens == 1025 and warm.prompt_tokens == 512
     [fresh, _] = one.requests("recompute", 0, fresh_prefix=True)
     assert fresh.prompt[0] != first.prompt[0]
+
+
+@pytest.mark.parametrize(
+    ("state", "expected"),
+    [
+        ("recompute", {"computed_tokens": 2050, "gpu_hit_tokens": 0, "external_tokens": 0}),
+        ("gpu", {"computed_tokens": 1026, "gpu_hit_tokens": 1024, "external_tokens": 0}),
+        ("cpu", {"computed_tokens": 1026, "gpu_hit_tokens": 0, "external_tokens": 1024, "cpu_hit_tokens": 1024,
+                 "disk_hit_tokens": 0}),
+        ("disk", {"computed_tokens": 1026, "gpu_hit_tokens": 0, "external_tokens": 1024, "cpu_hit_tokens": 0,
+                  "disk_hit_tokens": 1024, "disk_loaded_chunks": 4, "disk_device_read_bytes": 0}),
+        ("disk_cold", {"computed_tokens": 1026, "gpu_hit_tokens": 0, "external_tokens": 1024, "cpu_hit_tokens": 0,
+                       "disk_hit_tokens": 1024, "disk_loaded_chunks": 4,
+                       "disk_device_read_bytes": 1024 * KV_BYTES}),
+    ],
+)  # fmt: skip
+def test_a_states_proof_asks_for_every_counter_that_could_betray_it(state: str, expected: dict[str, int]) -> None:
+    assert expected_counters(probe(concurrency=2), state).named() == expected
+
+
+@pytest.mark.parametrize("state", ["disk", "disk_cold"])
+def test_a_disk_hit_that_the_cpu_tier_helped_to_serve_is_contradicted(state: str) -> None:
+    one = probe()
+    verdict, reason = prove(one, state, moved(state, one, cpu_hit_tokens=256), [row()])
+    assert (verdict, reason) == ("contradicted", f"cpu_hit_tokens moved by 256, {state} needs 0")
+
+
+def test_only_the_counters_that_an_engine_gives_as_evidence_are_asked_of_it() -> None:
+    one = probe()
+    less = {"disk": one.capabilities.evidence["disk"] - {"cpu_hit_tokens", "disk_loaded_chunks"}}
+    one.capabilities = msgspec.structs.replace(one.capabilities, evidence=less)
+    seen = Counters.of({**moved("disk", one).named(), "cpu_hit_tokens": None, "disk_loaded_chunks": None})
+    assert prove(one, "disk", seen, [row()]) == ("proven", None)
+    assert prove(one, "cpu", seen, [row()]) == ("unproven", "the engine's counters are no evidence for cpu")
+
+
+def test_suffixes_that_could_push_the_prefix_out_make_the_next_sample_start_over() -> None:
+    one = probe(cpu_bytes=(10_000 * KV_BYTES))
+    engine = FakeEngine(one.experiment, load_model("tiny-llama"))
+    sent: list[str] = []
+    limit = int(0.75 * 10_000) - 2 * 1025
+    for index, stray_tokens in enumerate((limit, limit, limit + 1)):
+        asyncio.run(place(engine, one, "cpu", index, lambda row: sent.append(row.id)))
+        assert one.resident == {"cpu", "disk"} and "gpu" in one.absent
+        one.stray_tokens = stray_tokens
+    assert sent == ["warm-cpu-00000-000"]
+    asyncio.run(place(engine, one, "cpu", 3, lambda row: sent.append(row.id)))
+    assert sent == ["warm-cpu-00000-000", "warm-cpu-00003-000"] and one.stray_tokens == 0
+
+
+def test_where_a_tier_cannot_be_emptied_the_prefix_is_a_new_one() -> None:
+    one = probe()
+    one.capabilities = msgspec.structs.replace(one.capabilities, resets=frozenset({frozenset({"gpu"})}))
+    engine, before = FakeEngine(one.experiment, load_model("tiny-llama")), one.warmers("cpu", 0)[0].prompt
+    asyncio.run(place(engine, one, "cpu", 0, lambda _: None))
+    assert one.generation == 1 and one.warmers("cpu", 0)[0].prompt != before
+    assert needs_fresh_prefix(one.capabilities, "recompute") and not needs_fresh_prefix(one.capabilities, "cpu")
+    after_sample(one, "recompute", "proven", fresh_prefix=True)
+    assert one.stray_tokens == 1025 and "gpu" not in one.resident

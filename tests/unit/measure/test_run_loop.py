@@ -85,6 +85,19 @@ def test_every_tier_is_proven_and_interleaved(tmp_path: Path) -> None:
     assert manifest.status == "complete" and resolved is not None and resolved.gpu_bytes == 2**30
 
 
+def test_what_placed_a_prefix_is_kept_as_warm_rows_of_its_sample(tmp_path: Path) -> None:
+    folder = run(request(tmp_path, measure={"tiers": ["cpu", "disk"], "samples": 3}), Quiet())
+    warm = [row for row in read_rows(folder) if row.phase == "warm"]
+    # A disk sample leaves no prefix in CPU RAM, so that each round's first sample has it computed anew.
+    assert [row.id for row in warm] == [f"warm-cpu-{index:05d}-000" for index in range(3)]
+    assert {(row.cell, row.verdict, row.expected_tier) for row in warm} == {("base", None, None)}
+    assert [row.sample for row in warm] == [0, 1, 2]
+    ids = [row.id for row in read_rows(folder)]
+    for row in warm:
+        assert ids.index(row.id) < ids.index(row.id.removeprefix("warm-")), "a sample's warm rows stand before its own"
+    assert seal(folder)["rows"]["warm"] == len(warm)
+
+
 def test_a_tier_that_silently_recomputes_is_contradicted_and_left_out(tmp_path: Path) -> None:
     folder = run(request(tmp_path, engines={"fake": {"degrade_after": 0}}), Quiet())
     verdicts = {row.expected_tier: row.verdict for row in measured(folder)}

@@ -5,7 +5,7 @@ from collections import Counter
 import pytest
 
 from harness.experiment.measure import Measure, Until
-from harness.measure.sampling import Sampler
+from harness.measure.sampling import GIVE_UP_AFTER, Sampler
 from harness.stats import median_interval, relative_half_width
 
 
@@ -59,3 +59,25 @@ def test_few_values_have_no_interval_unless_they_are_one() -> None:
     assert median_interval([1.0, 2.0, 3.0, 4.0, 5.0], 0.95) is None and relative_half_width([1.0, 2.0]) is None
     assert median_interval([], 0.95) is None
     assert median_interval([2.0, 2.0], 0.95) == (2.0, 2.0) and relative_half_width([2.0, 2.0]) == 0.0
+
+
+@pytest.mark.parametrize(("spread", "enough"), [(0.049, True), (0.051, False), (0.099, False)])
+def test_sampling_goes_on_until_the_interval_is_as_narrow_as_asked(spread: float, enough: bool) -> None:
+    sampler = Sampler(Measure(tiers=("gpu",), until=Until(half_width=0.05, min_samples=6, max_samples=1000)))
+    values = [1 - spread, 1.0, 1.0, 1.0, 1.0, 1 + spread]  # six: the interval of the median is the whole range
+    for number, value in enumerate(values):
+        assert sampler.round(0.0) == ["gpu"], number
+        sampler.add("gpu", [value], proven=True)
+    assert relative_half_width(values) == pytest.approx(spread)
+    assert sampler.round(0.0) == ([] if enough else ["gpu"])
+
+
+def test_sampling_ends_at_the_most_samples_and_at_a_run_of_failures() -> None:
+    until = Until(half_width=0.001, min_samples=3, max_samples=7)
+    sampler, wide = Sampler(Measure(tiers=("gpu", "cpu"), until=until)), iter(range(1, 100))
+    taken = Counter[str]()
+    while tiers := sampler.round(0.0):
+        for tier in tiers:
+            taken[tier] += 1
+            sampler.add(tier, [float(next(wide))] if tier == "gpu" else [], proven=tier == "gpu")
+    assert taken == {"gpu": 7, "cpu": GIVE_UP_AFTER} and sampler.gave_up() == ["cpu"]

@@ -48,7 +48,7 @@ def test_a_sweep_runs_along_its_axis_with_intervals() -> None:
     assert gpu.error_y.array == pytest.approx([12.7062, 127.062], rel=1e-4)
     assert figure.layout.yaxis.title.text == "mean TTFT (ms)"
     assert (figure.layout.yaxis.type, figure.layout.xaxis.type) == ("log", "log")
-    assert [each.line.color for each in (gpu, recompute)] == [style.COLORS["gpu"], style.COLORS["recompute"]]
+    assert [each.line.color for each in (gpu, recompute)] == [style.color_of("gpu"), style.color_of("recompute")]
 
 
 def test_without_a_sweep_tiers_are_points_in_their_order() -> None:

@@ -1,0 +1,185 @@
+"""What every engine keeps, whatever it is: lifecycle, one record a request, honest counters, provable evidence."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from harness.engines import ENGINES
+from harness.engines.base import Engine
+from harness.measure.run import RunRequest, run
+from harness.records import Resolved
+from tests.contract.cases import ENGINE_CASES, ENGINE_PARAMS, Case
+from tests.unit.measure.test_run_loop import Quiet, measured
+from traces.load import Load
+from traces.request import Request, RequestRecord, Segment
+
+every_engine = pytest.mark.parametrize("case", ENGINE_PARAMS)
+
+
+def ask(name: str, stream: int, tokens: int = 1025) -> Request:
+    return Request(id=name, prompt=(Segment(stream, tokens - 1), Segment(stream + 1000, 1)), output_tokens=3, at_s=0.0)
+
+
+async def answers(engine: Engine, *requests: Request) -> list[RequestRecord]:
+    records: list[RequestRecord] = []
+    await engine.replay(Load(requests, concurrency=1), records.append)
+    return records
+
+
+async def started(engine: Engine) -> Resolved:
+    await engine.start()
+    return await engine.ready()
+
+
+@every_engine
+def test_stop_is_safe_at_any_time_and_twice(case: Case, tmp_path: Path) -> None:
+    async def live() -> list[RequestRecord]:
+        engine = case.make(tmp_path)
+        await engine.stop()
+        engine = case.make(tmp_path)
+        try:
+            await engine.start()
+        finally:
+            await engine.stop()
+        engine = case.make(tmp_path)
+        try:
+            await started(engine)
+            return await answers(engine, ask("a", 1))
+        finally:
+            await engine.stop()
+            await engine.stop()
+
+    [record] = asyncio.run(live())
+    assert record.error is None
+    left = [path for path in tmp_path.iterdir() if path.name not in ("experiment.yaml", "logs", "model")]
+    assert left == []
+
+
+@every_engine
+def test_each_request_gives_one_record_with_times_in_order(case: Case, tmp_path: Path) -> None:
+    async def live() -> tuple[list[RequestRecord], float, float]:
+        engine = case.make(tmp_path)
+        try:
+            await started(engine)
+            began_s = engine.now_s()
+            records = await answers(engine, *(ask(str(number), number % 3) for number in range(6)))
+            return records, began_s, engine.now_s()
+        finally:
+            await engine.stop()
+
+    records, began_s, ended_s = asyncio.run(live())
+    assert sorted(record.id for record in records) == [str(number) for number in range(6)]
+    for record in records:
+        assert record.error is None and record.prompt_tokens == 1025 and record.output_tokens == 3
+        assert record.sent_s is not None and record.first_token_s is not None and record.last_token_s is not None
+        assert began_s <= record.sent_s <= record.first_token_s <= record.last_token_s <= ended_s
+
+
+@every_engine
+def test_a_failed_request_is_a_record_and_the_next_one_is_served(case: Case, tmp_path: Path) -> None:
+    if case.engine == "fake":
+        case = Case(case.engine, {"engines": {"fake": {"fail_every": 2}}})
+
+    async def live() -> list[RequestRecord]:
+        engine = case.make(tmp_path)
+        try:
+            await started(engine)
+            first = await answers(engine, ask("first", 1))
+            # More than any tier of the case holds.
+            failed = await answers(engine, ask("failed", 2, 40_000))
+            return first + failed + await answers(engine, ask("last", 1))
+        finally:
+            await engine.stop()
+
+    first, failed, last = asyncio.run(live())
+    assert (first.error, last.error) == (None, None)
+    assert failed.id == "failed" and failed.error and "\n" not in failed.error and failed.output_tokens is None
+
+
+@every_engine
+def test_counters_only_rise_and_always_have_the_same_names(case: Case, tmp_path: Path) -> None:
+    async def live() -> list[dict[str, int]]:
+        engine, seen = case.make(tmp_path), []
+        try:
+            await started(engine)
+            for number in range(3):
+                seen.append((await engine.metrics()).named())
+                await answers(engine, ask(f"{number}a", 1), ask(f"{number}b", 1))
+            return [*seen, (await engine.metrics()).named()]
+        finally:
+            await engine.stop()
+
+    seen = asyncio.run(live())
+    assert len({frozenset(named) for named in seen}) == 1
+    sources = ("computed_tokens", "gpu_hit_tokens", "external_tokens")
+    for before, after in itertools.pairwise(seen):
+        assert all(after[name] >= before[name] for name in before)
+        if "computed_tokens" in before:
+            assert sum(after[name] - before[name] for name in sources) == 2 * 1025
+
+
+@every_engine
+def test_what_a_reset_empties_serves_nothing_afterwards(case: Case, tmp_path: Path) -> None:
+    async def live() -> tuple[list[RequestRecord], frozenset[str]]:
+        engine = case.make(tmp_path)
+        try:
+            await started(engine)
+            rows = await answers(engine, ask("cold", 1), ask("warm", 1))
+            everything = frozenset[str]().union(*engine.capabilities.resets)
+            await engine.metrics()
+            await engine.reset(everything)
+            return rows + await answers(engine, ask("again", 1)), everything
+        finally:
+            await engine.stop()
+
+    (cold, _, again), resets = asyncio.run(live())
+    assert case.plan(tmp_path).experiment.cache.tiers <= resets and cold.cached_tokens == again.cached_tokens == 0
+
+
+@every_engine
+def test_a_deterministic_engine_gives_the_same_records_again(case: Case, tmp_path: Path) -> None:
+    async def live() -> tuple[bool, list[bytes]]:
+        engine = case.make(tmp_path)
+        try:
+            await started(engine)
+            records = await answers(engine, *(ask(str(number), number % 2) for number in range(5)))
+            return engine.capabilities.deterministic, [msgspec.json.encode(record) for record in records]
+        finally:
+            await engine.stop()
+
+    (deterministic, first), (_, second) = asyncio.run(live()), asyncio.run(live())
+    assert len(first) == len(second) == 5
+    assert not deterministic or first == second
+
+
+@every_engine
+def test_what_an_engine_says_it_proves_is_proven(case: Case, tmp_path: Path) -> None:
+    claims = sorted(case.make(tmp_path).capabilities.evidence)
+    if not claims:
+        assert case in (ENGINE_CASES["sim-cluster"], ENGINE_CASES["sim-storage-alone"])
+        return
+    workload = {"kind": "prefix", "prompt_tokens": 1025, "hit_rate": 0.5}
+    # Of the disk's two states, one is the page cache's: what bypasses it claims only the other.
+    plan = case.plan(tmp_path, workload=workload, measure={"tiers": claims, "samples": 2})
+    made = RunRequest(
+        name="contract", cells=plan.cells(), engine=case.engine, experiment=plan.origin(), folder=tmp_path / "run"
+    )
+    rows = measured(run(made, Quiet()))
+    assert {row.expected_tier for row in rows} == set(claims)
+    assert {(row.expected_tier, row.verdict) for row in rows} == {(tier, "proven") for tier in claims}
+
+
+def test_every_kind_answers_what_the_harness_asks(tmp_path: Path) -> None:
+    for name, kind in ENGINES.items():
+        experiment = Case(name, {"engines": {"openai": {"url": "http://h:1", "model": "m"}}}).plan(tmp_path).experiment
+        assert isinstance(experiment.engines.of(kind.settings()), kind.settings())
+        disk = kind.disk(experiment)
+        assert disk.moves == "real" or disk.why, f"{name}: a refusal has a reason"
+        packs = kind.packs(experiment)
+        assert packs is None or (packs.engine_policy and packs.tier_policy)
+        assert len(kind.traits(experiment)) == 3 and kind.cores(experiment).engine is None
