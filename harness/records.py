@@ -107,11 +107,46 @@ class Counters(msgspec.Struct, frozen=True, kw_only=True):
 COUNTERS_BY_TIER = ("hit_tokens", "loaded_chunks", "device_read_bytes")
 
 
+class SchedulerLimits(msgspec.Struct, frozen=True, kw_only=True):
+    """How much an engine's scheduler puts into one step. None: the engine does not say."""
+
+    max_batched_tokens: int | None = None
+    max_sequences: int | None = None
+
+
+class EvictionRules(msgspec.Struct, frozen=True, kw_only=True):
+    """How a cache server evicts from CPU RAM: at `watermark` of its size it drops `ratio` of its chunks."""
+
+    policy: str
+    watermark: float
+    ratio: float
+
+    def __str__(self) -> str:
+        return f"{self.policy} (watermark {self.watermark:g}, ratio {self.ratio:g})"
+
+
+class ClusterShape(msgspec.Struct, frozen=True, kw_only=True):
+    """Several instances behind one router, and the tiers that they share."""
+
+    instances: int
+    routing: str
+    shared: tuple[str, ...] = ()
+
+
+class StoreFacts(msgspec.Struct, frozen=True, kw_only=True):
+    """How mode storage moves bytes. page_cache: why they pass through the page cache; None: they do not."""
+
+    io: str
+    page_cache: str | None
+    slot_bytes: int
+
+
 class Resolved(msgspec.Struct, frozen=True, kw_only=True):
     """What the engine says of itself once it runs: never what the configuration hoped for.
 
-    Capacities in bytes, None where unknown. io_pids: processes whose file I/O is the disk tier's.
-    `versions` and `details` go into the manifest as they are.
+    Capacities in bytes, None where unknown. io_pids: processes whose file I/O is the disk tier's. scheduler, eviction,
+    cluster, store: how the engine and its cache work; None: the engine does not say, or has none. url: where a server
+    answers. connector: how vLLM reaches the cache. cache_config: the labels of vLLM's metric of that name.
     """
 
     gpu_bytes: int | None = None
@@ -125,7 +160,44 @@ class Resolved(msgspec.Struct, frozen=True, kw_only=True):
     vocab_size: int | None = None
     io_pids: tuple[int, ...] = ()
     versions: dict[str, str] = {}
-    details: dict[str, Any] = {}
+    scheduler: SchedulerLimits = SchedulerLimits()
+    eviction: EvictionRules | None = None
+    cluster: ClusterShape | None = None
+    store: StoreFacts | None = None
+    disk_file_system: str | None = None
+    url: str | None = None
+    connector: str | None = None
+    cache_config: dict[str, str] = {}
+    calibration_source: str | None = None
+
+    def bytes_of(self, tier: str) -> int | None:
+        """A tier's capacity."""
+        size: int | None = getattr(self, f"{tier}_bytes", None)
+        return size
+
+
+class Origin(msgspec.Struct, frozen=True, kw_only=True):
+    """Which file an experiment was read from. None: it was not kept."""
+
+    path: str | None = None
+    sha256: str | None = None
+
+
+class TraceOrigin(msgspec.Struct, frozen=True, kw_only=True):
+    """Which recorded trace a load came from. left_out: requests of the part that was asked for, too long to send."""
+
+    name: str
+    sha256: str
+    format: str
+    requests: int
+    total_requests: int
+    left_out: int
+
+
+class CellRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """What an engine says of a cell besides rows and counters. storage: the figures of mode storage."""
+
+    storage: dict[str, Any] | None = None
 
     def bytes_of(self, tier: str) -> int | None:
         """A tier's capacity."""

@@ -24,6 +24,7 @@ from harness.experiment.storage import Device as DeviceSpec
 from harness.processes.child import Child, child_environment
 from harness.records import IoTrace, Resolved
 from harness.results.folder import RunFolder, new_trace_folder, write_trace
+from harness.results.manifest import DeviceEntry
 
 # Engines get 15 s before they are killed, and the file system is in use until then.
 _HOLDER_GRACE_S = 60.0
@@ -54,8 +55,10 @@ async def run_device(cells: Sequence[Cell], engine: str, folder: RunFolder) -> A
         # A device works on nobody's core: its server goes before everything else, and would go before the engine.
         cores = ENGINES[engine].cores(cells[0].experiment).client
         device = await asyncio.to_thread(create, name, spec, cores)
+        entry = msgspec.convert(msgspec.to_builtins(device, enc_hook=str), DeviceEntry)
         for cell in cells:
-            folder.update_cell(cell.key, device=msgspec.to_builtins(device, enc_hook=str))
+            folder.manifest.cell(cell.key).device = entry
+        folder.save_manifest()
         yield [_on(cell, device.mount) for cell in cells]
     finally:
         await asyncio.shield(holder.stop())
@@ -95,7 +98,7 @@ async def run_trace(
         ended_s = engine.now_s()
         lost = await asyncio.shield(trace.stop())
         about = IoTrace(
-            cells=tuple(cell.key for cell in cells), attempt=len(folder.manifest["attempts"]) - 1, path=str(path),
+            cells=tuple(cell.key for cell in cells), attempt=len(folder.manifest.attempts) - 1, path=str(path),
             device_number=device, pids=pids, zero_ns=zero_ns, started_s=started_s, ended_s=ended_s, lost_events=lost,
         )  # fmt: skip
         write_trace(target, about)

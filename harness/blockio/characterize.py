@@ -19,9 +19,12 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from harness.collectors.bpf import BlockRequest, FileCall, read_block, read_files
-from harness.records import IoTrace, Sample
-from harness.results.folder import read_manifest, read_rows, read_samples, read_traces
+from harness.records import IoTrace, Resolved, Sample
+from harness.results.folder import read_rows, read_samples, read_traces
+from harness.results.manifest import CellEntry, Manifest, read_manifest
 from harness.stats import percentile
 from traces.request import RequestRecord
 from traces.tiers import all_states, from_storage
@@ -40,22 +43,22 @@ def characterize(folder: Path) -> dict[str, Any] | None:
     manifest = read_manifest(folder)
     samples, rows = list(read_samples(folder)), list(read_rows(folder))
     found = [_trace(place, about, manifest, samples, rows) for place, about in traces]
-    return {"run": manifest["run_id"], "engine": manifest["engine"], "traces": found}
+    return {"run": manifest.run_id, "engine": manifest.engine, "traces": found}
 
 
 def _trace(
-    place: Path, about: IoTrace, manifest: dict[str, Any], samples: Sequence[Sample], rows: Sequence[RequestRecord]
+    place: Path, about: IoTrace, manifest: Manifest, samples: Sequence[Sample], rows: Sequence[RequestRecord]
 ) -> dict[str, Any]:
     requests = read_block(place / "block.jsonl", about.zero_ns)
     calls = [call for call in read_files(place / "files.jsonl", about.zero_ns) if call.path.startswith(about.path)]
-    cells = [cell for cell in manifest["cells"] if cell["key"] in about.cells]
+    cells = [cell for cell in manifest.cells if cell.key in about.cells]
     mine = [s for s in samples if s.cell in about.cells and s.attempt == about.attempt]
     sent = [r for r in rows if r.cell in about.cells and r.attempt == about.attempt and r.phase == "measure"]
     reads = [request for request in requests if not request.write]
     writes = [request for request in requests if request.write]
     return {
         "cells": list(about.cells),
-        "device": cells[0].get("device") if cells else None,
+        "device": msgspec.to_builtins(cells[0].device) if cells else None,
         "file_system": _file_system(cells[0]) if cells else None,
         "started_s": about.started_s,
         "seconds": about.ended_s - about.started_s,
@@ -71,9 +74,9 @@ def _trace(
     }
 
 
-def _file_system(cell: dict[str, Any]) -> str | None:
-    resolved: str | None = cell["resolved"]["details"].get("disk_file_system")
-    return resolved or (cell.get("device") or {}).get("file_system")
+def _file_system(cell: CellEntry) -> str | None:
+    known = cell.resolved.disk_file_system if cell.resolved else None
+    return known or (cell.device.file_system if cell.device else None)
 
 
 # ---- the block device
@@ -282,15 +285,15 @@ def _within(intervals: Sequence[Interval], begin: float, end: float) -> list[Int
 
 
 def checks(
-    reads: Sequence[BlockRequest], calls: Sequence[FileCall], samples: Sequence[Sample], cells: Sequence[dict[str, Any]]
+    reads: Sequence[BlockRequest], calls: Sequence[FileCall], samples: Sequence[Sample], cells: Sequence[CellEntry]
 ) -> list[dict[str, Any]]:
     """Bytes read in the samples from cold disk, from four sources: the trace (two), the kernel and the cache server."""
     from_device = {state.name for state in all_states() if state.from_device}
     cold = [sample for sample in samples if sample.tier in from_device]
     if not cold:
         return []
-    resolved = cells[0]["resolved"]
-    chunk_bytes = (resolved["chunk_tokens"] or 0) * (resolved["kv_bytes_per_token"] or 0)
+    resolved = cells[0].resolved or Resolved()
+    chunk_bytes = (resolved.chunk_tokens or 0) * (resolved.kv_bytes_per_token or 0)
     windows = [(s.started_s, s.ended_s) for s in cold]
 
     def inside(moment_s: float) -> bool:

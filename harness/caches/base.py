@@ -15,6 +15,7 @@ import msgspec
 from harness.collectors.prometheus import Metrics
 from harness.experiment.cache import Cache
 from harness.processes.child import Child
+from harness.records import EvictionRules
 
 
 class Attached(msgspec.Struct, frozen=True, kw_only=True):
@@ -58,7 +59,7 @@ class CacheResolved(msgspec.Struct, frozen=True, kw_only=True):
 
     cpu_bytes: int | None = None
     chunk_tokens: int | None = None
-    eviction: dict[str, Any] | None = None
+    eviction: EvictionRules | None = None
     versions: dict[str, str] = {}
 
 

@@ -22,6 +22,7 @@ from harness.collectors.prometheus import Metrics, scrape
 from harness.errors import EngineError
 from harness.experiment.cache import Eviction
 from harness.processes.child import Child, child_environment, control_client, free_port, storage_read_bytes
+from harness.records import EvictionRules
 
 _GIB = 2**30
 _SETTLE_TIMEOUT_S = 120.0
@@ -171,11 +172,11 @@ class LMCacheServer:
         status = await self._status()
         manager = status["storage_manager"]
         evicts = manager["l1_eviction_controller"]
-        eviction = {
-            "policy": evicts["eviction_policy"].lower(),
-            "watermark": evicts["trigger_watermark"],
-            "ratio": evicts["eviction_ratio"],
-        }
+        eviction = EvictionRules(
+            policy=evicts["eviction_policy"].lower(),
+            watermark=evicts["trigger_watermark"],
+            ratio=evicts["eviction_ratio"],
+        )
         versions: dict[str, str] = {}
         with contextlib.suppress(httpx.HTTPError, ValueError):
             versions["lmcache"] = str((await self._http.get(f"{self.url}/version")).json())

@@ -16,10 +16,12 @@ import yaml
 from harness.calibration.points import PASSES, micro_cells, points_of
 from harness.engines import ENGINES
 from harness.engines.kind import EngineName, Packs
+from harness.engines.sim.settings import SimSettings
 from harness.errors import ConfigError
 from harness.experiment.model import Experiment
 from harness.experiment.read import Cell, Plan
-from harness.results.folder import read_manifest, write_atomically
+from harness.results.folder import write_atomically
+from harness.results.manifest import Manifest, read_manifest
 from simulator.calibration import TRANSFER, Assumption, Calibration, FittedOn, Point
 from simulator.errors import CalibrationError
 
@@ -51,12 +53,12 @@ def calibrated(folder: Path, name: str, experiment: Experiment, engine: EngineNa
         for point, fitted_s, error in zip(points, found.fitted_s, found.loo_error, strict=True)
     ]
     good, verdict = _verdict(known)
-    host = manifest["host"]
+    host = manifest.host
     return Calibration(
         name=name,
-        source=f"harness calibrate, run {manifest['run_id']}: medians over samples of TTFT and time per output token",
-        date=manifest["created_at"],
-        machine=f"{host['cpu']}, {host['cores']} cores, {host['memory_bytes'] >> 30} GiB RAM, Linux {host['kernel']}",
+        source=f"harness calibrate, run {manifest.run_id}: medians over samples of TTFT and time per output token",
+        date=manifest.created_at or "",
+        machine=f"{host.cpu}, {host.cores} cores, {(host.memory_bytes or 0) >> 30} GiB RAM, Linux {host.kernel}",
         method="Least squares of the relative error, weighed by noise, no constant below 0 (simulator/fitting.py).",
         fitted_on=msgspec.structs.replace(fitted_on, points=tuple(known)),
         assumed=assumed,
@@ -68,24 +70,25 @@ def calibrated(folder: Path, name: str, experiment: Experiment, engine: EngineNa
     )
 
 
-def _fitted_on(manifest: dict[str, Any], points: tuple[Point, ...], size: str, packs: Packs) -> FittedOn:
+def _fitted_on(manifest: Manifest, points: tuple[Point, ...], size: str, packs: Packs) -> FittedOn:
     """The settings, as the engine has resolved them."""
-    cell = next(cell for cell in manifest["cells"] if cell["key"].startswith(size))
-    config, resolved = cell["config"], cell["resolved"]
-    limits = resolved["details"].get("scheduler") or {}
-    settings = config["engines"]["sim"] | {key: value for key, value in limits.items() if value}
-    host = {key: manifest["host"][key] for key in ("cpu", "cores", "memory_bytes", "kernel")}
+    cell = next(cell for cell in manifest.cells if cell.key.startswith(size))
+    resolved = cell.resolved
+    assert resolved is not None, "points were measured, so that the engine has said its sizes"
+    assert resolved.block_tokens is not None and resolved.gpu_blocks is not None
+    assumed, limits = cell.experiment.engines.of(SimSettings), resolved.scheduler
+    host = {key: getattr(manifest.host, key) for key in ("cpu", "cores", "memory_bytes", "kernel")}
     return FittedOn(
-        model=config["model"],
-        max_num_batched_tokens=settings["max_batched_tokens"],
-        max_num_seqs=settings["max_sequences"],
-        block_tokens=resolved["block_tokens"],
-        gpu_blocks=resolved["gpu_blocks"],
-        engine=manifest["engine"],
+        model=cell.experiment.model,
+        max_num_batched_tokens=limits.max_batched_tokens or assumed.max_batched_tokens,
+        max_num_seqs=limits.max_sequences or assumed.max_sequences,
+        block_tokens=resolved.block_tokens,
+        gpu_blocks=resolved.gpu_blocks,
+        engine=manifest.engine,
         **packs._asdict(),
-        versions=resolved["versions"],
+        versions=resolved.versions,
         host=host,
-        run_id=manifest["run_id"],
+        run_id=manifest.run_id,
         points=points,
     )
 

@@ -22,7 +22,8 @@ from harness.errors import ConfigError
 from harness.experiment.model import Experiment
 from harness.experiment.read import Cell
 from harness.experiment.workloads import PrefixWorkload, hit_tokens
-from harness.results.folder import read_manifest, read_rows
+from harness.results.folder import read_rows
+from harness.results.manifest import CellEntry, read_manifest
 from harness.results.summary import counted, metric_values
 from simulator.calibration import Metric, Point
 from traces.request import RequestRecord
@@ -123,25 +124,22 @@ def points_of(folder: Path, size: str = "", seed: int = 0) -> tuple[Point, ...]:
     """The points of a run, from the rows that count; of one that measured other cells too, those of the calibration's
     size, as `planned` names them. A cell that decodes gives its time per output token.
     """
-    cells = {cell["key"]: cell for cell in read_manifest(folder)["cells"]}
+    cells = {cell.key: cell for cell in read_manifest(folder).cells}
     samples: dict[tuple[str, str], dict[tuple[Any, ...], list[RequestRecord]]] = {}
     for row in read_rows(folder):
         if row.cell.startswith(size) and row.phase == "measure" and row.expected_tier is not None and counted(row):
             point = samples.setdefault((row.cell.rpartition("#")[0], row.expected_tier), {})
             point.setdefault((row.cell, row.attempt, row.sample), []).append(row)
     return tuple(
-        _point(tier, cells[f"{cell}#1"]["config"], cells[f"{cell}#1"]["resolved"], list(measured.values()), seed)
-        for (cell, tier), measured in samples.items()
+        _point(tier, cells[f"{cell}#1"], list(measured.values()), seed) for (cell, tier), measured in samples.items()
     )
 
 
-def _point(
-    tier: str, config: dict[str, Any], resolved: dict[str, Any], samples: Sequence[Sequence[RequestRecord]], seed: int
-) -> Point:
-    workload, cache = config["workload"], config["cache"]
-    device = (config.get("storage") or {}).get("device") or {}
-    metric: Metric = "tpot_s" if workload["output_tokens"] > 1 else "ttft_s"
-    hit = hit_tokens(workload["prompt_tokens"], workload["hit_rate"], cache["chunk_tokens"])
+def _point(tier: str, cell: CellEntry, samples: Sequence[Sequence[RequestRecord]], seed: int) -> Point:
+    workload, cache = cell.workload, cell.cache
+    assert isinstance(workload, PrefixWorkload) and cache is not None, "micro_cells made this cell"
+    metric: Metric = "tpot_s" if workload.output_tokens > 1 else "ttft_s"
+    hit = hit_tokens(workload.prompt_tokens, workload.hit_rate, cache.chunk_tokens)
     values = [fmean(metric_values(rows, metric)) for rows in samples]
     chosen = np.random.default_rng(seed).choice(values, size=(_RESAMPLED, len(values)))
     low, high = (float(np.quantile(np.median(chosen, axis=1), share)) for share in (0.025, 0.975))
@@ -149,16 +147,14 @@ def _point(
     on_disk = state.from_device is not None
     return Point(
         tier=tier,
-        prompt_tokens=workload["prompt_tokens"],
+        prompt_tokens=workload.prompt_tokens,
         hit_tokens=0 if state.served_by is None else hit,
-        chunk_tokens=cache["chunk_tokens"],
-        concurrency=workload["concurrency"],
-        output_tokens=workload["output_tokens"],
+        chunk_tokens=cache.chunk_tokens,
+        concurrency=workload.concurrency,
+        output_tokens=workload.output_tokens,
         metric=metric,
-        device_bytes_per_s=(device.get("read_bandwidth") or device.get("bandwidth")) if state.from_device else None,
-        file_system=(
-            device.get("file_system") or (resolved.get("details") or {}).get("disk_file_system") if on_disk else None
-        ),
+        device_bytes_per_s=cell.device_bytes_per_s if state.from_device else None,
+        file_system=cell.disk_file_system if on_disk else None,
         samples=len(values),
         measured_s=float(f"{median(values):.6g}"),
         low_s=float(f"{low:.6g}"),

@@ -66,7 +66,7 @@ def _presets() -> Iterator[tuple[str, str]]:
 def _runs() -> Iterator[tuple[str, str]]:
     from harness.errors import ResultsError
     from harness.experiment.model import results_root
-    from harness.results.folder import read_manifest
+    from harness.results.manifest import read_manifest
 
     for path in sorted(results_root().glob("*/manifest.json")):
         try:
@@ -74,10 +74,10 @@ def _runs() -> Iterator[tuple[str, str]]:
         except ResultsError as error:
             yield str(path.parent), str(error)
             continue
-        cells = len(manifest["cells"])
+        cells = len(manifest.cells)
         yield (
             str(path.parent),
-            f"{manifest['status']}, {cells} point{'s' if cells > 1 else ''}, {manifest['created_at']}",
+            f"{manifest.status}, {cells} point{'s' if cells > 1 else ''}, {manifest.created_at}",
         )
 
 

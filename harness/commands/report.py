@@ -21,7 +21,7 @@ def report(*folders: Annotated[Path, Parameter(help="Run folders.")]) -> int:
 
     from harness.report.refresh import seal
     from harness.report.run.terminal import render_summary
-    from harness.results.folder import read_manifest
+    from harness.results.manifest import read_manifest
 
     if not folders:
         raise ConfigError("no folder given; name one, e.g. harness report results/*")

@@ -73,7 +73,7 @@ def _measured(request: RunRequest) -> int:
     from harness.measure.run import run as run_cells
     from harness.report.refresh import seal
     from harness.report.run.terminal import Progress, render_summary
-    from harness.results.folder import read_manifest
+    from harness.results.manifest import read_manifest
 
     folder = request.folder
     try:
@@ -118,35 +118,25 @@ def _fresh(plan: Plan | None, engine: EngineChoice | None, out: Path | None, swe
 
 def _resumed(resume: Path, plan: Plan | None, engine: EngineChoice | None, sweep: bool) -> RunRequest:
     """The cells that the manifest holds; a file that is also given has to say the same."""
-    import msgspec
-
-    from harness.experiment.model import Experiment
     from harness.experiment.read import Cell
     from harness.measure.run import RunRequest
-    from harness.results.folder import read_manifest
+    from harness.results.manifest import read_manifest
 
     manifest = read_manifest(resume)
-    if manifest["status"] == "complete":
+    if manifest.status == "complete":
         raise ResultsError(f"{resume}: is complete already; nothing to resume")
-    if engine is not None and engine != manifest["engine"]:
-        raise ConfigError(f"--engine {engine}: {resume} was made with {manifest['engine']}; leave --engine out")
-    cells = [
-        Cell(
-            entry["key"],
-            entry["overrides"],
-            Experiment.model_validate_json(msgspec.json.encode(entry["config"]), context={"resolved": True}),
-        )
-        for entry in manifest["cells"]
-    ]
+    if engine is not None and engine != manifest.engine:
+        raise ConfigError(f"--engine {engine}: {resume} was made with {manifest.engine}; leave --engine out")
+    cells = [Cell(entry.key, entry.overrides, entry.experiment) for entry in manifest.cells]
     if plan is not None and [c.experiment for c in (plan.cells() if sweep else [plan.base_cell()])] != [
         c.experiment for c in cells
     ]:
         raise ConfigError(f"{plan.path}: differs from what {resume} was started with; resume without naming the file")
     return RunRequest(
-        name=manifest["name"],
+        name=manifest.name,
         cells=cells,
-        engine=manifest["engine"],
-        experiment=manifest["experiment"],
+        engine=manifest.engine,
+        experiment=manifest.experiment,
         folder=resume,
         resume=True,
     )

@@ -7,9 +7,9 @@ nothing else about engines, so the simulator, vLLM and the fake of the tests are
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Protocol, runtime_checkable
+from typing import Protocol, runtime_checkable
 
-from harness.records import Capabilities, Counters, Resolved
+from harness.records import Capabilities, CellRecord, Counters, Resolved
 from traces.load import Load
 from traces.request import RequestRecord
 
@@ -20,7 +20,7 @@ Emit = Callable[[RequestRecord], None]
 class KeepsRecord(Protocol):
     """An engine with more to say than rows and counters."""
 
-    def record(self) -> dict[str, Any]:
+    def record(self) -> CellRecord:
         """What belongs into the manifest's entry of the cell that was just measured; begins the next cell's."""
 
 

@@ -13,7 +13,12 @@ from traces.tiers import tier_names
 
 class Eviction(Strict):
     """How the LMCache server empties its CPU RAM: once a second, from `watermark` on, it drops `ratio` of its chunks in
-    the order of `policy`. The server's own defaults."""
+    the order of `policy`. The server's own defaults.
+
+    policy: the order in which chunks are dropped.
+    watermark: the share of the tier from which on it drops.
+    ratio: the share of its chunks that it drops.
+    """
 
     policy: Literal["lru", "arc"] = "lru"
     watermark: Annotated[float, Field(gt=0.0, le=1.0, strict=False)] = 0.8
@@ -21,7 +26,13 @@ class Eviction(Strict):
 
 
 class Disk(Strict):
-    """The storage tier: a folder of chunk files. path None: a folder inside the run's own."""
+    """The storage tier: a folder of chunk files. path None: a folder inside the run's own.
+
+    capacity: the tier's size.
+    path: the folder of the chunk files.
+    adapter: LMCache's storage adapter.
+    odirect: reads and writes bypass the page cache.
+    """
 
     capacity: Bytes
     path: str | None = None
@@ -31,7 +42,15 @@ class Disk(Strict):
 
 class Cache(Strict):
     """Tiers and their grain. cpu None: no cache server at all; disk None: CPU RAM is the last tier; eviction None: as
-    LMCache does by default."""
+    LMCache does by default.
+
+    block_tokens: tokens in a block of the engine's GPU cache.
+    chunk_tokens: tokens in a chunk of the cache server; whole blocks.
+    gpu: the engine's KV cache.
+    cpu: the cache server's RAM.
+    disk: the storage tier.
+    eviction: how the CPU tier is emptied.
+    """
 
     block_tokens: Annotated[int, Field(ge=1, le=4096)] = 32
     chunk_tokens: Annotated[int, Field(ge=1, le=65536)] = 256

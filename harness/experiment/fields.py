@@ -42,7 +42,11 @@ Url = Annotated[str, Field(pattern=r"^https?://"), AfterValidator(plain_url)]
 
 
 class Cores(Strict):
-    """CPU cores for the engine, and for the cache server and the load loop. None: not pinned."""
+    """CPU cores for the engine, and for the cache server and the load loop. None: not pinned.
+
+    engine: cores of the engine's processes.
+    client: cores of the cache server and of the load loop.
+    """
 
     engine: Annotated[tuple[int, ...] | None, FROM_LIST] = None
     client: Annotated[tuple[int, ...] | None, FROM_LIST] = None

@@ -17,6 +17,7 @@ from harness.experiment.workloads import (
     SyntheticWorkload,
     TraceWorkload,
 )
+from harness.records import TraceOrigin
 from traces.catalogue import find_trace
 from traces.formats import TraceOptions, open_trace
 from traces.load import Load
@@ -34,7 +35,7 @@ class FreeLoad(msgspec.Struct, frozen=True):
     requests: tuple[Request, ...]
     warmers: tuple[Request, ...] = ()
     concurrency: int | None = None
-    trace: dict[str, Any] | None = None
+    trace: TraceOrigin | None = None
     active_sessions: int | None = None
     gaps_s: tuple[float, ...] = ()
     shuffle_seed: int | None = None
@@ -82,12 +83,12 @@ def _spec(kind: type[Spec], section: Strict, **others: Any) -> Spec:
 
 def _trace(workload: TraceWorkload) -> FreeLoad:
     trace = open_trace(find_trace(workload.trace), options=_spec(TraceOptions, workload))
-    origin = {
-        "name": trace.name,
-        "sha256": trace.sha256,
-        "format": trace.format,
-        "requests": len(trace.requests),
-        "total_requests": trace.total_requests,
-        "left_out": trace.left_out,
-    }
+    origin = TraceOrigin(
+        name=trace.name,
+        sha256=trace.sha256,
+        format=trace.format,
+        requests=len(trace.requests),
+        total_requests=trace.total_requests,
+        left_out=trace.left_out,
+    )
     return FreeLoad(trace.requests, concurrency=workload.concurrency, trace=origin)

@@ -29,7 +29,14 @@ OffloadTier = Annotated[str, AfterValidator(_offload_tier)]
 
 
 class Until(Strict):
-    """Sample until the median's confidence interval is at most ± half_width (relative) wide, in every tier."""
+    """Sample until the median's confidence interval is at most ± half_width (relative) wide, in every tier.
+
+    metric: the time whose interval has to be narrow.
+    half_width: the interval's half, relative to the median.
+    confidence: the interval's confidence.
+    min_samples: samples of each tier at least.
+    max_samples: samples of each tier at most.
+    """
 
     metric: Literal["ttft_s", "e2e_s", "tpot_s"] = "ttft_s"
     half_width: Annotated[float, Field(gt=0.0, lt=1.0)] = 0.05
@@ -49,6 +56,13 @@ class Measure(Strict):
 
     warm_up: samples of each tier, of a free load passes over it, that come first, count for nothing and are not in the
     budget. The first touch of memory that a tier has just been given costs what no later request pays.
+
+    tiers: the warm states that are measured; a prefix workload needs them.
+    samples: a fixed number of samples for each tier.
+    until: sample until an interval is narrow enough.
+    budget: no new sample begins after this time.
+    must_reach: a free load that nothing of this tier serves is refused.
+    request_timeout: a request without an end by then is an error row.
     """
 
     tiers: Annotated[tuple[StateName, ...], FROM_LIST] = ()

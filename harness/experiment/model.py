@@ -55,7 +55,19 @@ else:
 
 
 class Experiment(Strict):
-    """One experiment, with everything that its result depends on."""
+    """One experiment, with everything that its result depends on.
+
+    name: the run's name, in folders and reports.
+    description: one sentence for readers.
+    seed: the same seed gives the same requests on every engine.
+    model: a name of `harness list models`, or a YAML file; its shape gives the bytes of KV per token.
+    workload: what is sent.
+    measure: what is sampled, and how often.
+    cache: the tiers and their sizes.
+    storage: the device below the disk tier, and its trace.
+    deployment: how many engines serve the load.
+    engines: settings by engine.
+    """
 
     name: Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9_-]{0,63}$")]
     description: str = ""

@@ -26,6 +26,7 @@ from harness.experiment.deployment import MOVED_KEYS
 from harness.experiment.fields import Strict
 from harness.experiment.model import Experiment
 from harness.experiment.workloads import WORKLOAD_KINDS
+from harness.records import Origin
 from simulator.models import CONFIGS
 
 _OWN_KEYS = ("sweep", "sizes")
@@ -50,9 +51,9 @@ class Plan(msgspec.Struct, frozen=True):
     axes: dict[str, tuple[Any, ...]]
     experiment: Experiment
 
-    def origin(self) -> dict[str, Any]:
+    def origin(self) -> Origin:
         """Which file this was, for the manifest."""
-        return {"path": str(self.path), "sha256": hashlib.sha256(self.path.read_bytes()).hexdigest()}
+        return Origin(path=str(self.path), sha256=hashlib.sha256(self.path.read_bytes()).hexdigest())
 
     def cells(self) -> list[Cell]:
         """Every combination of the axes, the last axis fastest; one cell without axes."""

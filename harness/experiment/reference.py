@@ -44,7 +44,7 @@ def sections(model: type[BaseModel], place: str = "", kind: str | None = None) -
     """The model and all models below its keys, each where it stands in a file."""
     yield Section(place, kind, model)
     for name, field in model.model_fields.items():
-        inner = [part for part in _parts(field.annotation) if isinstance(part, type) and issubclass(part, BaseModel)]
+        inner = [part for part in _parts(field.annotation) if inspect.isclass(part) and issubclass(part, BaseModel)]
         repeated = any(get_origin(part) is tuple for part in _parts(field.annotation))
         for part in inner:
             below = f"{place}.{name}" if place else name
@@ -67,11 +67,15 @@ def meanings(model: type[BaseModel]) -> tuple[str, dict[str, str]]:
             assert hit is not None
             meaning = text[hit.end() : after.start() if after else None].strip().rstrip(".;")
             for key in re.split(r", | and ", hit[1]):
-                value = f"`{hit[2] if hit[2] != 'None' else 'null'}`: {meaning}" if hit[2] else meaning
-                found[key] = f"{found[key]}; {value}" if key in found else value
+                earlier = found.get(key)
+                if hit[2]:
+                    value = f"`{hit[2] if hit[2] != 'None' else 'null'}`: {meaning}"
+                    found[key] = f"{earlier}; {value}" if earlier else value
+                else:
+                    found[key] = f"{meaning}; {earlier}" if earlier else meaning
     for name, field in model.model_fields.items():
-        if field.description:
-            found[name] = field.description.rstrip(".")
+        if name not in found and (section := _section_of(field)) is not None:
+            found[name] = meanings(section)[0].partition(". ")[0].rstrip(".")
     return " ".join(whole), found
 
 
@@ -147,6 +151,12 @@ def _parts(annotation: Any) -> Iterator[Any]:
     yield annotation
     for inner in get_args(annotation):
         yield from _parts(inner)
+
+
+def _section_of(field: FieldInfo) -> type[BaseModel] | None:
+    return next(
+        (part for part in _parts(field.annotation) if inspect.isclass(part) and issubclass(part, BaseModel)), None
+    )
 
 
 def _kind(field: FieldInfo | None) -> str | None:

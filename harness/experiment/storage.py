@@ -16,6 +16,16 @@ class Device(Strict):
     bandwidth and iops limit reads and writes apart; read_… and write_… take their place for one direction. latency is
     added to each request, and does not keep the device busy. backing None: RAM; else a folder for the file that holds
     the bytes. One limit at least, or a device of this machine's own speed would be no reference.
+
+    size: the device's capacity.
+    file_system: ext4, xfs or btrfs.
+    bandwidth: the limit of reads, and of writes, apart.
+    read_bandwidth: the limit of reads alone.
+    write_bandwidth: the limit of writes alone.
+    iops: operations per second of reads, and of writes, apart.
+    read_iops: read operations per second.
+    write_iops: write operations per second.
+    latency: time added to each request.
     """
 
     size: Bytes = 4 * 2**30

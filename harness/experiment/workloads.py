@@ -11,7 +11,14 @@ from harness.experiment.units import Seconds
 
 
 class PrefixWorkload(Strict):
-    """One prompt at a time (or `concurrency` different ones together), its prefix put in a named tier first."""
+    """One prompt at a time (or `concurrency` different ones together), its prefix put in a named tier first.
+
+    kind: this kind of load.
+    prompt_tokens: k chunks and one token fit best, for the engine always computes the last token.
+    hit_rate: the share of the prompt's whole chunks that the tier serves; exact, or refused.
+    output_tokens: tokens that each request generates.
+    concurrency: requests that are sent together, each with a prefix of its own.
+    """
 
     kind: Literal["prefix"]
     prompt_tokens: Annotated[int, Field(ge=2, le=2**24)]
@@ -21,7 +28,20 @@ class PrefixWorkload(Strict):
 
 
 class SyntheticWorkload(Strict):
-    """Many requests over shared prefixes, popularity by Zipf's law."""
+    """Many requests over shared prefixes, popularity by Zipf's law.
+
+    kind: this kind of load.
+    requests: how many are sent.
+    prompt_tokens: the length of each prompt.
+    hit_rate: the share of a prompt that is its shared prefix; exact, or refused.
+    prefixes: how many different shared prefixes there are.
+    zipf: the exponent of the prefixes' popularity; 0 makes all equally popular.
+    output_tokens: tokens that each request generates.
+    arrivals: the next request is sent when one ends (closed), at a constant rate, or at random (poisson).
+    rate_per_s: requests per second; for constant and poisson arrivals.
+    concurrency: requests that are under way at most; closed arrivals need it.
+    warm: each prefix is sent once before the measurement.
+    """
 
     kind: Literal["synthetic"]
     requests: Annotated[int, Field(ge=1, le=10_000_000)]
@@ -42,6 +62,17 @@ class SessionsWorkload(Strict):
     concurrency: requests in flight. With fewer slots than sessions, a session under way goes on before a new one
     begins: the sessions end one after another. active_sessions: conversations that are live at once, thinking users
     included.
+
+    kind: this kind of load.
+    sessions: how many conversations there are.
+    turns: user messages in each conversation.
+    system_tokens: a first part that all conversations share.
+    user_tokens: new prompt tokens in each turn.
+    output_tokens: tokens that each turn generates.
+    think: the pause between an answer and the next turn.
+    arrivals: a session starts when one ends (closed), at a constant rate, or at random (poisson).
+    rate_per_s: sessions that start per second; for constant and poisson arrivals.
+    concurrency: how many are under way at most; closed arrivals need it.
     """
 
     kind: Literal["sessions"]
@@ -58,7 +89,20 @@ class SessionsWorkload(Strict):
 
 
 class RoundsWorkload(Strict):
-    """Rounds of conversations: in each round every client asks once, `parallel` at a time; see traces/rounds.py."""
+    """Rounds of conversations: in each round every client asks once, `parallel` at a time; see traces/rounds.py.
+
+    kind: this kind of load.
+    clients: how many conversations there are.
+    rounds: user messages in each conversation.
+    first_tokens: the prompt of a conversation's first round.
+    turn_tokens: new prompt tokens in each later round.
+    output_tokens: tokens that each request generates.
+    parallel: requests that are under way at most.
+    rate_per_s: requests per second; null sends as places come free.
+    order: clients take their turns at random, or in their order (fifo).
+    barrier: a round begins when all of the one before have ended.
+    answers: a later prompt holds tokens in place of earlier answers (synthetic), or none.
+    """
 
     kind: Literal["rounds"]
     clients: Annotated[int, Field(ge=1, le=100_000)] = 20
@@ -74,7 +118,18 @@ class RoundsWorkload(Strict):
 
 
 class TraceWorkload(Strict):
-    """A recorded trace, replayed at its own times. `block_tokens` scales each of its 512-token blocks."""
+    """A recorded trace, replayed at its own times. `block_tokens` scales each of its 512-token blocks.
+
+    kind: this kind of load.
+    trace: a name of `harness traces list`, or a path with a '/'.
+    start: the first request that is taken.
+    limit: how many requests are taken; null takes all.
+    block_tokens: the tokens that each of the trace's 512-token blocks becomes; null leaves them.
+    max_prompt_tokens: longer prompts are cut.
+    max_output_tokens: longer outputs are cut.
+    time_scale: 2 sends at half the speed, 0 all at once.
+    concurrency: requests that are under way at most; null sets no limit.
+    """
 
     kind: Literal["trace"]
     trace: Annotated[str, Field(min_length=1)]
@@ -88,7 +143,14 @@ class TraceWorkload(Strict):
 
 
 class PersonaSettings(Strict):
-    """A kind of user; ranges [low, high] are drawn from evenly, turn by turn."""
+    """A kind of user; ranges [low, high] are drawn from evenly, turn by turn.
+
+    name: the persona's name in figures.
+    share: its share of the users, relative to the other personas' shares.
+    context_tokens: the range of new prompt tokens per turn.
+    output_tokens: the range of generated tokens per turn.
+    think: the range of pauses before the next turn.
+    """
 
     name: Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9_-]{0,31}$")]
     share: PositiveFloat = 1.0
@@ -98,7 +160,13 @@ class PersonaSettings(Strict):
 
 
 class PersonasWorkload(Strict):
-    """Users of different kinds in conversations, all at once: each goes on when it was answered and has thought."""
+    """Users of different kinds in conversations, all at once: each goes on when it was answered and has thought.
+
+    kind: this kind of load.
+    users: how many there are, all at once.
+    turns: user messages in each conversation.
+    personas: the kinds of users.
+    """
 
     kind: Literal["personas"]
     users: Annotated[int, Field(ge=1, le=100_000)]

@@ -39,7 +39,7 @@ class Progress(Protocol):
 
 def _attempt(folder: RunFolder, engine: Engine) -> int:
     """Which attempt new rows belong to. A deterministic engine begins again, and its rows are the first attempt's."""
-    return 0 if engine.capabilities.deterministic else len(folder.manifest["attempts"]) - 1
+    return 0 if engine.capabilities.deterministic else len(folder.manifest.attempts) - 1
 
 
 class TierMeasurement:
@@ -163,7 +163,8 @@ async def measure_load(
 ) -> None:
     check_prompts(load.requests, resolved)
     check_reach(cell.experiment, load.requests, resolved)
-    folder.update_cell(cell.key, trace=load.trace)
+    folder.manifest.cell(cell.key).trace = load.trace
+    folder.save_manifest()
     finished = set() if engine.capabilities.deterministic else _finished(folder, cell.key)
     rest = [request for request in load.requests if request.id not in finished]
     progress.advance(len(finished))

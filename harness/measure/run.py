@@ -30,9 +30,10 @@ from harness.experiment.read import Cell
 from harness.experiment.workloads import PrefixWorkload
 from harness.measure.cell import Progress, TierMeasurement, measure_load
 from harness.measure.preflight import check_cache, check_experiment, check_storage_load
-from harness.records import Capabilities
+from harness.records import Capabilities, Origin
 from harness.results import provenance
 from harness.results.folder import RunFolder, read_rows
+from harness.results.manifest import Attempt, CellEntry, Manifest, RunStatus
 from simulator.models import load_model
 
 
@@ -42,7 +43,7 @@ class RunRequest(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     cells: list[Cell]
     engine: EngineName
-    experiment: dict[str, Any]
+    experiment: Origin
     command: str = ""
     folder: Path
     resume: bool = False
@@ -66,10 +67,9 @@ def run(request: RunRequest, progress: Progress) -> Path:
         with asyncio.Runner(loop_factory=_new_loop) as runner:
             runner.run(_run_all(request, folder, loads, progress))
     except BaseException as error:
-        _fail(folder, error)
+        _end(folder, "failed", str(error) or type(error).__name__)
         raise
-    folder.save_manifest(status="complete", finished_at=provenance.now())
-    folder.close()
+    _end(folder, "complete")
     return folder.path
 
 
@@ -102,41 +102,40 @@ def _new_loop() -> asyncio.AbstractEventLoop:
 
 
 def _open(request: RunRequest) -> RunFolder:
-    attempt = {"started_at": provenance.now(), "ended_at": None, "pid": os.getpid()}
+    attempt = Attempt(started_at=provenance.now(), pid=os.getpid())
     if request.resume:
         folder = RunFolder.resume(request.folder)
-        folder.save_manifest(status="started", error=None, attempts=[*folder.manifest["attempts"], attempt])
+        folder.manifest.status, folder.manifest.error = "started", None
+        folder.manifest.attempts.append(attempt)
+        folder.save_manifest()
         return folder
-    created = provenance.now()
-    manifest = {
-        "run_id": request.folder.name,
-        "name": request.name,
-        "status": "started",
-        "error": None,
-        "engine": request.engine,
-        "experiment": request.experiment,
-        "command": request.command,
-        "created_at": created,
-        "finished_at": None,
-        "seed": request.cells[0].experiment.seed,
-        "git": provenance.git(),
-        "host": provenance.host(),
-        "versions": provenance.versions(),
-        "attempts": [attempt],
-        "cells": [_cell_entry(cell) for cell in request.cells],
-    }
+    manifest = Manifest(
+        run_id=request.folder.name,
+        name=request.name,
+        status="started",
+        engine=request.engine,
+        experiment=request.experiment,
+        command=request.command,
+        created_at=provenance.now(),
+        seed=request.cells[0].experiment.seed,
+        git=provenance.git(),
+        host=provenance.host(),
+        versions=provenance.versions(),
+        attempts=[attempt],
+        cells=[_cell_entry(cell) for cell in request.cells],
+    )
     return RunFolder.create(request.folder, manifest)
 
 
-def _cell_entry(cell: Cell) -> dict[str, Any]:
-    config = cell.experiment.model_dump(mode="json")
-    return {"key": cell.key, "overrides": cell.overrides, "config": config, "resolved": None, "status": "waiting"}
+def _cell_entry(cell: Cell) -> CellEntry:
+    return CellEntry(key=cell.key, overrides=cell.overrides, config=cell.experiment.model_dump(mode="json"))
 
 
-def _fail(folder: RunFolder, error: BaseException) -> None:
-    folder.manifest["attempts"][-1]["ended_at"] = provenance.now()
-    text = str(error) or type(error).__name__
-    folder.save_manifest(status="failed", error=text, finished_at=provenance.now())
+def _end(folder: RunFolder, status: RunStatus, error: str | None = None) -> None:
+    manifest = folder.manifest
+    manifest.attempts[-1].ended_at = manifest.finished_at = provenance.now()
+    manifest.status, manifest.error = status, error
+    folder.save_manifest()
     folder.close()
 
 
@@ -157,7 +156,6 @@ async def _run_all(request: RunRequest, folder: RunFolder, loads: dict[str, Free
                 experiment = cells[0].experiment
                 engine = ENGINES[request.engine].make(experiment, load_model(experiment.model), folder.path, clock)
                 await _run_group(engine, cells, folder, loads, later_s, progress)
-    folder.manifest["attempts"][-1]["ended_at"] = provenance.now()
 
 
 @contextlib.contextmanager
@@ -226,7 +224,7 @@ async def _run_group(
     if engine.capabilities.deterministic:
         folder.expect_again()
     else:
-        complete = {cell.key for cell in cells if folder.cell(cell.key)["status"] == "complete"}
+        complete = {cell.key for cell in cells if folder.manifest.cell(cell.key).status == "complete"}
         progress.advance(sum(row.cell in complete and row.phase == "measure" for row in read_rows(folder.path)))
         cells = [cell for cell in cells if cell.key not in complete]
     if not cells:
@@ -238,13 +236,17 @@ async def _run_group(
         resolved = await engine.ready()
         async with run_trace(cells, engine, resolved, folder), _pinned(cores):
             for cell in cells:
-                folder.update_cell(cell.key, status="started", resolved=msgspec.to_builtins(resolved))
+                entry = folder.manifest.cell(cell.key)
+                entry.status, entry.resolved = "started", resolved
+                folder.save_manifest()
                 if isinstance(cell.experiment.workload, PrefixWorkload):
                     await TierMeasurement(engine, cell, resolved, folder, progress, later_s[cell.key]).run()
                 else:
                     await measure_load(engine, cell, resolved, loads[cell.key], folder, progress)
-                record = {"record": engine.record()} if isinstance(engine, KeepsRecord) else {}
-                folder.update_cell(cell.key, status="complete", **record)
+                if isinstance(engine, KeepsRecord):
+                    entry.record = engine.record()
+                entry.status = "complete"
+                folder.save_manifest()
     finally:
         # A second Ctrl-C must not leave an engine behind.
         await asyncio.shield(engine.stop())

@@ -5,7 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from harness.results.folder import read_manifest, read_rows, read_samples, write_io, write_parquet, write_summary
+from harness.results.folder import read_rows, read_samples, write_io, write_parquet, write_summary
+from harness.results.manifest import read_manifest
 from harness.results.summary import summarize
 
 

@@ -24,23 +24,23 @@ import msgspec
 
 from harness.errors import ResultsError
 from harness.records import IoTrace, Sample
+from harness.results.manifest import Manifest, encode_manifest, read_manifest
 from traces.request import RequestRecord
 from traces.tiers import sources
 
-SCHEMA = 1
 _T = TypeVar("_T", bound=msgspec.Struct)
 
 
 class RunFolder:
     """One run's folder, open for appending by one process at a time."""
 
-    def __init__(self, path: Path, manifest: dict[str, Any], lock: int | None) -> None:
+    def __init__(self, path: Path, manifest: Manifest, lock: int | None) -> None:
         self.path, self.manifest, self._lock = path, manifest, lock
         self._files: dict[str, int] = {}
         self._again: dict[str, Iterator[bytes]] = {}
 
     @classmethod
-    def create(cls, path: Path, manifest: dict[str, Any]) -> RunFolder:
+    def create(cls, path: Path, manifest: Manifest) -> RunFolder:
         """Makes a new folder. Raises ResultsError where one exists: nothing is written over."""
         try:
             path.mkdir(parents=True)
@@ -49,7 +49,7 @@ class RunFolder:
         except OSError as error:
             raise ResultsError(f"{path}: cannot be made ({error.strerror}); choose a writable --out") from None
         (path / "logs").mkdir()
-        folder = cls(path, {"schema": SCHEMA, **manifest}, _take_lock(path))
+        folder = cls(path, manifest, _take_lock(path))
         folder.save_manifest()
         return folder
 
@@ -61,18 +61,9 @@ class RunFolder:
             _cut_torn_line(path / name)
         return folder
 
-    def save_manifest(self, **changes: Any) -> None:
-        self.manifest.update(changes)
-        write_atomically(self.path / "manifest.json", _pretty(self.manifest))
-
-    def cell(self, key: str) -> dict[str, Any]:
-        """The manifest's entry of a cell."""
-        entry: dict[str, Any] = next(cell for cell in self.manifest["cells"] if cell["key"] == key)
-        return entry
-
-    def update_cell(self, key: str, **changes: Any) -> None:
-        self.cell(key).update(changes)
-        self.save_manifest()
+    def save_manifest(self) -> None:
+        """Writes the manifest, as it was changed in place."""
+        write_atomically(self.path / "manifest.json", encode_manifest(self.manifest))
 
     def append_rows(self, rows: Iterable[RequestRecord]) -> None:
         """Appends rows in one write: a killed process leaves all of them or none."""
@@ -115,21 +106,6 @@ class RunFolder:
         if self._lock is not None:
             os.close(self._lock)
             self._lock = None
-
-
-def read_manifest(path: Path) -> dict[str, Any]:
-    """Raises ResultsError where the folder is not a run's."""
-    try:
-        manifest = msgspec.json.decode((path / "manifest.json").read_bytes(), type=dict[str, Any])
-    except FileNotFoundError:
-        raise ResultsError(
-            f"{path}: holds no manifest.json; name a run's folder, as `harness run` printed it"
-        ) from None
-    except (OSError, msgspec.DecodeError, msgspec.ValidationError) as error:
-        raise ResultsError(f"{path}/manifest.json: cannot be read ({error}); the run has to be made again") from None
-    if manifest.get("schema") != SCHEMA:
-        raise ResultsError(f"{path}: has schema {manifest.get('schema')}, this version reads {SCHEMA}")
-    return manifest
 
 
 def read_rows(path: Path) -> Iterator[RequestRecord]:

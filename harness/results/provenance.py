@@ -6,10 +6,10 @@ import importlib.metadata
 import os
 import platform
 import subprocess
-from collections.abc import Mapping
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+
+import msgspec
 
 import harness
 from harness.engines import ENGINES
@@ -20,15 +20,31 @@ def now() -> str:
     return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
-def host() -> dict[str, Any]:
-    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    return {
-        "cpu": _cpu_name(),
-        "cores": len(os.sched_getaffinity(0)),
-        "memory_bytes": memory,
-        "kernel": platform.release(),
-        "hostname": platform.node(),
-    }
+class Host(msgspec.Struct, frozen=True, kw_only=True):
+    """The machine. None: it does not say, or the fact was not kept."""
+
+    cpu: str | None = None
+    cores: int | None = None
+    memory_bytes: int | None = None
+    kernel: str | None = None
+    hostname: str | None = None
+
+
+class Git(msgspec.Struct, frozen=True, kw_only=True):
+    """The commit of the source tree that ran; None where it was no checkout."""
+
+    commit: str | None = None
+    dirty: bool | None = None
+
+
+def host() -> Host:
+    return Host(
+        cpu=_cpu_name(),
+        cores=len(os.sched_getaffinity(0)),
+        memory_bytes=os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
+        kernel=platform.release(),
+        hostname=platform.node(),
+    )
 
 
 def versions() -> dict[str, str]:
@@ -40,18 +56,17 @@ def versions() -> dict[str, str]:
     }
 
 
-def is_simulated(manifest: Mapping[str, Any]) -> bool:
+def is_simulated(engine: str) -> bool:
     """Whether a run's times were computed. False for an engine that this version does not know."""
-    kind = ENGINES.get(manifest["engine"])
+    kind = ENGINES.get(engine)
     return kind is not None and kind.simulated
 
 
-def git() -> dict[str, Any]:
-    """The commit of the source tree that runs; None where it is not a checkout."""
+def git() -> Git:
     root = Path(harness.__file__).parent.parent
     commit = _git(root, "rev-parse", "HEAD")
     status = _git(root, "status", "--porcelain")
-    return {"commit": commit, "dirty": None if status is None else bool(status)}
+    return Git(commit=commit, dirty=None if status is None else bool(status))
 
 
 def _git(root: Path, *args: str) -> str | None:

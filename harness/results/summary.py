@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from harness.records import Counters, Sample
+from harness.results.manifest import Manifest
 from harness.stats import coefficient_of_variation, mean_interval, percentile, samples_needed
 from traces.request import RequestRecord
 from traces.tiers import sources
@@ -15,15 +16,13 @@ METRICS = ("ttft_s", "e2e_s", "tpot_s", "send_lag_s")
 FREE_LOAD = "load"
 
 
-def summarize(
-    manifest: dict[str, Any], rows: Iterable[RequestRecord], samples: Iterable[Sample] = ()
-) -> dict[str, Any]:
+def summarize(manifest: Manifest, rows: Iterable[RequestRecord], samples: Iterable[Sample] = ()) -> dict[str, Any]:
     """Per cell and tier: counts, latencies with intervals, tokens by tier, throughput, what the counters moved by.
 
     A tier's figures hold its proven rows only (or, in a free load without warm states, all rows without error);
     rows left out are counted with their reasons.
     """
-    groups: dict[str, dict[str, list[RequestRecord]]] = {cell["key"]: {} for cell in manifest["cells"]}
+    groups: dict[str, dict[str, list[RequestRecord]]] = {cell.key: {} for cell in manifest.cells}
     warm = total = 0
     for row in rows:
         total += 1
@@ -36,21 +35,21 @@ def summarize(
         counters.setdefault((sample.cell, sample.tier), []).append(sample.observed)
     measured = [row for tiers in groups.values() for group in tiers.values() for row in group]
     return {
-        "run_id": manifest["run_id"],
-        "engine": manifest["engine"],
-        "status": manifest["status"],
+        "run_id": manifest.run_id,
+        "engine": manifest.engine,
+        "status": manifest.status,
         "rows": {"total": total, "warm": warm, **_verdicts(measured)},
         "cells": [
             {
-                "key": cell["key"],
-                "overrides": cell["overrides"],
-                "storage": (cell.get("record") or {}).get("storage"),
+                "key": cell.key,
+                "overrides": cell.overrides,
+                "storage": cell.record.storage if cell.record else None,
                 "tiers": {
-                    tier: tier_figures(group) | {"counters": _moved(counters.get((cell["key"], tier), []))}
-                    for tier, group in groups[cell["key"]].items()
+                    tier: tier_figures(group) | {"counters": _moved(counters.get((cell.key, tier), []))}
+                    for tier, group in groups[cell.key].items()
                 },
             }
-            for cell in manifest["cells"]
+            for cell in manifest.cells
         ],
     }
 

@@ -8,7 +8,8 @@ from typing import Any
 import msgspec
 
 from harness.errors import NotComparable
-from harness.experiment.workloads import hit_tokens
+from harness.experiment.workloads import PrefixWorkload, hit_tokens
+from harness.records import Resolved
 from harness.results.provenance import is_simulated
 from harness.validation.points import Point, PointKey, Side, axes, left_out_reasons
 from simulator.calibration import Calibration
@@ -16,7 +17,6 @@ from traces.tiers import state_named, tier_named
 
 _HOST = ("cpu", "cores", "kernel")
 _SIZES = ("gpu_blocks", "block_tokens", "chunk_tokens", "kv_bytes_per_token", "cpu_bytes")
-_DEFINED_BY = ("model", "workload")
 
 
 def check_sides(reference: Side, candidate: Side) -> None:
@@ -36,7 +36,7 @@ def check_held_out(points: Sequence[Point], calibration: Calibration) -> None:
 
 def check_apart(points: Sequence[Point], micro: Sequence[Point]) -> None:
     """Raises NotComparable where a point is one that a calibration is going to be fitted on."""
-    timed = [p for p in micro if p.cell["config"]["workload"]["output_tokens"] == 1]
+    timed = [p for p in micro if isinstance(w := p.cell.workload, PrefixWorkload) and w.output_tokens == 1]
     fitted = [here | {"hit_tokens": _hit_tokens(here)} for here in map(axes, timed)]
     _check_apart(points, fitted, "the calibration is to be fitted")
 
@@ -44,7 +44,7 @@ def check_apart(points: Sequence[Point], micro: Sequence[Point]) -> None:
 def _check_apart(points: Sequence[Point], fitted: Sequence[dict[str, Any]], what: str) -> None:
     _refuse(
         [
-            f"{point.cell['key']} {point.tier}: {what} on it (prompt_tokens {here['prompt_tokens']}); validate on"
+            f"{point.cell.key} {point.tier}: {what} on it (prompt_tokens {here['prompt_tokens']}); validate on"
             " points that it has not seen"
             for point in points
             if not point.free and any(_same_place(here := axes(point), there) for there in fitted)
@@ -55,14 +55,14 @@ def _check_apart(points: Sequence[Point], fitted: Sequence[dict[str, Any]], what
 def check_host(reference: Side, calibration: Calibration) -> None:
     """Raises NotComparable where a real engine ran on another machine than the one that was calibrated."""
     calibrated = calibration.fitted_on.host
-    if is_simulated(reference.manifest):
+    if is_simulated(reference.engine):
         return
     for manifest in reference.manifests:
         for field in _HOST:
-            here, there = (manifest.get("host") or {}).get(field), calibrated.get(field)
+            here, there = getattr(manifest.host, field), calibrated.get(field)
             if None not in (here, there) and here != there:
                 raise NotComparable(
-                    f"not comparable: unlike hosts: {field} is {here} in {manifest['run_id']}, {there} in calibration"
+                    f"not comparable: unlike hosts: {field} is {here} in {manifest.run_id}, {there} in calibration"
                     f" {calibration.name}; calibrate on the machine that is validated"
                 )
 
@@ -103,12 +103,12 @@ def _hit_tokens(here: dict[str, Any]) -> int:
 
 def _hosts(reference: Side, candidate: Side) -> Iterator[str]:
     """Real engines have to run on like machines; a simulator's own machine is in none of its figures."""
-    manifests = [m for side in (reference, candidate) if not is_simulated(side.manifest) for m in side.manifests]
+    manifests = [m for side in (reference, candidate) if not is_simulated(side.engine) for m in side.manifests]
     for manifest in manifests[1:]:
         for field in _HOST:
-            first, other = ((m.get("host") or {}).get(field) for m in (manifests[0], manifest))
+            first, other = (getattr(m.host, field) for m in (manifests[0], manifest))
             if first != other:
-                yield f"unlike hosts: {field} is {first} in {manifests[0]['run_id']}, {other} in {manifest['run_id']}"
+                yield f"unlike hosts: {field} is {first} in {manifests[0].run_id}, {other} in {manifest.run_id}"
 
 
 def _common(reference: Side, candidate: Side) -> Iterator[str]:
@@ -141,8 +141,8 @@ def _degraded(ours: Point, theirs: Point) -> Iterator[str]:
             continue
         elsewhere = [one.external_tokens or 0 for one in other.observed()]
         prompt = sum(row.prompt_tokens for row in other.rows)
-        cache = ((this.cell.get("config") or {}).get("cache") or {}).get("cpu")
-        if cache and not any(stored) and sum(elsewhere) > 0.01 * prompt:
+        cache = this.cell.cache
+        if cache and cache.cpu and not any(stored) and sum(elsewhere) > 0.01 * prompt:
             yield (
                 f"the cache server behind one side served no token, on the other {sum(elsewhere):,}: it silently"
                 " recomputed; see the engine's log for a connector that gave up"
@@ -176,25 +176,26 @@ def _tokens(ours: Point, theirs: Point) -> Iterator[str]:
 
 
 def _sizes(ours: Point, theirs: Point) -> Iterator[str]:
-    left, right = (point.cell.get("resolved") or {} for point in (ours, theirs))
+    left, right = (point.cell.resolved or Resolved() for point in (ours, theirs))
     for field in _SIZES:
-        known = left.get(field), right.get(field)
+        known = getattr(left, field), getattr(right, field)
         if None not in known and known[0] != known[1]:
             yield f"different cache sizes: {field} is {known[0]} on one side, {known[1]} on the other"
 
 
 def _rules(ours: Point, theirs: Point) -> Iterator[str]:
     """How the cache server evicts, where both sides say so."""
-    left, right = (((p.cell.get("resolved") or {}).get("details") or {}).get("eviction") for p in (ours, theirs))
+    left, right = (point.cell.resolved and point.cell.resolved.eviction for point in (ours, theirs))
     if left and right and left != right:
         yield f"different eviction: {left} on one side, {right} on the other; set cache.eviction as the server has it"
 
 
 def _definitions(ours: Point, theirs: Point) -> Iterator[str]:
-    left, right = (point.cell.get("config") or {} for point in (ours, theirs))
-    for field in _DEFINED_BY:
-        if left.get(field) != right.get(field):
-            yield f"different definitions: {field} is {left.get(field)} on one side, {right.get(field)} on the other"
+    if ours.cell.model != theirs.cell.model:
+        yield f"different definitions: model is {ours.cell.model} on one side, {theirs.cell.model} on the other"
+    left, right = (point.cell.workload for point in (ours, theirs))
+    if left != right:
+        yield f"different definitions: workload is {left!r} on one side, {right!r} on the other"
 
 
 _CHECKS: tuple[Callable[[Point, Point], Iterator[str]], ...] = (

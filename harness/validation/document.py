@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
+from harness.records import Resolved
 from harness.results import provenance
 from harness.results.folder import write_atomically
 from harness.stats import Equivalence
@@ -41,7 +42,7 @@ def document(comparison: Comparison, reference: Side, candidate: Side, **more: A
 
 def content_of(points: Sequence[PointResult], margin: float, verdict: Equivalence, **more: Any) -> dict[str, Any]:
     """The document from judged points. `more` has to hold name, reference and candidate."""
-    return {
+    content = {
         "schema": SCHEMA,
         "created_at": provenance.now(),
         "git": provenance.git(),
@@ -53,6 +54,7 @@ def content_of(points: Sequence[PointResult], margin: float, verdict: Equivalenc
         "metrics": by_metric(points),
         "points": [msgspec.to_builtins(point) | {"verdict": point.verdict} for point in points],
     }
+    return dict(msgspec.to_builtins(content))
 
 
 def overall(points: Sequence[PointResult]) -> dict[str, Any]:
@@ -125,15 +127,15 @@ def _shares(verdicts: Sequence[str]) -> dict[str, float]:
 def _side(side: Side) -> dict[str, Any]:
     """Where the rows of a side came from. The engine's resolved sizes are those of its first cell."""
     manifest = side.manifest
-    host = {key: value for key, value in (manifest.get("host") or {}).items() if key != "hostname"}
-    resolved = next((cell["resolved"] for cell in manifest["cells"] if cell.get("resolved")), None) or {}
+    host = {key: value for key, value in msgspec.structs.asdict(manifest.host).items() if key != "hostname"}
+    resolved = next((cell.resolved for cell in manifest.cells if cell.resolved), Resolved())
     return {
         "engine": side.engine,
-        "runs": [one["run_id"] for one in side.manifests],
-        "created_at": manifest.get("created_at"),
+        "runs": [one.run_id for one in side.manifests],
+        "created_at": manifest.created_at,
         "host": host,
-        "git": manifest.get("git"),
-        "versions": {"kv-harness": (manifest.get("versions") or {}).get("kv-harness"), **resolved.get("versions", {})},
-        "gpu_blocks": resolved.get("gpu_blocks"),
-        "block_tokens": resolved.get("block_tokens"),
+        "git": manifest.git,
+        "versions": {"kv-harness": manifest.versions.get("kv-harness"), **resolved.versions},
+        "gpu_blocks": resolved.gpu_blocks,
+        "block_tokens": resolved.block_tokens,
     }

@@ -20,7 +20,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from harness.records import Counters
+from harness.records import Counters, Resolved
 from harness.results.provenance import is_simulated
 from harness.stats import (
     Equivalence,
@@ -148,7 +148,7 @@ def _point(key: PointKey, reference: Side, candidate: Side, margin: float) -> Po
     names = _shared_requests(ours, theirs) if ours.free else []
     a, b = times(ours, names), times(theirs, names)
     noise = tuple(figures(*halves, margin)) if (halves := _halves(a)) else ()
-    silent = _silent_metrics(a, is_simulated(reference.manifest) or is_simulated(candidate.manifest))
+    silent = _silent_metrics(a, is_simulated(reference.engine) or is_simulated(candidate.engine))
     judged = [_with_noise(f, noise, margin, gates=f.metric not in silent) for f in figures(a, b, margin)]
     return PointResult(
         cell=key[0],
@@ -376,9 +376,8 @@ def _passes(a: Times, which: slice) -> Times:
 def counts(reference: Point, candidate: Point, margin: float) -> list[Figure]:
     """Tokens and bytes by tier a request: equal, or the model decides otherwise than the engine."""
     ours, theirs = _moved(reference), _moved(candidate)
-    prompt_bytes = _mean_tokens(reference.rows) * (
-        (reference.cell.get("resolved") or {}).get("kv_bytes_per_token") or 0
-    )
+    resolved = reference.cell.resolved or Resolved()
+    prompt_bytes = _mean_tokens(reference.rows) * (resolved.kv_bytes_per_token or 0)
     return [
         _count(metric, ours[metric], theirs[metric], margin, prompt_bytes)
         for metric in ours
@@ -415,8 +414,8 @@ def _per_request(observed: Sequence[Counters], field: str, factor: int, requests
 
 
 def _chunk_bytes(point: Point) -> int:
-    resolved = point.cell.get("resolved") or {}
-    return (resolved.get("chunk_tokens") or 0) * (resolved.get("kv_bytes_per_token") or 0)
+    resolved = point.cell.resolved or Resolved()
+    return (resolved.chunk_tokens or 0) * (resolved.kv_bytes_per_token or 0)
 
 
 def _count(metric: str, ours: list[float], theirs: list[float], margin: float, prompt_bytes: float) -> Figure:

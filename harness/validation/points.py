@@ -12,8 +12,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from harness.experiment.workloads import PersonasWorkload, PrefixWorkload, RoundsWorkload, SyntheticWorkload
 from harness.records import Counters, Sample
-from harness.results.folder import read_manifest, read_rows, read_samples
+from harness.results.folder import read_rows, read_samples
+from harness.results.manifest import CellEntry, Manifest, read_manifest
 from harness.results.summary import FREE_LOAD, counted
 from traces.request import RequestRecord
 from traces.tiers import from_storage
@@ -43,7 +45,7 @@ class Point:
     """cell: the manifest's entry, as the first folder has it. repeats: by folder and repeat, in that order."""
 
     tier: str
-    cell: dict[str, Any]
+    cell: CellEntry
     repeats: dict[tuple[int, str], Repeat] = field(default_factory=dict)
 
     @property
@@ -73,23 +75,23 @@ class Side:
     """All points that the folders of one engine measured."""
 
     folders: tuple[Path, ...]
-    manifests: tuple[dict[str, Any], ...]
+    manifests: tuple[Manifest, ...]
     points: dict[PointKey, Point]
 
     @property
-    def manifest(self) -> dict[str, Any]:
+    def manifest(self) -> Manifest:
         return self.manifests[0]
 
     @property
     def engine(self) -> str:
-        return str(self.manifest["engine"])
+        return self.manifest.engine
 
 
 def read_side(folders: Sequence[Path]) -> Side:
     """Reads the rows of measured phases. Raises ResultsError where a folder is not a run's."""
     side = Side(tuple(folders), tuple(read_manifest(folder) for folder in folders), {})
     for number, (folder, manifest) in enumerate(zip(side.folders, side.manifests, strict=True)):
-        cells = {cell["key"]: cell for cell in manifest["cells"]}
+        cells = {cell.key: cell for cell in manifest.cells}
         for row in read_rows(folder):
             if row.phase == "measure":
                 repeat = _repeat(side, cells, number, row.cell, row.expected_tier or FREE_LOAD)
@@ -109,28 +111,28 @@ def repeated(cell: str, times: int) -> list[str]:
     return [f"{cell}#{number}" for number in range(1, times + 1)]
 
 
-def _repeat(side: Side, cells: dict[str, dict[str, Any]], folder: int, cell: str, tier: str) -> Repeat:
-    entry = cells.get(cell, {"key": cell, "config": None, "resolved": None, "overrides": {}})
+def _repeat(side: Side, cells: dict[str, CellEntry], folder: int, cell: str, tier: str) -> Repeat:
+    entry = cells.get(cell) or CellEntry(key=cell)
     point = side.points.setdefault((point_name(cell), tier), Point(tier, entry))
     return point.repeats.setdefault((folder, cell), Repeat())
 
 
 def axes(point: Point) -> dict[str, Any]:
     """Where a point lies: what a calibration's points and a report's residuals are told apart by."""
-    config, resolved = point.cell.get("config") or {}, point.cell.get("resolved") or {}
-    workload, cache = config.get("workload") or {}, config.get("cache") or {}
-    device = ((config.get("storage") or {}).get("device")) or {}
+    cell, workload = point.cell, point.cell.workload
     on_disk = from_storage(point.tier) or point.free
-    file_system = device.get("file_system") or (resolved.get("details") or {}).get("disk_file_system")
+    one_length = workload if isinstance(workload, PrefixWorkload | SyntheticWorkload) else None
     return {
         "tier": point.tier,
-        "workload": workload.get("kind"),
-        "prompt_tokens": workload.get("prompt_tokens"),
-        "hit_rate": workload.get("hit_rate") if not point.free else None,
-        "chunk_tokens": cache.get("chunk_tokens"),
-        "concurrency": workload.get("concurrency"),
-        "device_bytes_per_s": (device.get("read_bandwidth") or device.get("bandwidth")) if on_disk else None,
-        "file_system": file_system if on_disk else None,
+        "workload": workload.kind if workload else None,
+        "prompt_tokens": one_length.prompt_tokens if one_length else None,
+        "hit_rate": one_length.hit_rate if one_length and not point.free else None,
+        "chunk_tokens": cell.cache.chunk_tokens if cell.cache else None,
+        "concurrency": None
+        if workload is None or isinstance(workload, PersonasWorkload | RoundsWorkload)
+        else workload.concurrency,
+        "device_bytes_per_s": cell.device_bytes_per_s if on_disk else None,
+        "file_system": cell.disk_file_system if on_disk else None,
     }
 
 

@@ -21,6 +21,7 @@ from harness.experiment.model import Experiment
 from harness.experiment.read import Cell
 from harness.measure.cell import Progress
 from harness.measure.run import RunRequest, run
+from harness.records import Origin
 from harness.results import provenance
 from harness.results.folder import read_rows
 from harness.results.summary import counted
@@ -101,7 +102,7 @@ def validate_published(path: Path, folder: Path, margin: float, command: str, pr
     cells = {number: _cell(number, row, published) for number, row in enumerate(table) if _has_preset(row, published)}
 
     def measured(name: str, asked: list[Cell]) -> list[RequestRecord]:
-        origin = {"path": path.name}
+        origin = Origin(path=path.name)
         made = RunRequest(
             name=published.name, cells=asked, engine="sim", experiment=origin, command=command, folder=folder / name
         )

@@ -22,12 +22,15 @@ import msgspec
 from harness.calibration.calibrate import calibrated, write_calibration
 from harness.engines import ENGINES
 from harness.engines.kind import EngineName
+from harness.engines.sim.settings import SimSettings
 from harness.errors import NotComparable, ResultsError
 from harness.experiment.model import Experiment
 from harness.experiment.read import Cell, changed
 from harness.experiment.workloads import PrefixWorkload
 from harness.measure.cell import Progress
 from harness.measure.run import RunRequest, run
+from harness.records import Origin, Resolved
+from harness.results.manifest import CellEntry
 from harness.results.summary import FREE_LOAD
 from harness.validation.comparable import check_apart, check_held_out, check_host, check_sides
 from harness.validation.document import Judged, document, write_document
@@ -64,7 +67,7 @@ class Validation(msgspec.Struct, frozen=True, kw_only=True):
     cells: list[Cell]
     engine: EngineName
     calibration: str | Micro
-    experiment: dict[str, Any]
+    experiment: Origin
     folder: Path
     real: tuple[Path, ...] = ()
     budget_s: float = 0.0
@@ -105,8 +108,9 @@ def validate(request: Validation, progress: Progress) -> Judged:
 def planned_points(cells: Sequence[Cell]) -> list[Point]:
     """What the cells will measure, for checks before anything is measured."""
     return [
-        Point(tier, {"key": cell.key, "config": cell.experiment.model_dump(mode="json")})
+        Point(tier, entry)
         for cell in cells
+        for entry in [CellEntry(key=cell.key, config=cell.experiment.model_dump(mode="json"))]
         for tier in cell.experiment.measure.tiers or (FREE_LOAD,)
     ]
 
@@ -134,7 +138,7 @@ def _write(
         candidate,
         name=request.name,
         command=request.command,
-        experiment=request.experiment | {"path": Path(request.experiment["path"]).name},
+        experiment=Origin(path=Path(request.experiment.path or "").name, sha256=request.experiment.sha256),
         calibration=_calibration_facts(calibration, source),
         notes=notes(comparison, reference),
     )
@@ -149,7 +153,7 @@ def compare_runs(reference: Path, candidate: Path, folder: Path, margin: float, 
     """
     ours, theirs = read_side([reference]), read_side([candidate])
     check_sides(ours, theirs)
-    name = str(ours.manifest["name"])
+    name = ours.manifest.name
     content = document(compare(ours, theirs, margin), ours, theirs, name=name, command=command)
     _make(folder)
     write_document(folder, content)
@@ -266,34 +270,34 @@ def _cost_s(point: Point) -> float:
 
 def _run_sim(request: Validation, calibration: str, real: Sequence[Path], progress: Progress) -> Path:
     side, asked = read_side(real), {cell.key for cell in request.cells}
-    entries = [cell for cell in side.manifest["cells"] if point_name(cell["key"]) in asked]
+    entries = [cell for cell in side.manifest.cells if point_name(cell.key) in asked]
     if not entries:
         raise NotComparable(f"{real[0]}: measured none of the points that the experiment asks for; name its own sizes")
     unique = {cell.key: cell for cell in (sim_cell(entry, calibration, request.engine) for entry in entries)}
     return run(_run_request(request, list(unique.values()), "sim", request.folder / "sim"), progress)
 
 
-def sim_cell(entry: dict[str, Any], calibration: str, engine: EngineName) -> Cell:
+def sim_cell(entry: CellEntry, calibration: str, engine: EngineName) -> Cell:
     """A real run's cell for the simulator: the same requests, the packs that stand for the engine, and the sizes and
     limits that the engine resolved. Raises NotComparable where the simulator has no packs for it.
 
     A free load is sent as often as it was there: a cache server may remember what an earlier pass used.
     """
-    config, resolved = entry["config"], entry["resolved"] or {}
-    experiment = Experiment.model_validate_json(msgspec.json.encode(config), context={"resolved": True})
-    cache: dict[str, Any] = {"gpu": resolved.get("gpu_bytes") or config["cache"]["gpu"]}
-    if config["cache"]["cpu"] is not None:
-        cache["cpu"] = resolved.get("cpu_bytes") or config["cache"]["cpu"]
+    experiment, resolved = entry.experiment, entry.resolved or Resolved()
+    cache: dict[str, Any] = {"gpu": resolved.gpu_bytes or experiment.cache.gpu}
+    if experiment.cache.cpu is not None:
+        cache["cpu"] = resolved.cpu_bytes or experiment.cache.cpu
     measure: dict[str, Any] = {}
-    key: str = entry["key"]
+    key = entry.key
     if isinstance(experiment.workload, PrefixWorkload):
         measure = {"samples": SIM_SAMPLES, "until": None, "budget": None, "warm_up": 0}
         key = point_name(key)
-    limits = (resolved.get("details") or {}).get("scheduler") or {}
-    sim = {"hardware": calibration, **{key: value for key, value in limits.items() if value is not None}}
+    limits = msgspec.structs.asdict(resolved.scheduler)
+    sim = experiment.engines.of(SimSettings).model_dump(mode="json") | {"hardware": calibration}
+    sim |= {name: value for name, value in limits.items() if value is not None}
     if (packs := ENGINES[engine].packs(experiment)) is None:
         raise NotComparable(f"engine {engine}: the simulator has no packs for it, so there is nothing to validate")
-    sections = {"engines": {"sim": config["engines"]["sim"] | sim | packs._asdict()}}
+    sections: dict[str, dict[str, Any]] = {"engines": {"sim": sim | packs._asdict()}}
     if experiment.storage is not None and ENGINES["sim"].disk(experiment).moves != "real":
         sections["storage"] = {"trace": False}
-    return Cell(key, entry["overrides"], changed(experiment, cache=cache, measure=measure, **sections))
+    return Cell(key, entry.overrides, changed(experiment, cache=cache, measure=measure, **sections))

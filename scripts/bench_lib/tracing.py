@@ -33,6 +33,8 @@ from harness.experiment.read import Cell, load_experiment
 from harness.experiment.workloads import PrefixWorkload
 from harness.measure.placing import Probe, after_sample, place
 from harness.results.folder import RunFolder
+from harness.results.manifest import Attempt, CellEntry, Manifest
+from harness.results.provenance import now
 from simulator.models import load_model
 from traces.load import Load
 from traces.request import RequestRecord
@@ -54,7 +56,15 @@ async def main(minutes: float, bandwidth: str) -> None:
         storage = {"device": {"bandwidth": bandwidth, "size": "1500MiB"}}
         (Path(own) / "e.yaml").write_text(yaml.safe_dump(EXPERIMENT | {"storage": storage}))
         cells = load_experiment(Path(own) / "e.yaml").cells()
-        folder = RunFolder.create(Path(own) / "run", {"cells": [{"key": cells[0].key}], "attempts": [{}]})
+        manifest = Manifest(
+            run_id="run",
+            name="tracing",
+            status="started",
+            engine="vllm",
+            attempts=[Attempt(started_at=now(), pid=os.getpid())],
+            cells=[CellEntry(key=cells[0].key)],
+        )
+        folder = RunFolder.create(Path(own) / "run", manifest)
         async with run_device(cells, "vllm", folder) as [cell]:
             engine = ENGINES["vllm"].make(cell.experiment, load_model("tiny-llama"), folder.path, time.perf_counter)
             try:

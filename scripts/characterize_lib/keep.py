@@ -13,20 +13,25 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from harness.experiment.units import format_bytes
 from harness.report.io.tables import DIRECTIONS, labels, side_by_side
 from harness.report.run.tables import figure_rows
-from harness.results.folder import read_io, read_manifest
+from harness.results.folder import read_io
+from harness.results.manifest import read_manifest
 
 
 def main(target: Path, runs: Sequence[Path]) -> None:
     summaries = [json.loads((run / "summary.json").read_text()) for run in runs]
     io, manifest = read_io(runs[-1]), read_manifest(runs[-1])
     assert io is not None, f"{runs[-1]}: not traced"
-    host = {key: value for key, value in manifest["host"].items() if key != "hostname"}
-    versions = manifest["cells"][0]["resolved"]["versions"] | manifest["versions"]
+    host = {key: value for key, value in msgspec.structs.asdict(manifest.host).items() if key != "hostname"}
+    resolved = manifest.cells[0].resolved
+    assert resolved is not None, f"{runs[-1]}: no engine has started"
+    versions = resolved.versions | manifest.versions
     lines = ["# What the cache does to the disk: vLLM with LMCache on ext4, xfs and btrfs", ""]
-    lines += [f"Made by `scripts/characterize`, {manifest['created_at']}, at {manifest['git']['commit']}. On reference"]
+    lines += [f"Made by `scripts/characterize`, {manifest.created_at}, at {manifest.git.commit}. On reference"]
     lines += ["devices; 4,097 tokens, of which 4,096 come from 16 chunk files of 8 MiB. f2fs and NFS, which the paper"]
     lines += ["has too, are not in this kernel. The figures (the paper's 8 to 12) are in the last run's report.html;"]
     lines += ["io.json has their data, by 100 ms.", ""]
@@ -36,10 +41,10 @@ def main(target: Path, runs: Sequence[Path]) -> None:
     lines += table(["", *labels(io)], [[name, *texts] for name, texts in side_by_side(io)])
     lines += ["", "Block requests by size, reads + writes:", "", *table(["from", *labels(io)], size_rows(io))]
     for run, summary in zip(runs, summaries, strict=True):
-        lines += ["", f"## TTFT of {read_manifest(run)['name']}", "", *ttft_table(summary)]
+        lines += ["", f"## TTFT of {read_manifest(run).name}", "", *ttft_table(summary)]
     target.mkdir(parents=True, exist_ok=True)
     (target / "io.md").write_text("\n".join(lines) + "\n")
-    kept = {"manifest": {"host": host, "versions": versions, "git": manifest["git"]}, "io": named(io)}
+    kept = {"manifest": {"host": host, "versions": versions, "git": msgspec.to_builtins(manifest.git)}, "io": named(io)}
     kept["summaries"] = {summary["run_id"]: summary["cells"] for summary in summaries}
     (target / "io.json").write_text(json.dumps(kept, separators=(",", ":"), default=str) + "\n")
     for path in sorted(target.iterdir()):

@@ -51,7 +51,8 @@ def make_validation(kept: Path, config: Mapping[str, Any], target: Path) -> list
         for cell in manifest["cells"]:
             known = [tier for tier in tiers.get(cell["key"], {}) if tier]
             asked = {"tiers": known, "samples": 1 if known else None, "until": None, "budget": None}
-            settings = {key: cell[key] for key in ("workload", "cache", "storage")} | {
+            sections = cell.get("config", cell)
+            settings = {key: sections.get(key) for key in ("workload", "cache", "storage")} | {
                 "name": name,
                 "seed": manifest["seed"],
             }

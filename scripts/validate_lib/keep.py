@@ -16,8 +16,14 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from harness.results.folder import read_manifest, read_rows
+import msgspec
 
+from harness.records import Origin
+from harness.results.folder import read_rows
+from harness.results.manifest import CellEntry, Manifest, read_manifest
+
+# The sections of a cell's config that say what was measured; the others name engines' settings, paths among them.
+_KEPT = ("model", "cache", "workload", "storage")
 COLUMNS = ("side", "cell", "tier", "sample", "id", "prompt_tokens", "cached_tokens", "output_tokens", "ttft_s", "e2e_s")
 
 
@@ -34,8 +40,8 @@ def main() -> None:
     (given.target / "validation.json").write_text(json.dumps(judged, indent=1, ensure_ascii=False) + "\n")
     if given.calibration:
         shutil.copyfile(given.calibration, given.target / "calibration.yaml")
-    manifests = {run.name: _shortened(read_manifest(run)) for run in runs}
-    (given.target / "manifest.json").write_text(json.dumps(manifests, indent=1, default=str) + "\n")
+    manifests = {run.name: _without_paths(msgspec.to_builtins(_shortened(read_manifest(run)))) for run in runs}
+    (given.target / "manifest.json").write_text(json.dumps(manifests, indent=1) + "\n")
     with (given.target / "rows.csv").open("w", newline="") as lines:
         writer = csv.writer(lines, lineterminator="\n")
         writer.writerow((*COLUMNS, "verdict"))
@@ -43,24 +49,24 @@ def main() -> None:
             writer.writerows(_rows(run))
 
 
-def _shortened(manifest: dict[str, Any]) -> dict[str, Any]:
-    """Without names of this machine: host name, paths, ports."""
-    kept = {key: value for key, value in manifest.items() if key not in ("command", "attempts", "experiment")}
-    kept["host"] = {key: value for key, value in manifest["host"].items() if key != "hostname"}
-    kept["cells"] = [
-        {key: cell.get(key) for key in ("key", "overrides", "status", "trace")}
-        | {"cache": cell["config"]["cache"], "workload": cell["config"]["workload"]}
-        | {"storage": cell["config"].get("storage"), "resolved": _sizes(cell["resolved"] or {})}
-        for cell in manifest["cells"]
-    ]
-    whole: dict[str, Any] = _without_paths(kept)
-    return whole
+def _shortened(manifest: Manifest) -> Manifest:
+    """Without names of this machine: command, host name, paths, ports."""
+    return msgspec.structs.replace(
+        manifest,
+        experiment=Origin(),
+        command=None,
+        host=msgspec.structs.replace(manifest.host, hostname=None),
+        attempts=[],
+        cells=[_shortened_cell(cell) for cell in manifest.cells],
+    )
 
 
-def _sizes(resolved: dict[str, Any]) -> dict[str, Any]:
-    details = resolved.get("details") or {}
-    named = {key: details[key] for key in ("scheduler", "disk_file_system", "connector") if key in details}
-    return {key: value for key, value in resolved.items() if key != "details"} | {"details": named}
+def _shortened_cell(cell: CellEntry) -> CellEntry:
+    resolved = cell.resolved
+    if resolved is not None:
+        resolved = msgspec.structs.replace(resolved, url=None, cache_config={}, calibration_source=None)
+    config = {key: value for key, value in cell.config.items() if key in _KEPT}
+    return msgspec.structs.replace(cell, config=config, resolved=resolved, device=None, record=None)
 
 
 def _without_paths(value: Any) -> Any:

@@ -8,6 +8,7 @@ import pytest
 from harness.caches.base import CachePlan, CacheResolved
 from harness.caches.lmcache import make
 from harness.experiment.cache import Cache, Eviction
+from harness.records import EvictionRules
 from simulator.policies import LMCACHE, lmcache_eviction
 from tests.real.test_vllm import PYTHON
 
@@ -36,6 +37,7 @@ def resolved(folder: Path, eviction: Eviction) -> CacheResolved:
 def test_the_server_uses_and_reports_the_given_eviction_settings(tmp_path: Path) -> None:
     told = Eviction(policy="arc", watermark=0.5, ratio=0.3)
     found = resolved(tmp_path, told)
-    assert (found.cpu_bytes, found.chunk_tokens, found.eviction) == (2**30, 64, told.model_dump())
+    rules = EvictionRules(**told.model_dump())
+    assert (found.cpu_bytes, found.chunk_tokens, found.eviction) == (2**30, 64, rules)
     # What the experiment leaves out is what the simulator's pack has.
     assert Eviction().model_dump() == lmcache_eviction(LMCACHE)

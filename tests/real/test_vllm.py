@@ -21,7 +21,8 @@ from harness.engines.vllm.engine import VllmEngine
 from harness.experiment.read import load_experiment
 from harness.measure.run import RunRequest, run
 from harness.report.refresh import seal
-from harness.results.folder import read_manifest, read_rows, read_samples
+from harness.results.folder import read_rows, read_samples
+from harness.results.manifest import read_manifest
 from simulator.models import load_model
 from tests.support.paths import ROOT
 from tests.unit.measure.test_run_loop import Quiet, measured
@@ -80,9 +81,10 @@ def test_every_tier_at_exact_hit_rates_and_concurrency(tmp_path: Path) -> None:
         rate = float(row.cell.rsplit("=", 1)[1])
         assert row.cached_tokens == (0 if row.expected_tier == "recompute" else round(rate * 640))
     manifest = read_manifest(folder)
-    resolved = manifest["cells"][0]["resolved"]
-    assert resolved["gpu_blocks"] * 32 * 32768 == 512 * 2**20 and resolved["cpu_bytes"] == 2**30
-    assert resolved["versions"]["vllm"].startswith("0.") and manifest["status"] == "complete"
+    resolved = manifest.cells[0].resolved
+    assert resolved is not None and resolved.gpu_blocks is not None
+    assert resolved.gpu_blocks * 32 * 32768 == 512 * 2**20 and resolved.cpu_bytes == 2**30
+    assert resolved.versions["vllm"].startswith("0.") and manifest.status == "complete"
     for sample in read_samples(folder):
         assert sample.host.busy_share is not None and 0 <= sample.host.busy_share <= 1
     assert (folder / "logs" / "vllm.log").stat().st_size and not left_behind(tmp_path)
@@ -142,7 +144,7 @@ def test_nothing_is_left_when_the_harness_ends_in_the_middle(tmp_path: Path, how
     assert 0 < len(list(read_rows(tmp_path / "out"))) < 60
     if how == signal.SIGTERM:
         assert process.returncode == 128 + signal.SIGTERM
-        assert read_manifest(tmp_path / "out")["error"] == "interrupted by SIGTERM"
+        assert read_manifest(tmp_path / "out").error == "interrupted by SIGTERM"
         return
     resumed = harness("run", "--resume", str(tmp_path / "out"))
     _, errors = resumed.communicate(timeout=280)
@@ -182,7 +184,7 @@ def test_a_killed_process_ends_the_run_in_one_line_and_leaves_nothing(tmp_path: 
         and f"{tmp_path / 'out' / 'logs'}" in last
         and ".log " in last
     )
-    assert read_manifest(tmp_path / "out")["status"] == "failed" and list(read_rows(tmp_path / "out"))
+    assert read_manifest(tmp_path / "out").status == "failed" and list(read_rows(tmp_path / "out"))
     assert not left_behind(tmp_path)
 
 
@@ -194,7 +196,7 @@ def test_servers_that_run_already_are_measured_and_left_running(tmp_path: Path) 
         engine = VllmEngine(experiment, load_model("tiny-llama"), tmp_path / "ours", time.perf_counter)
         try:
             await engine.start()
-            server = (await engine.ready()).details["url"]
+            server = (await engine.ready()).url
             cache = engine.cache_server
             assert isinstance(cache, LMCacheServer) and isinstance(cache.backend, FilesBackend)
             attach = {"url": server, "lmcache_url": cache.url, "lmcache_pid": cache.pids[0]}
@@ -219,7 +221,7 @@ def test_the_error_of_a_vllm_that_cannot_start_ends_with_its_last_log_lines(tmp_
     done = harness("run", str(_written(tmp_path, engines)), "--engine", "vllm", "--out", str(tmp_path / "out"))
     _, errors = done.communicate(timeout=280)
     assert done.returncode == 1 and "Traceback" not in errors.split("The end of")[0]
-    assert "no-such-flag" in errors and read_manifest(tmp_path / "out")["status"] == "failed"
+    assert "no-such-flag" in errors and read_manifest(tmp_path / "out").status == "failed"
     assert not left_behind(tmp_path)
 
 

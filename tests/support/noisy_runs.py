@@ -13,7 +13,8 @@ import yaml
 
 from harness.experiment.read import load_experiment
 from harness.measure.run import RunRequest, run
-from harness.results.folder import RunFolder, read_manifest, read_rows, read_samples
+from harness.results.folder import RunFolder, read_rows, read_samples
+from harness.results.manifest import read_manifest
 from tests.unit.measure.test_run_loop import Quiet
 from traces.request import RequestRecord
 
@@ -46,8 +47,7 @@ def noisy_copy(source: Path, target: Path, *, seed: int, spread: float, slower: 
         }
         return msgspec.structs.replace(row, **late)
 
-    manifest = {**read_manifest(source), "engine": "fake", "run_id": target.name}
-    manifest.pop("schema")
+    manifest = msgspec.structs.replace(read_manifest(source), engine="fake", run_id=target.name)
     made = RunFolder.create(target, manifest)
     made.append_rows(map(noisy, read_rows(source)))
     for sample in read_samples(source):

@@ -8,6 +8,7 @@ from typing import Any
 
 from harness.records import Counters, HostSample, Sample
 from harness.results.folder import RunFolder
+from harness.results.manifest import CellEntry, Manifest
 from traces.request import RequestRecord, TokensByTier, Verdict
 
 NOTHING_REPORTED: TokensByTier = {}
@@ -50,20 +51,13 @@ def sample(tier: str, index: int, verdict: Verdict | None = "proven", **fields: 
     return Sample(tier=tier, index=index, verdict=verdict, **times, **(defaults | fields))
 
 
-def cell(key: str = "base", overrides: Mapping[str, Any] | None = None, **fields: Any) -> dict[str, Any]:
-    return {"key": key, "overrides": dict(overrides or {}), "status": "complete", **fields}
+def cell(key: str = "base", overrides: Mapping[str, Any] | None = None, **fields: Any) -> CellEntry:
+    return CellEntry(key=key, overrides=dict(overrides or {}), status="complete", **fields)
 
 
-def manifest(cells: Iterable[Mapping[str, Any]] = (), **changes: Any) -> dict[str, Any]:
-    known = {
-        "run_id": "tiers-fake-1",
-        "name": "tiers",
-        "engine": "fake",
-        "status": "complete",
-        "error": None,
-        "seed": 7,
-    }
-    return {**known, "cells": list(cells) or [cell()], **changes}
+def manifest(cells: Iterable[CellEntry] = (), **changes: Any) -> Manifest:
+    known: dict[str, Any] = {"run_id": "tiers-fake-1", "name": "tiers", "engine": "fake", "status": "complete"}
+    return Manifest(**(known | {"seed": 7, "cells": list(cells) or [cell()]} | changes))
 
 
 def folder_of(

@@ -11,7 +11,14 @@ from harness.experiment.units import Seconds
 
 
 class FakeSettings(Strict):
-    """The scripted engine of the tests: how it misbehaves. resets: what it empties together; None: each on its own."""
+    """The scripted engine of the tests: how it misbehaves.
+
+    fail_every: every n-th request fails; 0: none.
+    degrade_after: from this request on, tiers serve nothing.
+    delay: the time of each request.
+    start_error: the start fails with this text.
+    resets: what it empties together; null: each on its own.
+    """
 
     fail_every: Annotated[int, Field(ge=0)] = 0
     degrade_after: Annotated[int, Field(ge=0)] | None = None

@@ -51,7 +51,7 @@ class OpenAIEngine:
             raise EngineError(f"{url} does not answer ({type(error).__name__}); correct engines.openai.url") from None
         if response.status_code in (401, 403):
             raise EngineError(f"{url} refuses the key (status {response.status_code}); set engines.openai.api_key_env")
-        return Resolved(vocab_size=self._vocab_size, details={"url": self._settings.url})
+        return Resolved(vocab_size=self._vocab_size, url=self._settings.url)
 
     def now_s(self) -> float:
         return self._clock()

@@ -10,7 +10,13 @@ from harness.experiment.fields import SHELL_NAME, Strict, Url
 
 
 class OpenAISettings(Strict):
-    """Any OpenAI-compatible server. The key is read from the environment variable that api_key_env names."""
+    """Any OpenAI-compatible server. The key is read from the environment variable that api_key_env names.
+
+    url: the server's address.
+    model: the model's name there.
+    api_key_env: the environment variable that holds the key.
+    vocab_size: token ids stay below it; null takes the model's.
+    """
 
     url: Url
     model: Annotated[str, Field(min_length=1)]

@@ -8,11 +8,13 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import Callable, Collection
-from typing import Any, get_args
+from typing import get_args
+
+import msgspec
 
 from harness.engines.base import Emit
 from harness.errors import EngineError
-from harness.records import Capabilities, Counters, Resolved, evidence_in, singly
+from harness.records import Capabilities, ClusterShape, Counters, EvictionRules, Resolved, evidence_in, singly
 from simulator.cluster import Cluster, Routing, SharedTier
 from simulator.policies import lmcache_eviction
 from simulator.simulate import Completion, Simulator
@@ -65,11 +67,10 @@ class SimEngine:
         instances, shared = (running.instances, running.shared) if isinstance(running, Cluster) else (1, ())
         bytes_per_token = one.model.kv_bytes_per_token
         room = (one.gpu_blocks - 1) * one.block_tokens  # one block is the engine's own
-        details: dict[str, Any] = {"calibration_source": one.calibration.source}
-        if one.cpu_bytes is not None and (rules := lmcache_eviction(one.tier_policy)):
-            details["eviction"] = rules
+        rules = None if one.cpu_bytes is None else lmcache_eviction(one.tier_policy)
+        cluster = None
         if isinstance(running, Cluster):
-            details["cluster"] = {"instances": instances, "routing": running.routing, "shared": list(shared)}
+            cluster = ClusterShape(instances=instances, routing=running.routing, shared=tuple(shared))
 
         def of_all(tier: SharedTier, size: int | None) -> int | None:
             return None if size is None else size * (1 if tier in shared else instances)
@@ -89,7 +90,9 @@ class SimEngine:
                 "tier_policy": one.tier_policy.name,
                 "calibration": one.calibration.name,
             },
-            details=details,
+            eviction=None if rules is None else msgspec.convert(rules, EvictionRules),
+            cluster=cluster,
+            calibration_source=one.calibration.source,
         )
 
     async def reset(self, what: frozenset[str]) -> None:

@@ -20,6 +20,9 @@ class StorageSettings(Strict):
     reserve: what the file system keeps free. keep_files: the chunks' file or files stay. compute none: the GPU takes no
     time.
     decode_read_tokens: with cache.gpu 0B, the context is read again for every so many output tokens; 0: never.
+
+    device: where the bytes go: a file on the disk tier's path, RAM, nowhere, or GPU memory.
+    direct: O_DIRECT reads and writes.
     """
 
     device: Literal["file", "ram", "null", "gpu"] = "file"
@@ -48,7 +51,17 @@ class StorageSettings(Strict):
 
 
 class SimSettings(Strict):
-    """The simulator: whose cost constants, whose cache rules; mode storage moves the disk tier's bytes for real."""
+    """The simulator: whose cost constants, whose cache rules; mode storage moves the disk tier's bytes for real.
+
+    mode: model computes the disk tier's times; storage moves its bytes on a real device, on the wall clock.
+    hardware: a name of `harness list presets`, or a calibration file.
+    engine_policy: the pack of the engine's rules, in simulator/policies.py.
+    tier_policy: the pack of the cache server's rules, in simulator/policies.py.
+    max_batched_tokens: tokens in one step of the scheduler at most.
+    max_sequences: requests in one step of the scheduler at most.
+    token_times: rows keep the moment of every token.
+    storage: how mode storage moves bytes.
+    """
 
     mode: Literal["model", "storage"] = "model"
 

@@ -13,7 +13,6 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Collection
-from typing import Any
 
 import msgspec
 
@@ -23,7 +22,7 @@ from harness.engines.sim.transfers import Transfers
 from harness.errors import EngineError
 from harness.processes import keeper
 from harness.processes.child import storage_read_bytes
-from harness.records import Capabilities, Counters, Resolved
+from harness.records import Capabilities, CellRecord, Counters, Resolved, StoreFacts
 from simulator.columns import reply_stream
 from simulator.errors import StoreError
 from simulator.gpu_memory import GpuStore
@@ -131,8 +130,7 @@ class StorageEngine:
 
     async def ready(self) -> Resolved:
         resolved = await self._model.ready()
-        details = {**resolved.details, **store_details(self._store)}
-        return msgspec.structs.replace(resolved, details=details, io_pids=(os.getpid(),))
+        return msgspec.structs.replace(resolved, store=store_facts(self._store), io_pids=(os.getpid(),))
 
     async def reset(self, what: frozenset[str]) -> None:
         await self._settle()
@@ -167,11 +165,11 @@ class StorageEngine:
         counters = await self._model.metrics()
         return Counters.of({**counters.named(), "disk_device_read_bytes": self._device.read_bytes()})
 
-    def record(self) -> dict[str, Any]:
+    def record(self) -> CellRecord:
         """What the device did since the last call."""
         record = self._device.transfers.record()
         self._device.transfers.begin_record()
-        return {"storage": record}
+        return CellRecord(storage=record)
 
     async def stop(self) -> None:
         await self._device.stop()
@@ -223,10 +221,6 @@ class StorageEngine:
         await asyncio.sleep(0)
 
 
-def store_details(store: Store) -> dict[str, Any]:
+def store_facts(store: Store) -> StoreFacts:
     """What a manifest says of a store."""
-    return {
-        "storage_io": store.io,
-        "storage_page_cache": store.buffered_because,
-        "storage_slot_bytes": store.slot_bytes,
-    }
+    return StoreFacts(io=store.io, page_cache=store.buffered_because, slot_bytes=store.slot_bytes)

@@ -15,11 +15,11 @@ from typing import Any
 
 from harness.engines.base import Emit
 from harness.engines.sim.settings import SimSettings
-from harness.engines.sim.storage import StorageDevice, store_details
+from harness.engines.sim.storage import StorageDevice, store_facts
 from harness.engines.sim.transfers import Transfers
 from harness.errors import EngineError
 from harness.experiment.model import Experiment
-from harness.records import Capabilities, Counters, Resolved, singly
+from harness.records import Capabilities, CellRecord, Counters, Resolved, singly
 from simulator.models import ModelSpec
 from traces.load import Blocked, Done, Load, Send, WaitUntil
 from traces.request import Request, RequestRecord, TokensByTier, stable_id
@@ -85,7 +85,7 @@ class StorageOnlyEngine:
             max_prompt_tokens=self._model.max_position - 1,
             vocab_size=self._model.vocab_size,
             io_pids=(os.getpid(),),
-            details=store_details(self.transfers.store),
+            store=store_facts(self.transfers.store),
         )
 
     async def reset(self, what: frozenset[str]) -> None:
@@ -101,9 +101,9 @@ class StorageOnlyEngine:
         self._replay = _Replay(self, load, emit)
         await self._replay.run()
 
-    def record(self) -> dict[str, Any]:
+    def record(self) -> CellRecord:
         """The load's figures: what moved, over which time, and three throughputs."""
-        return {} if self._replay is None else {"storage": self._replay.figures()}
+        return CellRecord(storage=None if self._replay is None else self._replay.figures())
 
     def now_s(self) -> float:
         return self.device.now_s()

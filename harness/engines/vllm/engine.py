@@ -21,7 +21,7 @@ from harness.engines.vllm.settings import VllmSettings
 from harness.errors import EngineError
 from harness.experiment.model import Experiment
 from harness.processes.child import Child, outlive
-from harness.records import Capabilities, Counters, Resolved, evidence_in, singly
+from harness.records import Capabilities, Counters, EvictionRules, Resolved, evidence_in, singly
 from simulator.models import ModelSpec
 from traces.load import Load
 from traces.request import RequestRecord, TokenSource
@@ -92,10 +92,11 @@ class VllmEngine:
                 f"the engine at {self._vllm.url} has blocks of {block_tokens} and chunks of {chunk_tokens} tokens, the"
                 f" experiment {cache.block_tokens} and {cache.chunk_tokens}; correct the experiment"
             )
-        if evicts is not None and cache.eviction is not None and evicts != cache.eviction.model_dump():
+        wanted = None if cache.eviction is None else EvictionRules(**cache.eviction.model_dump())
+        if None not in (evicts, wanted) and evicts != wanted:
             raise EngineError(
                 f"the LMCache server behind {self._vllm.url} evicts by {evicts}, the experiment's cache.eviction is"
-                f" {cache.eviction.model_dump()}; correct it, or what the server is started with"
+                f" {wanted}; correct it, or what the server is started with"
             )
         per_token, backend = self._model.kv_bytes_per_token, self.cache_server.backend if self.cache_server else None
         self._base_tokens = metrics.total("vllm:prompt_tokens_total") or 0
@@ -113,14 +114,12 @@ class VllmEngine:
             vocab_size=self._model.vocab_size,
             io_pids=self.cache_server.pids if self.cache_server else (),
             versions={"vllm": await self._vllm.version()} | behind.versions,
-            details={
-                "cache_config": info,
-                "url": self._vllm.url,
-                "connector": self._settings.connector,
-                "eviction": evicts,
-                "disk_file_system": backend.file_system if backend else None,
-                "scheduler": await self._vllm.scheduler(),
-            },
+            cache_config=info,
+            url=self._vllm.url,
+            connector=self._settings.connector,
+            eviction=evicts,
+            disk_file_system=backend.file_system if backend else None,
+            scheduler=await self._vllm.scheduler(),
         )
 
     async def _open_replay(self) -> None:

@@ -17,6 +17,7 @@ from harness.engines.vllm.settings import VllmSettings
 from harness.errors import EngineError
 from harness.experiment.model import Experiment
 from harness.processes.child import Child, child_environment, control_client, free_port
+from harness.records import SchedulerLimits
 from simulator.models import ModelSpec
 
 SERVED_NAME = "model"
@@ -145,15 +146,16 @@ class VllmProcess:
         longest = models[0].get("max_model_len") if models else None
         return None if longest is None else int(longest) - 1
 
-    async def scheduler(self) -> dict[str, int]:
-        """Its limits, under the names that engines.sim has for them; empty where it does not say."""
+    async def scheduler(self) -> SchedulerLimits:
+        """The limits of a step, where the server tells its configuration."""
         with contextlib.suppress(httpx.HTTPError, ValueError, KeyError, TypeError):
             # A vLLM that finds no pip to list its packages with fails here, and drops the connection after its answer.
             url, close = f"{self.url}/server_info?config_format=json", {"Connection": "close"}
             limits = (await self._http.get(url, headers=close)).json()["vllm_config"]["scheduler_config"]
-            names = {"max_batched_tokens": "max_num_batched_tokens", "max_sequences": "max_num_seqs"}
-            return {ours: int(limits[theirs]) for ours, theirs in names.items()}
-        return {}
+            return SchedulerLimits(
+                max_batched_tokens=int(limits["max_num_batched_tokens"]), max_sequences=int(limits["max_num_seqs"])
+            )
+        return SchedulerLimits()
 
     async def version(self) -> str:
         return str((await self._http.get(f"{self.url}/version")).json().get("version"))

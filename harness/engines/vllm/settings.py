@@ -22,6 +22,10 @@ class Attach(Strict):
 
     disk_path: the folder of its fs adapter; chunk files in it are deleted to bring about `recompute`. lmcache_pid:
     its process, whose reads from the device prove `disk` and `disk_cold`.
+
+    url: vLLM's address.
+    model: its name there; null asks the server.
+    lmcache_url: the LMCache server's address.
     """
 
     url: Url
@@ -37,6 +41,19 @@ class VllmSettings(Strict):
     model_path None: random weights of the model's shape. connector: the cache server, by its name in CACHES
     (harness/caches). transport: how a vLLM without a GPU and the LMCache server pass KV to each other; on a GPU they
     use CUDA IPC.
+
+    python: the interpreter of the environment that holds vLLM and LMCache.
+    model_path: a folder of weights.
+    connector: LMCache as a server of its own (mp), or inside vLLM (in_process).
+    device: vLLM's build.
+    max_batched_tokens: vLLM's max-num-batched-tokens; null leaves its default.
+    max_sequences: vLLM's max-num-seqs; null leaves its default.
+    args: more arguments for vllm serve.
+    env: environment variables of both servers; secrets are refused, since servers inherit the shell's.
+    lmcache_args: more arguments for the LMCache server.
+    start_timeout: how long a start may take.
+    cores: CPU cores that processes are pinned to.
+    attach: measure a server that runs already.
     """
 
     python: str = ".engines/vllm/bin/python"

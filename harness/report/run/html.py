@@ -24,7 +24,8 @@ from harness.report.io.storage_words import storage_lines
 from harness.report.run import figures, tables
 from harness.report.run.timeline import timeline
 from harness.report.words import NOT_REPORTED, UNKNOWN, evidence, findings, percent, plural, tier_order
-from harness.results.folder import read_io, read_manifest, read_rows, read_samples, write_atomically
+from harness.results.folder import read_io, read_rows, read_samples, write_atomically
+from harness.results.manifest import CellEntry, Manifest, read_manifest
 from harness.results.provenance import is_simulated
 from harness.results.summary import FREE_LOAD, core_slower, summarize
 from traces.request import RequestRecord
@@ -68,7 +69,7 @@ def write_report(folder: Path) -> Path:
     Raises ResultsError where the folder is not a run's, its rows are damaged, or it cannot be written to.
     """
     rows = list(read_rows(folder))
-    manifest = _filled(read_manifest(folder), folder, rows)
+    manifest = _with_all_cells(read_manifest(folder), rows)
     page = render("report.html.j2", _context(folder, manifest, rows, list(read_samples(folder))))
     target = folder / "report.html"
     try:
@@ -78,15 +79,11 @@ def write_report(folder: Path) -> Path:
     return target
 
 
-def _filled(manifest: Mapping[str, Any], folder: Path, rows: Sequence[RequestRecord]) -> dict[str, Any]:
-    """The manifest with every key that the report reads; a cell that only rows know gets an entry of its own."""
-    filled = {key: value for key, value in manifest.items() if value is not None}
-    defaults: dict[str, Any] = {"run_id": folder.name, "engine": "unknown engine", "status": "started"}
-    filled = {**defaults, **filled}
-    cells = [{**cell, "overrides": cell.get("overrides") or {}} for cell in filled.get("cells") or []]
-    known = {cell["key"] for cell in cells}
-    cells += [{"key": key, "overrides": {}} for key in dict.fromkeys(row.cell for row in rows) if key not in known]
-    return {**filled, "name": filled.get("name") or filled["run_id"], "cells": cells}
+def _with_all_cells(manifest: Manifest, rows: Sequence[RequestRecord]) -> Manifest:
+    """The manifest with an entry also for each cell that only rows name."""
+    known = {cell.key for cell in manifest.cells}
+    more = [CellEntry(key=key) for key in dict.fromkeys(row.cell for row in rows) if key not in known]
+    return msgspec.structs.replace(manifest, cells=[*manifest.cells, *more])
 
 
 def render(template: str, context: Mapping[str, Any]) -> str:
@@ -102,7 +99,7 @@ def render(template: str, context: Mapping[str, Any]) -> str:
 
 
 def _context(
-    folder: Path, manifest: dict[str, Any], rows: Sequence[RequestRecord], samples: Sequence[Sample]
+    folder: Path, manifest: Manifest, rows: Sequence[RequestRecord], samples: Sequence[Sample]
 ) -> dict[str, Any]:
     summary = summarize(manifest, rows)
     figure_rows = tables.figure_rows(summary)
@@ -125,11 +122,11 @@ def _context(
         "sources": tables.source_rows(summary)[:_MAX_TABLE_ROWS],
         "lags": tables.lag_rows(summary)[:_MAX_TABLE_ROWS],
         "environment": [*_environment(manifest), *_noise(samples)],
-        "cells": _cells(manifest)[:_MAX_TABLE_ROWS],
-        "sizes": tables.cache_sizes(manifest["cells"][0]) if manifest["cells"] else [],
-        "config": _yaml(manifest["cells"][0].get("config")) if manifest["cells"] else "",
+        "cells": _cells(manifest, cell_labels(summary["cells"]))[:_MAX_TABLE_ROWS],
+        "sizes": _sizes(manifest),
+        "config": _yaml(manifest.cells[0].config) if manifest.cells else "",
         "commands": _commands(manifest, folder),
-        "logs": _log_tails(folder) if manifest["status"] != "complete" else [],
+        "logs": _log_tails(folder) if manifest.status != "complete" else [],
     }
 
 
@@ -139,41 +136,46 @@ def _tables(summary: Mapping[str, Any]) -> list[tuple[str, list[tables.FigureRow
     return [(title, rows) for title, rows in found if title == _TABLES["ttft_s"] or any(row.n for row in rows)]
 
 
-def _state(manifest: Mapping[str, Any], summary: Mapping[str, Any], folder: Path) -> dict[str, str]:
+def _state(manifest: Manifest, summary: Mapping[str, Any], folder: Path) -> dict[str, str]:
     """How the run ended. level '' where there is nothing to say."""
     held = f"The figures below hold the {plural(summary['rows']['measured'], 'measured row')} that it finished."
-    if manifest["status"] == "complete":
+    if manifest.status == "complete":
         return {"level": "", "text": "", "error": ""}
-    if manifest["status"] == "failed":
-        error = str(manifest.get("error") or "no reason was recorded")
+    if manifest.status == "failed":
+        error = manifest.error or "no reason was recorded"
         return {"level": "bad", "text": f"This run failed. {held}", "error": error}
     text = f"This run has not finished, or was cut off. {held} Go on with --resume {_shown_path(folder)}."
-    return {"level": "warn", "text": text, "error": str(manifest.get("error") or "")}
+    return {"level": "warn", "text": text, "error": manifest.error or ""}
 
 
-def _what(manifest: Mapping[str, Any], summary: Mapping[str, Any]) -> str:
+def _what(manifest: Manifest, summary: Mapping[str, Any]) -> str:
     """One line on what was measured, from the configuration and the rows."""
-    config = _mapping(manifest["cells"][0].get("config")) if manifest["cells"] else {}
-    workload = _mapping(config.get("workload"))
+    first = manifest.cells[0] if manifest.cells else CellEntry(key="")
     tiers = tier_order(tier for cell in summary["cells"] for tier in cell["tiers"])
-    parts = [f"{workload['kind']} workload"] if workload.get("kind") else []
+    parts = [f"{first.workload_kind} workload"] if first.workload_kind else []
     if tiers and tiers != [FREE_LOAD]:
         parts.append(f"warm states {', '.join(tiers)}")
-    if config.get("model"):
-        parts.append(f"model {config['model']}")
+    if first.model:
+        parts.append(f"model {first.model}")
     for axis in varied_axes(summary["cells"]):
         values = [value_text(value) for value in axis.values]
         shown = ", ".join(values) if len(values) <= 8 else f"{values[0]} … {values[-1]} ({len(values)} values)"
         parts.append(f"{axis.name} = {shown}")
     if any(cell.get("storage") for cell in summary["cells"]):
         parts.append("a real storage device under a simulated engine")
-    elif is_simulated(manifest):
+    elif is_simulated(manifest.engine):
         parts.append("simulated: a prediction, not a measurement")
     return " · ".join(parts)
 
 
-def _mapping(value: Any) -> dict[str, Any]:
-    return value if isinstance(value, dict) else {}
+def _sizes(manifest: Manifest) -> list[tuple[str, str, str]]:
+    """The first cell's tiers; none where this version cannot read its config."""
+    if not manifest.cells:
+        return []
+    try:
+        return tables.cache_sizes(manifest.cells[0])
+    except ResultsError:
+        return []
 
 
 def _pictures(summary: Mapping[str, Any], rows: Sequence[RequestRecord], samples: Sequence[Sample]) -> list[Picture]:
@@ -286,16 +288,16 @@ def _counters(counters: Counters) -> str:
     return ", ".join(f"{name} {value:,}" for name, value in counters.named().items()) or "nothing reported"
 
 
-def _environment(manifest: Mapping[str, Any]) -> list[tuple[str, str]]:
-    git, experiment = _mapping(manifest.get("git")), _mapping(manifest.get("experiment"))
-    commit = f"{git['commit']}{' with uncommitted changes' if git.get('dirty') else ''}" if git.get("commit") else None
-    pairs: list[tuple[str, Any]] = [("run", manifest["run_id"]), ("engine", manifest["engine"])]
-    pairs += [("experiment", experiment.get("path")), ("experiment sha256", experiment.get("sha256"))]
-    pairs += [("seed", manifest.get("seed")), ("git commit", commit)]
-    pairs += [(name, manifest.get(f"{name}_at")) for name in ("created", "finished")]
-    pairs.append(("attempts", len(manifest.get("attempts") or []) or None))
-    pairs += [(name.replace("_", " "), value) for name, value in _mapping(manifest.get("host")).items()]
-    pairs += [(f"version of {name}", value) for name, value in _mapping(manifest.get("versions")).items()]
+def _environment(manifest: Manifest) -> list[tuple[str, str]]:
+    git, experiment = manifest.git, manifest.experiment
+    commit = f"{git.commit}{' with uncommitted changes' if git.dirty else ''}" if git.commit else None
+    pairs: list[tuple[str, Any]] = [("run", manifest.run_id), ("engine", manifest.engine)]
+    pairs += [("experiment", experiment.path), ("experiment sha256", experiment.sha256)]
+    pairs += [("seed", manifest.seed), ("git commit", commit)]
+    pairs += [("created", manifest.created_at), ("finished", manifest.finished_at)]
+    pairs.append(("attempts", len(manifest.attempts) or None))
+    pairs += [(name.replace("_", " "), value) for name, value in msgspec.structs.asdict(manifest.host).items()]
+    pairs += [(f"version of {name}", value) for name, value in manifest.versions.items()]
     return [(name, tables.shown(name, value)) for name, value in pairs if value is not None]
 
 
@@ -313,29 +315,27 @@ def _noise(samples: Sequence[Sample]) -> list[tuple[str, str]]:
     return pairs
 
 
-def _cells(manifest: Mapping[str, Any]) -> list[tuple[str, ...]]:
+def _cells(manifest: Manifest, labels: Mapping[str, str]) -> list[tuple[str, ...]]:
     """(label, status, trace, its requests, its sha256) of each cell."""
-    labels = cell_labels(manifest["cells"])
     found: list[tuple[str, ...]] = []
-    for cell in manifest["cells"]:
-        trace = _mapping(cell.get("trace"))
-        values = (cell.get("status"), trace.get("name"), trace.get("requests"), trace.get("sha256"))
-        found.append((labels[cell["key"]], *(tables.text_of(value, UNKNOWN) for value in values)))
+    for cell in manifest.cells:
+        trace = cell.trace
+        about = (trace.name, f"{trace.requests:,}", trace.sha256) if trace else (UNKNOWN, UNKNOWN, UNKNOWN)
+        found.append((labels[cell.key], cell.status, *about))
     return found
 
 
-def _yaml(config: Any) -> str:
-    return yaml.safe_dump(config, sort_keys=False, allow_unicode=True) if config else ""
+def _yaml(config: Mapping[str, Any]) -> str:
+    return yaml.safe_dump(dict(config), sort_keys=False, allow_unicode=True) if config else ""
 
 
-def _commands(manifest: Mapping[str, Any], folder: Path) -> list[str]:
-    experiment, git = _mapping(manifest.get("experiment")), _mapping(manifest.get("git"))
-    commands = [f"git checkout {shlex.quote(str(git['commit']))}"] if git.get("commit") else []
-    if manifest.get("command"):
-        commands.append(str(manifest["command"]))
-    elif experiment.get("path"):
-        verb = "sweep" if any(cell["overrides"] for cell in manifest["cells"]) else "run"
-        words = ["harness", verb, str(experiment["path"]), "--engine", str(manifest["engine"])]
+def _commands(manifest: Manifest, folder: Path) -> list[str]:
+    commands = [f"git checkout {shlex.quote(manifest.git.commit)}"] if manifest.git.commit else []
+    if manifest.command:
+        commands.append(manifest.command)
+    elif manifest.experiment.path:
+        verb = "sweep" if any(cell.overrides for cell in manifest.cells) else "run"
+        words = ["harness", verb, manifest.experiment.path, "--engine", manifest.engine]
         commands.append(shlex.join(words))
     return [*commands, f"harness report {_shown_path(folder)}"]
 

@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 
 from harness.experiment.units import format_bytes
+from harness.records import Resolved
 from harness.report.axes import cell_labels
 from harness.report.words import (
     NOT_REPORTED,
@@ -19,6 +20,7 @@ from harness.report.words import (
     tier_order,
     too_few,
 )
+from harness.results.manifest import CellEntry
 from traces.tiers import sources
 
 LAG_LIMIT = 0.05
@@ -157,32 +159,37 @@ def _tokens(value: int | None) -> str:
     return NOT_REPORTED if value is None else f"{value:,}"
 
 
-def cache_sizes(cell: Mapping[str, Any]) -> list[tuple[str, str, str]]:
+def cache_sizes(cell: CellEntry) -> list[tuple[str, str, str]]:
     """(tier, configured, resolved by the engine): an unmatched size is the commonest reason for unlike figures."""
-    cache = (cell.get("config") or {}).get("cache") or {}
-    resolved = cell.get("resolved") or {}
-    disk = cache.get("disk")
-    configured = {
-        "gpu": cache.get("gpu"),
-        "cpu": cache.get("cpu"),
-        "disk": disk.get("capacity") if isinstance(disk, dict) else None,
-    }
-    sizes = [(tier, _size(size, "not set"), _size(resolved.get(f"{tier}_bytes"))) for tier, size in configured.items()]
-    grain = ("block_tokens", "chunk_tokens")
-    sizes += [(name, text_of(cache.get(name), "not set"), text_of(resolved.get(name))) for name in grain]
-    known = ("gpu_blocks", "kv_bytes_per_token", "max_prompt_tokens")
-    sizes += [(name, UNKNOWN, text_of(resolved[name])) for name in known if resolved.get(name) is not None]
-    return sizes
+    cache, found = cell.cache, cell.resolved or Resolved()
+    disk_bytes = cache.disk.capacity if cache and cache.disk else None
+    bytes_of = [
+        ("gpu", cache.gpu if cache else None, found.gpu_bytes),
+        ("cpu", cache.cpu if cache else None, found.cpu_bytes),
+        ("disk", disk_bytes, found.disk_bytes),
+    ]
+    sizes = [(tier, _size(wanted, "not set"), _size(size)) for tier, wanted, size in bytes_of]
+    grain = [
+        ("block_tokens", cache.block_tokens if cache else None, found.block_tokens),
+        ("chunk_tokens", cache.chunk_tokens if cache else None, found.chunk_tokens),
+    ]
+    sizes += [(name, text_of(wanted, "not set"), text_of(tokens)) for name, wanted, tokens in grain]
+    known = [
+        ("gpu_blocks", found.gpu_blocks),
+        ("kv_bytes_per_token", found.kv_bytes_per_token),
+        ("max_prompt_tokens", found.max_prompt_tokens),
+    ]
+    return sizes + [(name, UNKNOWN, text_of(value)) for name, value in known if value is not None]
 
 
-def _size(value: Any, missing: str = NOT_REPORTED) -> str:
-    return format_bytes(value) if isinstance(value, int | float) else text_of(value, missing)
+def _size(size: float | None, missing: str = NOT_REPORTED) -> str:
+    return missing if size is None else format_bytes(size)
 
 
-def text_of(value: Any, missing: str = NOT_REPORTED) -> str:
+def text_of(value: int | str | None, missing: str = NOT_REPORTED) -> str:
     if value is None:
         return missing
-    return f"{value:,}" if isinstance(value, int) else str(value)
+    return f"{value:,}" if isinstance(value, int) else value
 
 
 def shown(name: str, value: Any) -> str:

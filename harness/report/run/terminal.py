@@ -20,6 +20,7 @@ from harness.report.axes import cell_labels
 from harness.report.io.storage_words import storage_lines
 from harness.report.run.tables import FigureRow, FlowRow, figure_rows, flow_rows, lag_rows
 from harness.report.words import digits, evidence, findings, plural
+from harness.results.manifest import Manifest
 
 _LINE_EVERY_S = 10.0
 _REDRAWS_PER_S = 4
@@ -28,13 +29,13 @@ _MAX_ROWS = 200
 _WIDE = 110
 
 
-def render_summary(summary: Mapping[str, Any], manifest: Mapping[str, Any]) -> RenderableType:
+def render_summary(summary: Mapping[str, Any], manifest: Manifest) -> RenderableType:
     """The run's figures as a table, with what the evidence is worth and what it shows."""
     judged = evidence(summary)
-    head = f"{manifest.get('name') or summary['run_id']} on {summary['engine']}: {summary['status']}"
+    head = f"{manifest.name} on {summary['engine']}: {summary['status']}"
     parts: list[RenderableType] = [Text(printable(head), style="bold")]
-    if manifest.get("error"):
-        parts.append(Text(printable(str(manifest["error"])), style="red"))
+    if manifest.error:
+        parts.append(Text(printable(manifest.error), style="red"))
     rows = figure_rows(summary)
     if rows:
         parts.append(_Figures(rows[:_MAX_ROWS]))

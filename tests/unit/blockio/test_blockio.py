@@ -11,7 +11,8 @@ from harness.blockio.replay import iolog, lengths, operations, replay, run_opera
 from harness.collectors import bpf
 from harness.collectors.bpf import BlockRequest, FileCall, lost_events, read_block, read_files
 from harness.errors import FioError, ReplayError, TracingError
-from harness.records import Counters, HostSample, Sample
+from harness.records import Counters, HostSample, Resolved, Sample
+from harness.results.manifest import CellEntry
 from traces.request import RequestRecord
 
 ZERO_NS = 5_000_000_000
@@ -164,7 +165,7 @@ def test_accounts_are_held_against_each_other_in_the_cold_samples_only() -> None
     )  # fmt: skip
     reads = [request(0, 1000, 1.2, 1.3), request(8, 5000, 3.0, 3.1)]
     calls = [FileCall("read", 1.2, 0.1, 1, "f", -1, 1010)]
-    cells = [{"resolved": {"chunk_tokens": 5, "kv_bytes_per_token": 100}}]
+    cells = [CellEntry(key="base", resolved=Resolved(chunk_tokens=5, kv_bytes_per_token=100))]
     found = {entry["account"]: entry["deviation"] for entry in checks(reads, calls, [sample], cells)}
     assert found == {
         "block requests traced": 0.0, "file reads traced": pytest.approx(0.01),

@@ -16,7 +16,8 @@ import yaml
 from harness.commands.run import run as run_command
 from harness.measure.run import run
 from harness.report.refresh import seal
-from harness.results.folder import read_manifest, read_samples
+from harness.results.folder import read_samples
+from harness.results.manifest import read_manifest
 from tests.support.paths import ROOT
 from tests.unit.measure.test_run_loop import Quiet, measured
 from tests.unit.measure.test_run_sim import request
@@ -47,8 +48,9 @@ CHUNK_BYTES = 64 * 32768
 
 
 def figures(folder: Path) -> dict[str, Any]:
-    [cell] = read_manifest(folder)["cells"]
-    return dict(cell["record"]["storage"])
+    [cell] = read_manifest(folder).cells
+    assert cell.record is not None and cell.record.storage is not None
+    return cell.record.storage
 
 
 @pytest.fixture

@@ -9,6 +9,7 @@ from aiohttp.typedefs import Handler
 
 from harness.engines.vllm.engine import VllmEngine
 from harness.errors import EngineError
+from harness.records import SchedulerLimits
 from simulator.models import load_model
 from tests.unit.measure.test_run_loop import request as run_request
 
@@ -55,7 +56,7 @@ class CutOff:
         return web.Response(text='{"success": true}')
 
 
-async def reset_after_ready(tmp_path: Path, server: CutOff, times: int) -> dict[str, int]:
+async def reset_after_ready(tmp_path: Path, server: CutOff, times: int) -> SchedulerLimits:
     runner = web.AppRunner(server.app)
     await runner.setup()
     site = web.TCPSite(runner, "127.0.0.1", 0)
@@ -67,7 +68,7 @@ async def reset_after_ready(tmp_path: Path, server: CutOff, times: int) -> dict[
     engine = VllmEngine(cell.experiment, load_model(cell.experiment.model), tmp_path, lambda: 0.0)
     try:
         await engine.start()
-        scheduler: dict[str, int] = (await engine.ready()).details["scheduler"]
+        scheduler = (await engine.ready()).scheduler
         for _ in range(times):
             await engine.reset(frozenset({"gpu"}))
         return scheduler
@@ -77,7 +78,7 @@ async def reset_after_ready(tmp_path: Path, server: CutOff, times: int) -> dict[
 
 
 def test_a_server_that_tells_no_limits_and_hangs_up_is_measured_all_the_same(tmp_path: Path) -> None:
-    assert asyncio.run(reset_after_ready(tmp_path, CutOff(resets=2), 2)) == {}
+    assert asyncio.run(reset_after_ready(tmp_path, CutOff(resets=2), 2)) == SchedulerLimits()
 
 
 def test_a_server_that_dies_in_a_reset_is_told_in_one_line(tmp_path: Path) -> None:

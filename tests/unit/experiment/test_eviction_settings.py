@@ -13,7 +13,8 @@ from harness.commands.validate import validate as validate_command
 from harness.errors import NotComparable, PreflightError, SettingsError
 from harness.experiment.read import load_experiment
 from harness.measure.run import RunRequest, run
-from harness.results.folder import read_manifest, read_rows, read_samples
+from harness.results.folder import read_rows, read_samples
+from harness.results.manifest import encode_manifest, read_manifest
 from harness.validation.comparable import check_sides
 from harness.validation.points import read_side
 from tests.support.noisy_runs import noisy_copy
@@ -44,9 +45,10 @@ def test_another_eviction_changes_what_is_hit_as_the_validation_needs_it(tmp_pat
     hits = {}
     for size in ("policy_lru", "policy_arc", "policy_watermark"):
         folder = on_the_simulator(VALIDATION, tmp_path / size, size)
-        details = read_manifest(folder)["cells"][0]["resolved"]["details"]
+        resolved = read_manifest(folder).cells[0].resolved
+        assert resolved is not None and resolved.eviction is not None
         (sample,) = read_samples(folder)
-        hits[tuple(details["eviction"].values())] = sample.observed.external_tokens
+        hits[msgspec.structs.astuple(resolved.eviction)] = sample.observed.external_tokens
     assert hits == {("lru", 0.8, 0.2): 11520, ("arc", 0.8, 0.2): 13056, ("lru", 0.5, 0.2): 7680}
 
 
@@ -79,8 +81,11 @@ def test_sides_that_evict_differently_are_refused(tmp_path: Path) -> None:
     here = on_the_simulator(written(tmp_path), tmp_path / "here")
     there = noisy_copy(here, tmp_path / "there", seed=1, spread=0.0)
     manifest = read_manifest(there)
-    manifest["cells"][0]["resolved"]["details"]["eviction"]["watermark"] = 0.9
-    (there / "manifest.json").write_bytes(msgspec.json.encode(manifest))
+    resolved = manifest.cells[0].resolved
+    assert resolved is not None and resolved.eviction is not None
+    later = msgspec.structs.replace(resolved.eviction, watermark=0.9)
+    manifest.cells[0].resolved = msgspec.structs.replace(resolved, eviction=later)
+    (there / "manifest.json").write_bytes(encode_manifest(manifest))
     with pytest.raises(NotComparable, match=r"different eviction: .*0\.8.* on one side, .*0\.9.* on the other"):
         check_sides(read_side([here]), read_side([there]))
 

@@ -14,7 +14,8 @@ from harness.errors import ConfigError
 from harness.experiment.model import Experiment
 from harness.experiment.read import load_experiment
 from harness.measure.run import run
-from harness.results.folder import read_manifest
+from harness.records import ClusterShape
+from harness.results.manifest import read_manifest
 from tests.support.paths import ROOT
 from tests.unit.measure.test_run_loop import Quiet, measured
 from tests.unit.measure.test_run_sim import FREE, SYNTHETIC, TIERS, request
@@ -39,10 +40,11 @@ def test_a_run_on_a_cluster_repeats_itself_and_says_who_served(
     # The fourth is needed only where four requests are in flight at once.
     assert {0, 1, 2} <= {row.instance for row in rows} <= {0, 1, 2, 3}
     assert all(row.error is None and row.tokens_by_tier["computed"] for row in rows)
-    resolved = read_manifest(first)["cells"][0]["resolved"]
-    assert resolved["details"]["cluster"] == {"instances": 4, "routing": "least-loaded", "shared": shared}
-    assert resolved["cpu_bytes"] == (1 if "cpu" in shared else 4) * 2**30
-    assert resolved["disk_bytes"] == (1 if "disk" in shared else 4) * 2**32
+    resolved = read_manifest(first).cells[0].resolved
+    assert resolved is not None
+    assert resolved.cluster == ClusterShape(instances=4, routing="least-loaded", shared=tuple(shared))
+    assert resolved.cpu_bytes == (1 if "cpu" in shared else 4) * 2**30
+    assert resolved.disk_bytes == (1 if "disk" in shared else 4) * 2**32
 
 
 def test_a_cluster_of_one_gives_the_rows_of_an_engine(tmp_path: Path) -> None:

@@ -16,7 +16,8 @@ from harness.errors import EngineError, PreflightError, ResultsError
 from harness.experiment.read import load_experiment
 from harness.measure.run import RunRequest, run
 from harness.report.refresh import seal
-from harness.results.folder import RunFolder, read_manifest, read_rows, read_samples
+from harness.results.folder import RunFolder, read_rows, read_samples
+from harness.results.manifest import Manifest, read_manifest
 from tests.support.paths import ROOT
 from traces.request import RequestRecord
 
@@ -80,7 +81,8 @@ def test_every_tier_is_proven_and_interleaved(tmp_path: Path) -> None:
     assert (hits["disk"]["cpu"], hits["disk"]["disk"]) == (0, 512)
     assert (progress.total, progress.done) == (15, 15)
     manifest = read_manifest(folder)
-    assert manifest["status"] == "complete" and manifest["cells"][0]["resolved"]["gpu_bytes"] == 2**30
+    resolved = manifest.cells[0].resolved
+    assert manifest.status == "complete" and resolved is not None and resolved.gpu_bytes == 2**30
 
 
 def test_what_placed_a_prefix_is_kept_as_warm_rows_of_its_sample(tmp_path: Path) -> None:
@@ -170,7 +172,7 @@ def test_a_failed_start_is_an_error_with_a_folder_that_says_so(tmp_path: Path) -
     with pytest.raises(EngineError, match="no luck"):
         run(request(tmp_path, engines={"fake": {"start_error": "no luck today; try again"}}), Quiet())
     manifest = read_manifest(tmp_path / "out")
-    assert manifest["status"] == "failed" and "no luck" in manifest["error"]
+    assert manifest.status == "failed" and "no luck" in (manifest.error or "")
 
 
 @pytest.mark.parametrize(
@@ -244,7 +246,7 @@ def test_killed_in_the_middle_and_resumed_loses_and_doubles_nothing(tmp_path: Pa
     rows = measured(folder)
     assert len(rows) == total == len({(row.expected_tier, row.sample, row.id) for row in rows})
     assert {row.attempt for row in rows} == {0, 1}
-    assert len(read_manifest(folder)["attempts"]) == 2 and read_manifest(folder)["status"] == "complete"
+    assert len(read_manifest(folder).attempts) == 2 and read_manifest(folder).status == "complete"
 
 
 @pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM])
@@ -254,12 +256,12 @@ def test_an_interrupted_run_says_so_and_can_be_resumed(tmp_path: Path, how: sign
     os.kill(process.pid, how)
     assert process.wait(timeout=30) != 0
     manifest = read_manifest(tmp_path / "out")
-    assert manifest["status"] == "failed" and how.name in manifest["error"]
+    assert manifest.status == "failed" and how.name in (manifest.error or "")
     assert len(measured(run(request(tmp_path, resume=tmp_path / "out"), Quiet()))) == 15
 
 
 def test_two_writers_are_refused(tmp_path: Path) -> None:
-    folder = RunFolder.create(tmp_path / "one", {"cells": []})
+    folder = RunFolder.create(tmp_path / "one", Manifest(run_id="one", name="one", status="started", engine="fake"))
     with pytest.raises(ResultsError, match="another process"):
         RunFolder.resume(tmp_path / "one")
     folder.close()

@@ -1,6 +1,5 @@
 """Runs on the simulator: the same bytes every time, also when a run was killed and resumed."""
 
-import json
 import os
 import subprocess
 import sys
@@ -15,7 +14,8 @@ from harness.errors import ResultsError
 from harness.experiment.read import load_experiment
 from harness.measure.run import RunRequest, run
 from harness.report.refresh import seal
-from harness.results.folder import read_manifest, read_samples, write_atomically
+from harness.results.folder import read_samples, write_atomically
+from harness.results.manifest import encode_manifest, read_manifest
 from tests.support.paths import ROOT
 from tests.unit.measure.test_run_loop import Quiet, measured
 
@@ -87,10 +87,11 @@ def cut(folder: Path, share: float) -> None:
     for name in ("rows.jsonl", "samples.jsonl"):
         data = (folder / name).read_bytes()
         (folder / name).write_bytes(data[: int(len(data) * share)])
-    manifest = {**read_manifest(folder), "status": "started"}
-    for cell in manifest["cells"]:
-        cell["status"] = "started"
-    write_atomically(folder / "manifest.json", json.dumps(manifest).encode())
+    manifest = read_manifest(folder)
+    manifest.status = "started"
+    for cell in manifest.cells:
+        cell.status = "started"
+    write_atomically(folder / "manifest.json", encode_manifest(manifest))
 
 
 @pytest.mark.parametrize("config", [TIERS, FREE], ids=["tiers", "trace"])

@@ -13,13 +13,19 @@ from harness.report import style
 from harness.report.axes import cell_labels, panels, varied_axes
 from harness.report.run import figures
 from harness.report.run.timeline import timeline
+from harness.results.manifest import CellEntry
 from harness.results.summary import summarize
 from tests.support.report_runs import cell, manifest, row, sample
 from traces.request import RequestRecord
 
 
-def summary_of(rows: Sequence[RequestRecord], cells: Sequence[dict[str, Any]] = ()) -> dict[str, Any]:
+def summary_of(rows: Sequence[RequestRecord], cells: Sequence[CellEntry] = ()) -> dict[str, Any]:
     return summarize(manifest(cells), rows)
+
+
+def plain(cells: Sequence[CellEntry]) -> list[dict[str, Any]]:
+    """As a summary holds them."""
+    return [{"key": each.key, "overrides": each.overrides} for each in cells]
 
 
 def traces(figure: Any) -> dict[str, Any]:
@@ -57,7 +63,7 @@ def test_without_a_sweep_tiers_are_points_in_their_order() -> None:
 
 
 def test_two_axes_give_a_panel_for_each_value_of_the_other() -> None:
-    rows = [row("gpu", 0.01 * (1 + place), cell=each["key"]) for place, each in enumerate(GRID)]
+    rows = [row("gpu", 0.01 * (1 + place), cell=each.key) for place, each in enumerate(GRID)]
     figure = figures.ttft_by_axis(summary_of(rows, GRID))
     assert [note.text for note in figure.layout.annotations] == ["backend=fs", "backend=fs_native"]
     assert [list(trace.x) for trace in figure.data] == [[0.5, 1.0], [0.5, 1.0]]
@@ -74,16 +80,16 @@ def test_names_along_x_are_categories_in_the_sweeps_order() -> None:
 
 def test_more_panels_than_fit_are_counted() -> None:
     cells = [cell(f"{n},{k}", {"n": n, "k": f"k{k}"}) for k in range(20) for n in (1, 2)]
-    figure = figures.ttft_by_axis(summary_of([row("gpu", 0.1, cell=each["key"]) for each in cells], cells))
+    figure = figures.ttft_by_axis(summary_of([row("gpu", 0.1, cell=each.key) for each in cells], cells))
     assert len(figure.data) == style.MAX_PANELS
     assert figure.layout.meta["note"] == "The first 12 of 20 panels are drawn."
 
 
 def test_an_axis_with_one_value_is_not_varied_and_alike_names_stay_whole() -> None:
     cells = [cell(str(n), {"a.size": n, "b.size": 1}) for n in (1, 2)]
-    assert [(axis.name, axis.values) for axis in varied_axes(cells)] == [("a.size", (1, 2))]
-    assert cell_labels(cells) == {"1": "a.size=1, b.size=1", "2": "a.size=2, b.size=1"}
-    axis, found = panels(cells)
+    assert [(axis.name, axis.values) for axis in varied_axes(plain(cells))] == [("a.size", (1, 2))]
+    assert cell_labels(plain(cells)) == {"1": "a.size=1, b.size=1", "2": "a.size=2, b.size=1"}
+    axis, found = panels(plain(cells))
     assert axis is not None
     assert (axis.key, [panel.title for panel in found]) == ("a.size", [""])
 
@@ -108,7 +114,7 @@ def test_a_long_distribution_is_thinned_to_its_true_ranks() -> None:
 
 def test_several_cells_are_boxes_of_their_quartiles() -> None:
     rows = [row("gpu", n / 10, cell="n=513") for n in range(1, 6)] + [row("gpu", 1.0, cell="n=4097")]
-    (box,) = figures.distribution(rows, cell_labels(SWEEP)).data
+    (box,) = figures.distribution(rows, cell_labels(plain(SWEEP))).data
     assert list(box.x) == ["prompt_tokens=513", "prompt_tokens=4097"]
     assert [box.q1[0], box.median[0], box.q3[0]] == pytest.approx([200.0, 300.0, 400.0])
     assert [box.lowerfence[0], box.upperfence[0]] == pytest.approx([120.0, 480.0])
@@ -157,7 +163,7 @@ def test_the_timeline_shows_verdicts_and_errors() -> None:
 def test_cells_whose_clocks_overlap_are_laid_end_to_end() -> None:
     rows = [row("gpu", 0.5, cell="n=513", at_s=t) for t in (0.0, 1.0)]
     rows += [row("gpu", 0.5, cell="n=4097", at_s=t) for t in (0.0, 1.0)]
-    figure = timeline(rows, cell_labels(SWEEP))
+    figure = timeline(rows, cell_labels(plain(SWEEP)))
     assert list(figure.data[0].x) == [0.0, 1.0, 1.5, 2.5]
     assert "end to end" in figure.layout.meta["note"]
     apart = [row("gpu", 0.5, cell="n=513", at_s=0.0), row("gpu", 0.5, cell="n=4097", at_s=7.0)]
@@ -199,6 +205,6 @@ def test_host_noise_leaves_out_what_was_not_said() -> None:
 def test_text_from_outside_is_escaped_in_labels() -> None:
     rows = [row("gpu", 0.1, cell=name, id="<img src=x>") for name in ("<b>a</b>", "c")]
     cells = [cell(name, {"k": name}) for name in ("<b>a</b>", "c")]
-    means, dots = figures.ttft_by_axis(summary_of(rows, cells)), timeline(rows, cell_labels(cells))
+    means, dots = figures.ttft_by_axis(summary_of(rows, cells)), timeline(rows, cell_labels(plain(cells)))
     assert list(means.data[0].x) == ["&lt;b&gt;a&lt;/b&gt;", "c"]
     assert dots.data[0].text[0] == "&lt;img src=x&gt;"

@@ -10,9 +10,10 @@ from typing import Any
 import pytest
 
 from harness.errors import ResultsError
-from harness.records import Counters, HostSample
+from harness.records import Counters, HostSample, Origin, Resolved, TraceOrigin
 from harness.report.run.html import write_report
 from harness.report.words import TIMES, UNKNOWN
+from harness.results.provenance import Git, Host
 from tests.support.report_runs import cell, folder_of, row, sample
 
 HOSTILE = "</script><img src=x onerror=alert(1)>"
@@ -189,7 +190,7 @@ def test_hostile_text_stays_text(tmp_path: Path) -> None:
     samples = [sample(HOSTILE, 0, "unproven", reason=HOSTILE, cell=HOSTILE), sample("gpu", 1, cell=HOSTILE)]
     page = report(
         tmp_path, rows, samples, cells=cells, name=HOSTILE, engine=HOSTILE, versions={HOSTILE: HOSTILE},
-        host={"cpu": HOSTILE}, experiment={"path": HOSTILE, "sha256": HOSTILE},
+        host=Host(cpu=HOSTILE), experiment=Origin(path=HOSTILE, sha256=HOSTILE),
     )  # fmt: skip
     assert not [tag for tag, _ in page.tags if tag == "img"]
     assert len(page.scripts) == len(page.figures()) + 2
@@ -229,12 +230,12 @@ def test_a_late_sender_is_pointed_out(tmp_path: Path) -> None:
 
 def test_the_environment_sets_resolved_sizes_against_configured_ones(tmp_path: Path) -> None:
     config = {"cache": {"gpu": 2**30, "cpu": 2**31, "disk": None, "chunk_tokens": 256}}
-    resolved = {"gpu_bytes": 2**30 - 2**20, "chunk_tokens": 256, "gpu_blocks": 1023}
-    trace = {"name": "prefix", "sha256": "ab" * 32, "requests": 30}
+    resolved = Resolved(gpu_bytes=2**30 - 2**20, chunk_tokens=256, gpu_blocks=1023)
+    trace = TraceOrigin(name="prefix", sha256="ab" * 32, format="mooncake", requests=30, total_requests=30, left_out=0)
     page = report(
         tmp_path, cells=[cell(config=config, resolved=resolved, trace=trace)],
-        host={"cpu": "a cpu", "memory_bytes": 24 * 2**30}, git={"commit": "f00d", "dirty": True},
-        experiment={"path": "configs/experiments/a b.yaml", "sha256": "cd" * 32},
+        host=Host(cpu="a cpu", memory_bytes=24 * 2**30), git=Git(commit="f00d", dirty=True),
+        experiment=Origin(path="configs/experiments/a b.yaml", sha256="cd" * 32),
     )  # fmt: skip
     rows = page.rows["environment"]
     assert ["gpu", "1GiB", "1023MiB"] in rows

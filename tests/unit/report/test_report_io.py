@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
 
 import msgspec
 import pytest
 
-from harness.records import IoTrace
+from harness.records import IoTrace, Resolved
 from harness.report.io.tables import render
 from harness.report.refresh import seal
 from harness.report.words import UNKNOWN
@@ -22,8 +21,8 @@ MIB = 2**20
 
 def traced_run(path: Path, requests: int) -> Path:
     """Two cells of one request a second; each reads two blocks of 1 MiB for 100 ms each, the kth one k ms later."""
-    resolved: dict[str, Any] = {"chunk_tokens": 256, "kv_bytes_per_token": 4096, "details": {}}
-    cells = [cell(name, {"fs": name}, resolved={**resolved, "details": {"disk_file_system": name}}, device=None)
+    resolved = Resolved(chunk_tokens=256, kv_bytes_per_token=4096)
+    cells = [cell(name, {"fs": name}, resolved=msgspec.structs.replace(resolved, disk_file_system=name))
              for name in ("ext4", "xfs")]  # fmt: skip
     rows = [
         row("disk_cold", 0.5 + number / 1000, cell=name, at_s=float(number), id=f"r{number}")

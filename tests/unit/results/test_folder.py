@@ -8,10 +8,14 @@ import pytest
 from harness.errors import ResultsError
 from harness.records import IoTrace
 from harness.results import folder as results
-from harness.results.folder import RunFolder, read_manifest, read_rows
+from harness.results.folder import RunFolder, read_rows
+from harness.results.manifest import CellEntry, Manifest, read_manifest
 from traces.request import RequestRecord
 
-CELLS = {"cells": [{"key": "a", "status": "waiting"}, {"key": "b", "status": "waiting"}]}
+
+def made() -> Manifest:
+    cells = [CellEntry(key="a"), CellEntry(key="b")]
+    return Manifest(run_id="run", name="run", status="started", engine="fake", cells=cells)
 
 
 def row(name: str) -> RequestRecord:
@@ -24,19 +28,19 @@ def names(path: Path) -> list[str]:
 
 def test_a_new_folder_has_its_manifest_and_logs_and_is_never_written_over(tmp_path: Path) -> None:
     path = tmp_path / "deep" / "run"
-    folder = RunFolder.create(path, CELLS)
-    assert read_manifest(path) == {"schema": 1, **CELLS} and (path / "logs").is_dir()
+    folder = RunFolder.create(path, made())
+    assert read_manifest(path) == made() and (path / "logs").is_dir()
     assert (path / "manifest.json").read_bytes().endswith(b"}\n") and not list(path.glob("*.tmp"))
     with pytest.raises(ResultsError, match="exists already; choose another --out, or go on with --resume"):
-        RunFolder.create(path, CELLS)
+        RunFolder.create(path, made())
     folder.close()
     (tmp_path / "file").write_text("")
     with pytest.raises(ResultsError, match=r"cannot be made .*; choose a writable --out"):
-        RunFolder.create(tmp_path / "file" / "run", CELLS)
+        RunFolder.create(tmp_path / "file" / "run", made())
 
 
 def test_one_process_writes_at_a_time_and_a_closed_folder_is_free(tmp_path: Path) -> None:
-    folder = RunFolder.create(tmp_path / "run", CELLS)
+    folder = RunFolder.create(tmp_path / "run", made())
     with pytest.raises(ResultsError, match="another process is writing to it"):
         RunFolder.resume(tmp_path / "run")
     folder.append_rows([row("1")])
@@ -51,15 +55,16 @@ def test_one_process_writes_at_a_time_and_a_closed_folder_is_free(tmp_path: Path
 
 
 def test_a_cell_is_found_by_its_key_and_changes_are_saved(tmp_path: Path) -> None:
-    folder = RunFolder.create(tmp_path / "run", CELLS)
-    folder.update_cell("b", status="complete")
-    assert folder.cell("a")["status"] == "waiting" and folder.cell("b")["status"] == "complete"
-    assert [cell["status"] for cell in read_manifest(tmp_path / "run")["cells"]] == ["waiting", "complete"]
+    folder = RunFolder.create(tmp_path / "run", made())
+    folder.manifest.cell("b").status = "complete"
+    folder.save_manifest()
+    assert folder.manifest.cell("a").status == "waiting" and folder.manifest.cell("b").status == "complete"
+    assert [cell.status for cell in read_manifest(tmp_path / "run").cells] == ["waiting", "complete"]
     folder.close()
 
 
 def test_a_torn_last_line_is_left_out_and_cut_off_by_a_resumed_run(tmp_path: Path) -> None:
-    RunFolder.create(tmp_path / "run", CELLS).close()
+    RunFolder.create(tmp_path / "run", made()).close()
     good = msgspec.json.encode(row("1")) + b"\n"
     rows = tmp_path / "run" / "rows.jsonl"
     rows.write_bytes(good + good[:20])
@@ -80,7 +85,7 @@ def test_a_damaged_line_is_told_with_its_number(tmp_path: Path) -> None:
 
 
 def test_a_deterministic_engine_that_begins_again_writes_only_what_is_new(tmp_path: Path) -> None:
-    folder = RunFolder.create(tmp_path / "run", CELLS)
+    folder = RunFolder.create(tmp_path / "run", made())
     folder.append_rows([row("1"), row("2")])
     folder.expect_again()
     folder.append_rows([row("1")])
@@ -101,7 +106,7 @@ def test_a_deterministic_engine_that_begins_again_writes_only_what_is_new(tmp_pa
         (None, "holds no manifest.json; name a run's folder"),
         ("[]", "manifest.json: cannot be read"),
         ("{", "manifest.json: cannot be read"),
-        ('{"schema": 2}', "has schema 2, this version reads 1"),
+        ('{"schema": 3}', "has schema 3, this version reads 1 to 2"),
         ('{"schema": 0}', "has schema 0, this version reads 1"),
         ("{}", "has schema None"),
     ],

@@ -8,7 +8,7 @@ import pytest
 
 from harness.commands.validate import compare as compare_command
 from harness.errors import NotComparable
-from harness.results.folder import read_manifest
+from harness.results.manifest import encode_manifest, read_manifest
 from harness.validation.comparable import check_sides
 from harness.validation.equivalence import Comparison, compare
 from harness.validation.points import read_side
@@ -141,8 +141,8 @@ def test_another_eviction_rule_changes_counts_and_fails(tmp_path: Path, free_run
     small = {**FREE, "cache": {**FREE["cache"], "gpu": "80MiB"}}
     other = sim_run(tmp_path / "other", small)
     manifest = read_manifest(other)
-    manifest["cells"][0]["resolved"] |= read_manifest(free_run)["cells"][0]["resolved"]
-    (other / "manifest.json").write_text(json.dumps(manifest))
+    manifest.cells[0].resolved = read_manifest(free_run).cells[0].resolved
+    (other / "manifest.json").write_bytes(encode_manifest(manifest))
     [point] = judged(free_run, other).points
     hits = point.figure("gpu_hit_tokens")
     assert hits and hits.verdict == "fail" and point.verdict == "fail"
@@ -202,7 +202,7 @@ def test_a_free_load_that_was_cut_off_is_refused(tmp_path: Path, free_run: Path)
 )
 def test_what_is_not_alike_is_refused(tmp_path: Path, prefix_run: Path, change: dict[str, Any], words: str) -> None:
     other = changed_rows(prefix_run, tmp_path / "other")
-    manifest = read_manifest(other)
+    manifest = json.loads((other / "manifest.json").read_text())
     for key, value in change.items():
         *parents, last = key.split(".")
         target: Any = manifest

@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 
 from harness.records import HostSample
+from harness.results.manifest import CellEntry
 from harness.stats import Equivalence
 from harness.validation.equivalence import Comparison, Figure, PointResult
 from harness.validation.known_limits import notes
@@ -36,7 +37,7 @@ def side(*beside: tuple[float | None, float]) -> Side:
     for index, (loop_s, ttft_s) in enumerate(beside):
         repeat.samples.append(sample("gpu", index, host=HostSample(core_loop_s=loop_s)))
         repeat.rows.append(row("gpu", ttft_s, sample=index))
-    return Side((), (), {("c", "gpu"): Point("gpu", {}, {(0, "c"): repeat})})
+    return Side((), (), {("c", "gpu"): Point("gpu", CellEntry(key="c"), {(0, "c"): repeat})})
 
 
 def test_what_the_model_lacks_is_told_of_the_points_that_miss() -> None:

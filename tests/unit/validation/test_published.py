@@ -10,6 +10,7 @@ import yaml
 
 from harness.commands.validate import validate as validate_command
 from harness.measure.run import RunRequest, run
+from harness.records import Origin
 from harness.report.validation.html import write_comparison
 from harness.results.folder import read_rows
 from harness.validation.published import Published, Rounds, hit_rates, is_published, round_cells, validate_published
@@ -53,7 +54,7 @@ def test_the_command_knows_a_table_from_an_experiment(tmp_path: Path, capsys: py
 
 def rates_of(tmp_path: Path, rounds: Rounds) -> dict[str, list[list[float]]]:
     made = RunRequest(
-        name="rounds", cells=round_cells(rounds), engine="sim", experiment={"path": "-"}, folder=tmp_path / "rounds"
+        name="rounds", cells=round_cells(rounds), engine="sim", experiment=Origin(path="-"), folder=tmp_path / "rounds"
     )
     return hit_rates(read_rows(run(made, Quiet())), rounds)
 

@@ -16,8 +16,10 @@ from harness.commands.validate import validate as validate_command
 from harness.engines.sim.settings import SimSettings
 from harness.errors import NotComparable
 from harness.experiment.read import changed, load_experiment
+from harness.records import SchedulerLimits
 from harness.report.validation.html import findings, write_comparison
-from harness.results.folder import read_manifest, read_rows
+from harness.results.folder import read_rows
+from harness.results.manifest import read_manifest
 from harness.validation.equivalence import compare
 from harness.validation.points import axes, read_side
 from harness.validation.validate import MOST_SAMPLES, Validation, more_cells, sim_cell, validate
@@ -132,10 +134,12 @@ def test_the_simulators_disk_is_as_fast_as_the_reference_device(tmp_path: Path) 
 def test_the_simulator_gets_what_the_engine_resolved(tmp_path: Path) -> None:
     """Not what the experiment hoped for: fewer blocks, and the scheduler's own limits."""
     run = sim_run(tmp_path / "real", {key: CONFIG[key] for key in CONFIG if key != "sizes"})
-    entry = read_manifest(run)["cells"][0]
-    limits = {"max_batched_tokens": 1024, "max_sequences": 8}
-    entry["config"]["measure"] |= {"samples": None, "until": {}, "budget": 60.0}
-    entry["resolved"] |= {"gpu_bytes": 500 * 32 * 32768, "cpu_bytes": 2**31, "details": {"scheduler": limits}}
+    entry = read_manifest(run).cells[0]
+    assert entry.resolved is not None
+    limits = SchedulerLimits(max_batched_tokens=1024, max_sequences=8)
+    entry.config["measure"] |= {"samples": None, "until": {}, "budget": 60.0}
+    sizes = {"gpu_bytes": 500 * 32 * 32768, "cpu_bytes": 2**31}
+    entry.resolved = msgspec.structs.replace(entry.resolved, scheduler=limits, **sizes)
     experiment = sim_cell(entry, "cpu-2core", "sim").experiment
     assert experiment.cache.gpu == 500 * 32 * 32768 and experiment.cache.cpu == 2**31
     sim = experiment.engines.of(SimSettings)
@@ -222,8 +226,8 @@ def test_a_calibration_is_measured_in_turns_with_what_it_is_held_against(tmp_pat
     assert content["calibration"]["name"] == "cpu_vllm-out" and content["calibration"]["good"]
     assert {figure["samples"] for point in content["points"] for figure in point["figures"]} == {12, 10}
 
-    cells = read_manifest(tmp_path / "out" / "real")["cells"]
-    keys = [cell["key"] for cell in cells]
+    cells = read_manifest(tmp_path / "out" / "real").cells
+    keys = [cell.key for cell in cells]
     held_out = [key for key in keys if not key.startswith("calibration:")]
     lengths = [f"lengths:workload.prompt_tokens={n}#{p}" for p in (1, 2, 3) for n in (1793, 2817)]
     assert held_out == [*lengths, "ext4_200:base"]
@@ -233,7 +237,7 @@ def test_a_calibration_is_measured_in_turns_with_what_it_is_held_against(tmp_pat
     assert ["chunk_tokens=64" in key for key in keys if key.startswith("calibration:")] == [
         *[False] * (len(engines[0]) - len(lengths)), *[True] * len(engines[1])
     ], "what the calibration has no point of, another device, lies between its two engines"  # fmt: skip
-    warm_up = {cell["key"]: cell["config"]["measure"]["warm_up"] for cell in cells}
+    warm_up = {cell.key: cell.experiment.measure.warm_up for cell in cells}
     for engine in engines:
         passes = [int(key[-1]) for key in engine]
         assert passes == sorted(passes) and set(passes) == {1, 2, 3}
