@@ -49,6 +49,7 @@ class Case(NamedTuple):
         """A fresh engine, nothing of it started."""
         experiment, started_s = self.plan(folder).experiment, time.perf_counter()
         model = load_model(experiment.model)
+        (folder / "logs").mkdir(exist_ok=True)
         return ENGINES[self.engine].make(experiment, model, folder, lambda: time.perf_counter() - started_s)
 
 
@@ -63,7 +64,5 @@ ENGINE_CASES = {
     ),
 }
 REAL_ENGINE_CASES = {"vllm": Case("vllm", {"engines": {"vllm": {"python": str(PYTHON)}}})}
-ENGINE_PARAMS = [
-    *(pytest.param(case, id=name) for name, case in ENGINE_CASES.items()),
-    *(pytest.param(case, id=name, marks=REAL) for name, case in REAL_ENGINE_CASES.items()),
-]
+REAL_ENGINE_PARAMS = [pytest.param(case, id=name, marks=REAL) for name, case in REAL_ENGINE_CASES.items()]
+ENGINE_PARAMS = [*(pytest.param(case, id=name) for name, case in ENGINE_CASES.items()), *REAL_ENGINE_PARAMS]

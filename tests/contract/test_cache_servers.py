@@ -37,6 +37,7 @@ NOTHING = EngineSide(metrics=Metrics(""), read_bytes=None)
 
 
 def plan(folder: Path, **more: Any) -> CachePlan:
+    (folder / "logs").mkdir(exist_ok=True)
     cache = Cache.model_validate({"gpu": "64MiB", "cpu": "1GiB", "disk": {"capacity": "256MiB"}})
     return CachePlan(engine="vllm", python=PYTHON, cache=cache, folder=folder, **more)
 
@@ -130,7 +131,7 @@ def test_a_server_that_never_started_is_stopped_all_the_same(name: str, tmp_path
         await server.stop()
         return server.children
 
-    assert asyncio.run(live()) == () and list(tmp_path.iterdir()) == []
+    assert asyncio.run(live()) == () and list(tmp_path.iterdir()) == [tmp_path / "logs"]
 
 
 def test_a_server_that_is_not_there_is_told_in_one_line(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 
 import msgspec
@@ -13,7 +14,7 @@ from harness.engines import ENGINES
 from harness.engines.base import Engine
 from harness.measure.run import RunRequest, run
 from harness.records import Resolved
-from tests.contract.cases import ENGINE_CASES, ENGINE_PARAMS, Case
+from tests.contract.cases import ENGINE_CASES, ENGINE_PARAMS, REAL_ENGINE_PARAMS, Case
 from tests.unit.measure.test_run_loop import Quiet, measured
 from traces.load import Load
 from traces.request import Request, RequestRecord, Segment
@@ -60,19 +61,10 @@ def test_stop_is_safe_at_any_time_and_twice(case: Case, tmp_path: Path) -> None:
     assert left == []
 
 
-@every_engine
-def test_each_request_gives_one_record_with_times_in_order(case: Case, tmp_path: Path) -> None:
-    async def live() -> tuple[list[RequestRecord], float, float]:
-        engine = case.make(tmp_path)
-        try:
-            await started(engine)
-            began_s = engine.now_s()
-            records = await answers(engine, *(ask(str(number), number % 3) for number in range(6)))
-            return records, began_s, engine.now_s()
-        finally:
-            await engine.stop()
-
-    records, began_s, ended_s = asyncio.run(live())
+async def each_request_gives_one_record_with_times_in_order(engine: Engine, _tiers: frozenset[str]) -> None:
+    began_s = engine.now_s()
+    records = await answers(engine, *(ask(str(number), 10 + number % 3) for number in range(6)))
+    ended_s = engine.now_s()
     assert sorted(record.id for record in records) == [str(number) for number in range(6)]
     for record in records:
         assert record.error is None and record.prompt_tokens == 1025 and record.output_tokens == 3
@@ -80,41 +72,21 @@ def test_each_request_gives_one_record_with_times_in_order(case: Case, tmp_path:
         assert began_s <= record.sent_s <= record.first_token_s <= record.last_token_s <= ended_s
 
 
-@every_engine
-def test_a_failed_request_is_a_record_and_the_next_one_is_served(case: Case, tmp_path: Path) -> None:
-    if case.engine == "fake":
-        case = Case(case.engine, {"engines": {"fake": {"fail_every": 2}}})
-
-    async def live() -> list[RequestRecord]:
-        engine = case.make(tmp_path)
-        try:
-            await started(engine)
-            first = await answers(engine, ask("first", 1))
-            # More than any tier of the case holds.
-            failed = await answers(engine, ask("failed", 2, 40_000))
-            return first + failed + await answers(engine, ask("last", 1))
-        finally:
-            await engine.stop()
-
-    first, failed, last = asyncio.run(live())
+async def a_failed_request_is_a_record_and_the_next_one_is_served(engine: Engine, _tiers: frozenset[str]) -> None:
+    [first] = await answers(engine, ask("first", 20))
+    # More than any tier of the case holds.
+    [failed] = await answers(engine, ask("failed", 21, 40_000))
+    [last] = await answers(engine, ask("last", 20))
     assert (first.error, last.error) == (None, None)
     assert failed.id == "failed" and failed.error and "\n" not in failed.error and failed.output_tokens is None
 
 
-@every_engine
-def test_counters_only_rise_and_always_have_the_same_names(case: Case, tmp_path: Path) -> None:
-    async def live() -> list[dict[str, int]]:
-        engine, seen = case.make(tmp_path), []
-        try:
-            await started(engine)
-            for number in range(3):
-                seen.append((await engine.metrics()).named())
-                await answers(engine, ask(f"{number}a", 1), ask(f"{number}b", 1))
-            return [*seen, (await engine.metrics()).named()]
-        finally:
-            await engine.stop()
-
-    seen = asyncio.run(live())
+async def counters_only_rise_and_always_have_the_same_names(engine: Engine, _tiers: frozenset[str]) -> None:
+    seen = []
+    for number in range(3):
+        seen.append((await engine.metrics()).named())
+        await answers(engine, ask(f"{number}a", 30), ask(f"{number}b", 30))
+    seen.append((await engine.metrics()).named())
     assert len({frozenset(named) for named in seen}) == 1
     sources = ("computed_tokens", "gpu_hit_tokens", "external_tokens")
     for before, after in itertools.pairwise(seen):
@@ -123,25 +95,51 @@ def test_counters_only_rise_and_always_have_the_same_names(case: Case, tmp_path:
             assert sum(after[name] - before[name] for name in sources) == 2 * 1025
 
 
-@every_engine
-def test_what_a_reset_empties_serves_nothing_afterwards(case: Case, tmp_path: Path) -> None:
-    async def live() -> tuple[list[RequestRecord], frozenset[str]]:
-        engine = case.make(tmp_path)
-        try:
-            await started(engine)
-            rows = await answers(engine, ask("cold", 1), ask("warm", 1))
-            everything = frozenset[str]().union(*engine.capabilities.resets)
-            await engine.metrics()
-            await engine.reset(everything)
-            return rows + await answers(engine, ask("again", 1)), everything
-        finally:
-            await engine.stop()
-
-    (cold, _, again), resets = asyncio.run(live())
-    assert case.plan(tmp_path).experiment.cache.tiers <= resets and cold.cached_tokens == again.cached_tokens == 0
+async def what_a_reset_empties_serves_nothing_afterwards(engine: Engine, tiers: frozenset[str]) -> None:
+    everything = frozenset[str]().union(*engine.capabilities.resets)
+    [cold, _] = await answers(engine, ask("cold", 40), ask("warm", 40))
+    await engine.metrics()
+    await engine.reset(everything)
+    [again] = await answers(engine, ask("again", 40))
+    assert tiers <= everything and cold.cached_tokens == again.cached_tokens == 0
 
 
-@every_engine
+Check = Callable[[Engine, frozenset[str]], Awaitable[None]]
+CHECKS: tuple[Check, ...] = (
+    each_request_gives_one_record_with_times_in_order,
+    a_failed_request_is_a_record_and_the_next_one_is_served,
+    counters_only_rise_and_always_have_the_same_names,
+    what_a_reset_empties_serves_nothing_afterwards,
+)
+
+
+async def checked(
+    case: Case, folder: Path, checks: Sequence[Callable[[Engine, frozenset[str]], Awaitable[None]]]
+) -> None:
+    """All checks in one life of the engine."""
+    engine, tiers = case.make(folder), frozenset(case.plan(folder).experiment.cache.tiers)
+    try:
+        await started(engine)
+        for check in checks:
+            await check(engine, tiers)
+    finally:
+        await engine.stop()
+
+
+@pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
+@pytest.mark.parametrize("case", ENGINE_CASES.values(), ids=ENGINE_CASES)
+def test_an_engine_keeps_its_contract(case: Case, check: Check, tmp_path: Path) -> None:
+    if case.engine == "fake" and check is a_failed_request_is_a_record_and_the_next_one_is_served:
+        case = Case(case.engine, {"engines": {"fake": {"fail_every": 2}}})
+    asyncio.run(checked(case, tmp_path, [check]))
+
+
+@pytest.mark.parametrize("case", REAL_ENGINE_PARAMS)
+def test_a_real_engine_keeps_its_contract_in_one_life(case: Case, tmp_path: Path) -> None:
+    asyncio.run(checked(case, tmp_path, CHECKS))
+
+
+@pytest.mark.parametrize("case", ENGINE_CASES.values(), ids=ENGINE_CASES)
 def test_a_deterministic_engine_gives_the_same_records_again(case: Case, tmp_path: Path) -> None:
     async def live() -> tuple[bool, list[bytes]]:
         engine = case.make(tmp_path)

@@ -84,13 +84,13 @@ def test_it_is_validated_by_the_packs_that_stand_for_it(tmp_path: Path) -> None:
 import json
 from harness.errors import NotComparable
 from harness.experiment.read import load_experiment
+from harness.results.manifest import CellEntry
 from harness.validation.validate import sim_cell
 config = json.loads(load_experiment(folder / "toy.yaml").experiment.model_dump_json())
-entry = {"key": "base", "overrides": {}, "config": config, "resolved": None}
-chosen = sim_cell(entry, "cpu-2core", "toy").experiment.engines.sim
+chosen = sim_cell(CellEntry(key="base", overrides={}, config=config), "cpu-2core", "toy").experiment.engines.sim
 config["engines"]["toy"]["packs"] = False
 try:
-    sim_cell(entry, "cpu-2core", "toy")
+    sim_cell(CellEntry(key="base", overrides={}, config=config), "cpu-2core", "toy")
 except NotComparable as error:
     print(chosen.tier_policy, error)
 """
