@@ -63,7 +63,7 @@ class Point(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
 class FittedOn(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
     """The measured points, the settings under which they were taken, and by what. engine_policy, tier_policy: the packs
-    (simulator/policies.py) that stand for what was measured; older files hold none, and were measured of the defaults.
+    (simulator/policies/) that stand for what was measured; older files hold none, and were measured of the defaults.
     """
 
     model: str

@@ -16,7 +16,7 @@ class CacheKind:
     """engines: which engines can have it. make: the server, nothing of it started.
 
     check: refuses what it cannot be (PreflightError with the cure). tier_policy: the simulator's pack that stands for
-    it (simulator/policies.py). attaches: it can be one that runs already.
+    it (simulator/policies/). attaches: it can be one that runs already.
     """
 
     engines: frozenset[str]

@@ -42,7 +42,7 @@ class Traits(NamedTuple):
 
 
 class Packs(NamedTuple):
-    """The simulator's packs (simulator/policies.py) that stand for an engine and its cache server."""
+    """The simulator's packs (simulator/policies/) that stand for an engine and its cache server."""
 
     engine_policy: str
     tier_policy: str

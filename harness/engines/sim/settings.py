@@ -55,8 +55,8 @@ class SimSettings(Strict):
 
     mode: model computes the disk tier's times; storage moves its bytes on a real device, on the wall clock.
     hardware: a name of `harness list presets`, or a calibration file.
-    engine_policy: the pack of the engine's rules, in simulator/policies.py.
-    tier_policy: the pack of the cache server's rules, in simulator/policies.py.
+    engine_policy: the pack of the engine's rules, in simulator/policies/.
+    tier_policy: the pack of the cache server's rules, in simulator/policies/.
     max_batched_tokens: tokens in one step of the scheduler at most.
     max_sequences: requests in one step of the scheduler at most.
     token_times: rows keep the moment of every token.
