@@ -80,7 +80,7 @@ def test_sampling_ends_at_the_most_samples_and_at_a_run_of_failures() -> None:
         for tier in tiers:
             taken[tier] += 1
             sampler.add(tier, [float(next(wide))] if tier == "gpu" else [], proven=tier == "gpu")
-    assert taken == {"gpu": 7, "cpu": GIVE_UP_AFTER} and sampler.gave_up() == ["cpu"]
+    assert taken == {"gpu": 7, "cpu": 5} and sampler.gave_up() == ["cpu"]
 
 
 def limited(*tiers: str, budget: str = "240s", **until: float) -> Sampler:
@@ -131,7 +131,8 @@ def test_the_progress_line_names_the_sample_under_way_and_the_width_once_there_i
 def test_one_proven_sample_starts_the_count_of_failures_anew() -> None:
     until = Until(half_width=0.001, min_samples=3, max_samples=100)
     sampler = Sampler(Measure(tiers=("gpu",), until=until))
-    for proven in [False] * (GIVE_UP_AFTER - 1) + [True] + [False] * (GIVE_UP_AFTER - 1):
+    assert GIVE_UP_AFTER == 5
+    for proven in [False] * 4 + [True] + [False] * 4:
         sampler.add("gpu", [], proven=proven)
         assert sampler.round(0.0) == ["gpu"] and sampler.gave_up() == []
     sampler.add("gpu", [], proven=False)
@@ -143,4 +144,11 @@ def test_the_least_number_of_samples_is_taken_even_where_all_are_equal() -> None
     for count in range(3):
         assert sampler.round(0.0) == ["gpu"], count
         sampler.add("gpu", [2.0], proven=True)
+    assert sampler.round(0.0) == []
+
+
+def test_an_interval_of_exactly_the_asked_width_is_narrow_enough() -> None:
+    sampler = Sampler(Measure(tiers=("gpu",), until=Until(half_width=0.25, min_samples=6, max_samples=1000)))
+    for value in (0.75, 1.0, 1.0, 1.0, 1.0, 1.25):
+        sampler.add("gpu", [value], proven=True)
     assert sampler.round(0.0) == []
