@@ -16,6 +16,7 @@ import yaml
 
 from scripts.mutate_lib.python_mutants import SEED, state_of
 
+FEWEST = 20  # mutants that have to run before their share says something
 HEAD = """# Mutation tests
 
 `scripts/mutate` changes one operator, number or condition of a module at a time and runs the module's tests. A mutant
@@ -62,13 +63,15 @@ def python_outcomes(file: Path, module: str, tests: list[str]) -> list[dict[str,
     if not file.exists():
         return []
     state = state_of(Path(module), tests)
-    return [one for one in map(json.loads, file.read_text().splitlines()) if one["state"] == state]
+    known = [one for one in map(json.loads, file.read_text().splitlines()) if one["state"] == state]
+    return list({one["mutant"]: one for one in known}.values())
 
 
 def row(module: str, of: int | None, run: int, survived: int, late: int) -> str:
     if not run:
         return f"| {module} | {of or '—'} | 0 | — | — | — | not run |"
-    return f"| {module} | {of} | {run} | {run - survived} | {late} | {survived} | {(run - survived) / run:.0%} |"
+    share = f"{(run - survived) / run:.0%}" if run >= min(of or 0, FEWEST) else "too few ran"
+    return f"| {module} | {of} | {run} | {run - survived} | {late} | {survived} | {share} |"
 
 
 def survivor(module: str, one: dict[str, Any], reasons: dict[str, str]) -> str:
