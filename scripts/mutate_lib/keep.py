@@ -1,4 +1,4 @@
-"""Writes mutation.md: per module how many mutants its tests catch, and each survivor, with the reason if it has one.
+"""Writes README.md: per module how many mutants its tests catch, and each survivor, with the reason if it has one.
 
     python scripts/mutate_lib/keep.py .mutation results/mutation
 
@@ -6,6 +6,7 @@ Reasons stand in equivalent.yaml, by module, then by the changed line as the mut
 modules and tests as they are now count: what ran before a change of either is left out.
 """
 
+import datetime
 import json
 import sys
 from pathlib import Path
@@ -13,14 +14,16 @@ from typing import Any
 
 import yaml
 
-from scripts.mutate_lib.python_mutants import state_of
+from scripts.mutate_lib.python_mutants import SEED, state_of
 
+FEWEST = 20  # mutants that have to run before their share says something
 HEAD = """# Mutation tests
 
 `scripts/mutate` changes one operator, number or condition of a module at a time and runs the module's tests. A mutant
 that no test notices survives. One that runs out of time counts as caught, and stands in a column of its own. The
 operators are cosmic-ray's, without those that fail at once (scripts/mutate_lib/generate.py); for Rust, cargo-mutants'.
-`run` says how many of a module's mutants ran: a seeded choice where it is less than all.
+`run` says how many of a module's mutants ran: a choice by chance (seed {seed}) where it is less than all.
+A line with `not run` claims nothing. Only outcomes of the modules and tests as they stood on {date} count.
 """
 
 
@@ -46,24 +49,29 @@ def main() -> None:
         for one in known["outcomes"] if known else ():
             if one["summary"] == "MissedMutant":
                 survivors.append(f"- `{one['scenario']['Mutant']['name']}`")
-    lines = [HEAD, "| module | mutants | run | caught | of which out of time | survived | share caught |"]
+    lines = [
+        HEAD.format(seed=SEED, date=datetime.datetime.now(datetime.UTC).date()),
+        "| module | mutants | run | caught | of which out of time | survived | share caught |",
+    ]
     lines += ["|---|---:|---:|---:|---:|---:|---:|", *rows, "", "## Survivors", "", *(survivors or ["None."]), ""]
     target.mkdir(parents=True, exist_ok=True)
-    (target / "mutation.md").write_text("\n".join(lines))
-    print(f"{target / 'mutation.md'}: {caught_of_all} of {run_of_all} Python mutants caught")
+    (target / "README.md").write_text("\n".join(lines))
+    print(f"{target / 'README.md'}: {caught_of_all} of {run_of_all} Python mutants caught")
 
 
 def python_outcomes(file: Path, module: str, tests: list[str]) -> list[dict[str, Any]]:
     if not file.exists():
         return []
     state = state_of(Path(module), tests)
-    return [one for one in map(json.loads, file.read_text().splitlines()) if one["state"] == state]
+    known = [one for one in map(json.loads, file.read_text().splitlines()) if one["state"] == state]
+    return list({one["mutant"]: one for one in known}.values())
 
 
 def row(module: str, of: int | None, run: int, survived: int, late: int) -> str:
     if not run:
         return f"| {module} | {of or '—'} | 0 | — | — | — | not run |"
-    return f"| {module} | {of} | {run} | {run - survived} | {late} | {survived} | {(run - survived) / run:.0%} |"
+    share = f"{(run - survived) / run:.0%}" if run >= min(of or 0, FEWEST) else "too few ran"
+    return f"| {module} | {of} | {run} | {run - survived} | {late} | {survived} | {share} |"
 
 
 def survivor(module: str, one: dict[str, Any], reasons: dict[str, str]) -> str:

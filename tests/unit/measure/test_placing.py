@@ -141,6 +141,44 @@ def test_a_states_proof_asks_for_every_counter_that_could_betray_it(state: str, 
 
 
 @pytest.mark.parametrize("state", ["disk", "disk_cold"])
+def test_an_engine_of_unknown_kv_size_is_held_to_no_bytes_from_the_device(state: str) -> None:
+    one = probe()
+    one.resolved = Resolved(kv_bytes_per_token=None, cpu_bytes=2**30)
+    assert expected_counters(one, state).named()["disk_device_read_bytes"] == 0
+    assert prove(one, state, moved(state, one), [row()]) == ("proven", None)
+    seen = moved(state, one, disk_device_read_bytes=1)
+    verdict, reason = prove(one, state, seen, [row()])
+    assert (verdict, reason) == ("contradicted", f"disk_device_read_bytes moved by 1, {state} needs 0")
+
+
+@pytest.mark.parametrize(
+    ("state", "read_bytes", "verdict"),
+    [
+        ("disk_cold", 99 * 512 * KV_BYTES // 100, "contradicted"),  # rounded down: just less than 99 %
+        ("disk_cold", 99 * 512 * KV_BYTES // 100 + 1, "proven"),
+        ("disk", 512 * KV_BYTES // 100, "proven"),
+        ("disk", 512 * KV_BYTES // 100 + 1, "contradicted"),
+    ],
+)
+def test_a_hundredth_of_the_bytes_is_what_a_read_may_differ_by(state: str, read_bytes: int, verdict: str) -> None:
+    one = probe()
+    assert prove(one, state, moved(state, one, disk_device_read_bytes=read_bytes), [row()])[0] == verdict
+
+
+def test_a_hit_rate_of_nothing_asks_no_offload_tier_for_its_hits() -> None:
+    one = probe()
+    asked = expected_counters(one, "recompute").named()
+    assert asked == {"computed_tokens": 1025, "gpu_hit_tokens": 0, "external_tokens": 0}
+
+
+def test_a_verdict_is_written_with_the_state_that_was_meant() -> None:
+    done = with_verdict(row(), probe(), "recompute", "proven", None)
+    assert (done.expected_tier, done.expected_hit_tokens, done.verdict) == ("recompute", 0, "proven")
+    assert done.tokens_by_tier == {"computed": 1025, "gpu": 0, "cpu": 0, "disk": 0}
+    assert done.verdict_reason is None
+
+
+@pytest.mark.parametrize("state", ["disk", "disk_cold"])
 def test_a_disk_hit_that_the_cpu_tier_helped_to_serve_is_contradicted(state: str) -> None:
     one = probe()
     verdict, reason = prove(one, state, moved(state, one, cpu_hit_tokens=256), [row()])

@@ -80,4 +80,75 @@ def test_sampling_ends_at_the_most_samples_and_at_a_run_of_failures() -> None:
         for tier in tiers:
             taken[tier] += 1
             sampler.add(tier, [float(next(wide))] if tier == "gpu" else [], proven=tier == "gpu")
-    assert taken == {"gpu": 7, "cpu": GIVE_UP_AFTER} and sampler.gave_up() == ["cpu"]
+    assert taken == {"gpu": 7, "cpu": 5} and sampler.gave_up() == ["cpu"]
+
+
+def limited(*tiers: str, budget: str = "240s", **until: float) -> Sampler:
+    narrow = Until(half_width=0.001, min_samples=3, max_samples=1000).model_copy(update=until)
+    return Sampler(Measure.model_validate({"tiers": tiers, "until": narrow, "budget": budget}))
+
+
+def test_a_spent_budget_ends_the_run_to_the_second() -> None:
+    sampler = limited("gpu", budget="10s")
+    assert sampler.round(9.999) == ["gpu"] * 3 and sampler.round(10.0) == []
+
+
+def test_a_sample_without_stated_times_costs_its_tier_nothing() -> None:
+    sampler = limited("gpu", "cpu")
+    sampler.add("gpu", [1.0], proven=True)
+    sampler.add("cpu", [1.0], proven=True, took_s=0.001)
+    assert sampler.round(1.0) == ["gpu"], "twice nothing is still less than any time"
+
+
+def test_a_tier_sits_out_only_with_more_than_twice_the_least_time() -> None:
+    sampler = limited("recompute", "gpu", "cpu")
+    for tier, took_s in (("recompute", 2.0), ("gpu", 1.0), ("cpu", 2.001)):
+        sampler.add(tier, [1.0], proven=True, took_s=took_s)
+    assert sampler.round(1.0) == ["recompute", "gpu"]
+    sampler.add("gpu", [1.0], proven=True, took_s=0.1)
+    assert sampler.round(1.0) == ["recompute", "gpu", "cpu"]
+
+
+def test_placing_counts_for_the_lower_of_two_neighbours_whichever_came_first() -> None:
+    sampler = limited("gpu", "cpu")
+    sampler.add("gpu", [1.0], proven=True, placing_s=1.0)
+    sampler.add("cpu", [1.0], proven=True, placing_s=2.0)
+    sampler.add("gpu", [3.0], proven=True, placing_s=4.0)
+    assert sampler.round(1.0) == ["gpu"], "gpu has 1 s, cpu 2 + 4 s"
+    sampler.add("gpu", [9.0], proven=True, placing_s=2.0)
+    assert sampler.round(1.0) == ["gpu", "cpu"], "gpu after gpu is gpu's own: 3 s"
+
+
+def test_the_progress_line_names_the_sample_under_way_and_the_width_once_there_is_one() -> None:
+    sampler = Sampler(Measure(tiers=("gpu", "cpu"), samples=9))
+    assert sampler.state("gpu") == "gpu #1" and sampler.samples_of("gpu") == 0
+    for value in (0.9, 1.0, 1.0, 1.0, 1.0, 1.1):
+        sampler.add("gpu", [value], proven=True)
+    assert sampler.state("gpu") == "gpu #7 ±10.0%" and sampler.state("cpu") == "cpu #1"
+    assert sampler.samples_of("gpu") == 6 and sampler.samples_of("cpu") == 0
+
+
+def test_one_proven_sample_starts_the_count_of_failures_anew() -> None:
+    until = Until(half_width=0.001, min_samples=3, max_samples=100)
+    sampler = Sampler(Measure(tiers=("gpu",), until=until))
+    assert GIVE_UP_AFTER == 5
+    for proven in [False] * 4 + [True] + [False] * 4:
+        sampler.add("gpu", [], proven=proven)
+        assert sampler.round(0.0) == ["gpu"] and sampler.gave_up() == []
+    sampler.add("gpu", [], proven=False)
+    assert sampler.round(0.0) == [] and sampler.gave_up() == ["gpu"]
+
+
+def test_the_least_number_of_samples_is_taken_even_where_all_are_equal() -> None:
+    sampler = Sampler(Measure(tiers=("gpu",), until=Until(half_width=0.05, min_samples=3, max_samples=10)))
+    for count in range(3):
+        assert sampler.round(0.0) == ["gpu"], count
+        sampler.add("gpu", [2.0], proven=True)
+    assert sampler.round(0.0) == []
+
+
+def test_an_interval_of_exactly_the_asked_width_is_narrow_enough() -> None:
+    sampler = Sampler(Measure(tiers=("gpu",), until=Until(half_width=0.25, min_samples=6, max_samples=1000)))
+    for value in (0.75, 1.0, 1.0, 1.0, 1.0, 1.25):
+        sampler.add("gpu", [value], proven=True)
+    assert sampler.round(0.0) == []
