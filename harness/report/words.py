@@ -84,7 +84,7 @@ def too_few(n: int, share: float) -> bool:
 
 
 def tier_order(tiers: Iterable[str]) -> list[str]:
-    """Tiers in their fixed order; names that nobody knows last."""
+    """Tiers in their fixed order; unknown names last."""
     names, known = set(tiers), (*state_names(), FREE_LOAD)
     return [tier for tier in known if tier in names] + sorted(names.difference(known))
 
@@ -214,7 +214,7 @@ def _compare(tier: str, baseline: str, pairs: list[_Pair]) -> str:
         f" (mean TTFT, {len(pairs)} cells)"
     )
     unclear = sum(not pair.distinct for pair in pairs)
-    return text + (f"; {unclear} of them cannot be told apart with these samples." if unclear else ".")
+    return text + (f"; {unclear} of them show no difference with these samples." if unclear else ".")
 
 
 def _times(ratio: float) -> str:

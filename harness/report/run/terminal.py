@@ -105,7 +105,7 @@ def printable(text: str) -> str:
 
 
 class Progress:
-    """A bar on stderr: done of total, rate, what is measured now, time gone and left.
+    """A bar on stderr: done of total, rate, what is measured now, elapsed and remaining time.
 
         with Progress() as progress:
             progress.start(120, "prefix-tiers")
@@ -142,7 +142,7 @@ class Progress:
         self._print_last()
 
     def start(self, total: int | None, label: str) -> None:
-        """Begins a count of its own, in place of the one before. total None: nobody knows."""
+        """Begins a count of its own, in place of the one before. total None: unknown."""
         self._print_last()
         self._label, self._state = printable(label), ""
         self._done, self._total = 0, total
