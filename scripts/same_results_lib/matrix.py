@@ -147,7 +147,8 @@ SHIPPED: tuple[tuple[str, str | None, dict[str, Any]], ...] = (
     ("thesis_exp3_chunk_size", None, {}),
     ("thesis_exp4_file_systems", None, {}),
     ("thesis_exp5_storage_backends", None, {}),
-    ("thesis_exp6_io_pattern", None, {}),
+    # A simulated disk has no trace: the simulator refuses what the file asks for.
+    ("thesis_exp6_io_pattern", None, {"storage.trace": False}),
     ("cluster_routing", "small", {}),
     ("mooncake_trace", "small", {"workload.trace": "tiny_conversation"}),
     ("storage_only", None, {"workload.users": 3, "cache.disk.capacity": "256MiB", "measure.budget": "60s"}),
