@@ -147,7 +147,7 @@ def test_a_file_can_hold_the_bytes(name: str, tmp_path: Path) -> None:
 
 def test_what_a_killed_harness_leaves_is_removed_by_destroy_all(name: str) -> None:
     program = (
-        "import sys, time; from harness.blockio.devices import create; from harness.experiment.fields import Device;"
+        "import sys, time; from harness.blockio.devices import create; from harness.experiment.storage import Device;"
         f"create({name!r}, Device(bandwidth='100MiB/s', size='512MiB')); print('up', flush=True); time.sleep(600)"
     )
     process = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True, cwd=ROOT)
@@ -169,10 +169,12 @@ from pathlib import Path
 from harness.blockio.attach import run_device
 from harness.experiment.read import load_experiment
 from harness.results.folder import RunFolder
+from harness.results.manifest import CellEntry, Manifest
 
 async def scenario():
     cells = load_experiment(Path({str(tmp_path / "e.yaml")!r})).cells()
-    folder = RunFolder.create(Path({str(tmp_path / "Killed run")!r}), dict(cells=[dict(key=cells[0].key)]))
+    manifest = Manifest(run_id="x", name="x", status="started", engine="vllm", cells=[CellEntry(key=cells[0].key)])
+    folder = RunFolder.create(Path({str(tmp_path / "Killed run")!r}), manifest)
     async with run_device(cells, "vllm", folder) as placed:
         print(placed[0].experiment.cache.disk.path, flush=True)
         os.kill(os.getpid(), signal.SIGKILL)

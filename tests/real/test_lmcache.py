@@ -19,8 +19,10 @@ pytestmark = [
 
 
 def resolved(folder: Path, eviction: Eviction) -> CacheResolved:
-    cache = Cache(gpu=2**30, cpu=2**30, chunk_tokens=64, eviction=eviction)
+    cache = Cache.model_validate({"gpu": "1GiB", "cpu": "1GiB", "chunk_tokens": 64, "eviction": eviction})
     plan = CachePlan(engine="vllm", python=PYTHON, cache=cache, folder=folder, start_timeout_s=120.0)
+
+    (folder / "logs").mkdir()
 
     async def ask() -> CacheResolved:
         server = make(plan)
