@@ -54,7 +54,7 @@ def validate(
     """
     from harness.experiment.read import load_experiment, shipped
     from harness.measure.run import new_folder
-    from harness.report.run.terminal import Progress
+    from harness.report.run.terminal import ProgressLine
     from harness.validation.published import is_published
     from harness.validation.validate import Validation
     from harness.validation.validate import validate as run_validation
@@ -83,7 +83,7 @@ def validate(
         margin=_margin(tolerance),
         command=command_line(),
     )
-    with Progress() as progress:
+    with ProgressLine() as progress:
         judged = run_validation(request, progress)
     return _tell(judged, folder)
 
@@ -133,11 +133,11 @@ def _micro(experiment: Path, overrides: list[str], size: str, budget: str, passe
 
 def _published(table: Path, tolerance: float, out: Path | None) -> int:
     from harness.measure.run import new_folder
-    from harness.report.run.terminal import Progress
+    from harness.report.run.terminal import ProgressLine
     from harness.validation.published import validate_published
 
     folder = out or new_folder("validate-published", "sim")
-    with Progress() as progress:
+    with ProgressLine() as progress:
         judged = validate_published(table, folder, _margin(tolerance), command_line(), progress)
     return _tell(judged, folder)
 
@@ -151,13 +151,13 @@ def _margin(tolerance: float) -> float:
 def _tell(judged: Judged, folder: Path) -> int:
     from rich.console import Console
 
-    from harness.report.validation.html import findings, terminal_table, write_comparison
+    from harness.report.validation.html import comparison_findings, terminal_table, write_comparison
     from harness.validation.document import EXIT_CODES
 
     content = judged.content
     write_comparison(folder, *judged)
     Console().print(terminal_table(content))
-    for line in findings(content):
+    for line in comparison_findings(content):
         print(line)
     print(f"{content['verdict']}; report: {folder / 'report.html'}")
     return EXIT_CODES[content["verdict"]]

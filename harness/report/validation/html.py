@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,13 +12,13 @@ from rich.table import Table
 
 from harness.experiment.units import format_bytes
 from harness.report.axes import value_text
-from harness.report.run.html import Picture, picture, render
+from harness.report.run.html import Picture, picture, render_page
 from harness.report.validation import figures
+from harness.report.validation.figures import Doc
 from harness.report.words import TIMES, UNKNOWN, digits, duration, percent, plural
 from harness.results.folder import write_atomically
 from harness.validation.points import Side
 
-Doc = Mapping[str, Any]
 LEVELS = {"pass": "good", "fail": "bad", "not resolvable": "warn"}
 _HEADLINES = {
     "pass": "Within ± {margin:.0%}: the two sides may be taken for equal",
@@ -49,7 +49,7 @@ def write_comparison(folder: Path, content: Doc, reference: Side | None = None, 
     """Writes report.html and validation.md into the folder; without sides there are no rows to draw."""
     labels = point_labels(content["points"])
     write_atomically(folder / "validation.md", markdown(content).encode())
-    page = render("comparison.html.j2", _context(content, labels, reference, candidate))
+    page = render_page("comparison.html.j2", _context(content, labels, reference, candidate))
     write_atomically(folder / "report.html", page.encode("utf-8", errors="replace"))
 
 
@@ -59,7 +59,7 @@ def _context(content: Doc, labels: Sequence[str], reference: Side | None, candid
         "names": _names(content),
         "level": LEVELS[content["verdict"]],
         "headline": _HEADLINES[content["verdict"]].format(margin=content["margin"]),
-        "findings": findings(content),
+        "findings": comparison_findings(content),
         "metrics": [_metric_cells(line) for line in content["metrics"]],
         "pictures": _pictures(content, labels, reference, candidate),
         "lines": lines(content, labels),
@@ -128,7 +128,7 @@ def _axis_text(axis: str, value: Any) -> str:
     return texts.get(axis, str(value))
 
 
-def findings(content: Doc) -> list[str]:
+def comparison_findings(content: Doc) -> list[str]:
     """What the figures say, one sentence each."""
     whole = content["overall"]
     shares = whole["shares"]
@@ -237,7 +237,7 @@ def markdown(content: Doc) -> str:
         "",
         f"**{content['verdict']}** at ± {content['margin']:.0%}",
     ]
-    head += ["", *(f"- {line}" for line in findings(content)), ""]
+    head += ["", *(f"- {line}" for line in comparison_findings(content)), ""]
     head += ["| metric | points | pass | fail | not resolvable | MAPE | largest |", "|---|---|---|---|---|---|---|"]
     head += [_row(_metric_cells(line)) for line in content["metrics"]]
     head += ["", f"| point | {names[0]} | {names[1]} | error | 90 % interval | A/A | n | verdict |", "|---" * 8 + "|"]

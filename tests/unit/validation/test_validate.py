@@ -17,7 +17,7 @@ from harness.engines.sim.settings import SimSettings
 from harness.errors import NotComparable
 from harness.experiment.read import changed, load_experiment
 from harness.records import SchedulerLimits
-from harness.report.validation.html import findings, write_comparison
+from harness.report.validation.html import comparison_findings, write_comparison
 from harness.results.folder import read_rows
 from harness.results.manifest import read_manifest
 from harness.validation.equivalence import compare
@@ -75,9 +75,9 @@ def test_a_bandwidth_that_is_a_tenth_too_high_fails_where_it_matters(tmp_path: P
     content = validate(request(tmp_path, wrong, (None,), real=(real,), engine="fake"), Quiet()).content
     verdicts = {point["tier"]: point["verdict"] for point in content["points"]}
     assert verdicts == {"recompute": "pass", "gpu": "pass", "cpu": "pass", "disk_cold": "fail"}
-    assert not any("calls its fit not good" in line for line in findings(content))
+    assert not any("calls its fit not good" in line for line in comparison_findings(content))
     content["calibration"] |= {"good": False, "verdict": "missed by 20 %"}
-    assert "The calibration itself calls its fit not good: missed by 20 %." in findings(content)
+    assert "The calibration itself calls its fit not good: missed by 20 %." in comparison_findings(content)
     right = request(tmp_path, slow, (None,), real=(real,), engine="fake", folder=tmp_path / "right")
     assert validate(right, Quiet()).content["verdict"] == "pass"
 
