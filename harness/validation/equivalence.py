@@ -69,7 +69,10 @@ class Figure(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PointResult(msgspec.Struct, frozen=True, kw_only=True):
-    """One point: where it lies, its times, its counts, and how far the reference agrees with itself (A/A)."""
+    """One point: where it lies, its times, its counts, and how far the reference agrees with itself (A/A).
+
+    verdict: of all figures that count: fail if one fails, not resolvable if one is not.
+    """
 
     cell: str
     tier: str
@@ -79,11 +82,7 @@ class PointResult(msgspec.Struct, frozen=True, kw_only=True):
     noise: tuple[Figure, ...]
     wasserstein_s: float | None
     left_out: int
-
-    @property
-    def verdict(self) -> Equivalence:
-        """Of all figures that count: fail if one fails, not resolvable if one is not."""
-        return worst([f.verdict for f in (*self.figures, *self.counts) if f.gates])
+    verdict: Equivalence
 
     def figure(self, metric: str) -> Figure | None:
         return next((f for f in (*self.figures, *self.counts) if f.metric == metric), None)
@@ -138,6 +137,11 @@ def compare(reference: Side, candidate: Side, margin: float = MARGIN) -> Compari
     )
 
 
+def verdict_of(figures: Sequence[Figure]) -> Equivalence:
+    """Of the figures that count."""
+    return worst([f.verdict for f in figures if f.gates])
+
+
 def worst(verdicts: Sequence[Equivalence]) -> Equivalence:
     order: tuple[Equivalence, ...] = ("fail", "not resolvable")
     return next((verdict for verdict in order if verdict in verdicts), "pass")
@@ -149,16 +153,18 @@ def _point(key: PointKey, reference: Side, candidate: Side, margin: float) -> Po
     a, b = times(ours, names), times(theirs, names)
     noise = tuple(figures(*halves, margin)) if (halves := _halves(a)) else ()
     silent = _silent_metrics(a, is_simulated(reference.engine) or is_simulated(candidate.engine))
-    judged = [_with_noise(f, noise, margin, gates=f.metric not in silent) for f in figures(a, b, margin)]
+    judged = tuple(_with_noise(f, noise, margin, gates=f.metric not in silent) for f in figures(a, b, margin))
+    counted = tuple(counts(ours, theirs, margin))
     return PointResult(
         cell=key[0],
         tier=key[1],
         axes=axes(ours),
-        figures=tuple(judged),
-        counts=tuple(counts(ours, theirs, margin)),
+        figures=judged,
+        counts=counted,
         noise=noise,
         wasserstein_s=wasserstein(a.ttft.ravel().tolist(), b.ttft.ravel().tolist()),
         left_out=len(ours.left_out) + len(theirs.left_out),
+        verdict=verdict_of((*judged, *counted)),
     )
 
 
