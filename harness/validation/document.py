@@ -21,8 +21,9 @@ from harness.records import Origin, Resolved
 from harness.results import provenance
 from harness.results.folder import write_atomically
 from harness.stats import Equivalence
-from harness.validation.equivalence import CONFIDENCE, Comparison, Figure, PointResult, worst
+from harness.validation.equivalence import Comparison, Figure, PointResult, worst
 from harness.validation.points import Side
+from harness.validation.resampling import CONFIDENCE
 
 SCHEMA = 1
 NAME = "validation.json"
