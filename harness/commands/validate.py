@@ -15,7 +15,7 @@ from harness.errors import ConfigError
 
 if TYPE_CHECKING:
     from harness.experiment.read import Cell, Plan
-    from harness.validation.document import Judged
+    from harness.validation.document import Judgement
     from harness.validation.validate import Micro
 
 
@@ -84,8 +84,8 @@ def validate(
         command=command_line(),
     )
     with ProgressLine() as progress:
-        judged = run_validation(request, progress)
-    return _tell(judged, folder)
+        judgement = run_validation(request, progress)
+    return _tell(judgement, folder)
 
 
 @told
@@ -138,8 +138,8 @@ def _published(table: Path, tolerance: float, out: Path | None) -> int:
 
     folder = out or new_folder("validate-published", "sim")
     with ProgressLine() as progress:
-        judged = validate_published(table, folder, _margin(tolerance), command_line(), progress)
-    return _tell(judged, folder)
+        judgement = validate_published(table, folder, _margin(tolerance), command_line(), progress)
+    return _tell(judgement, folder)
 
 
 def _margin(tolerance: float) -> float:
@@ -148,16 +148,16 @@ def _margin(tolerance: float) -> float:
     return tolerance
 
 
-def _tell(judged: Judged, folder: Path) -> int:
+def _tell(judgement: Judgement, folder: Path) -> int:
     from rich.console import Console
 
     from harness.report.validation.html import comparison_findings, terminal_table, write_comparison
     from harness.validation.document import EXIT_CODES
 
-    content = judged.content
-    write_comparison(folder, *judged)
-    Console().print(terminal_table(content))
-    for line in comparison_findings(content):
+    document = judgement.document
+    write_comparison(folder, *judgement)
+    Console().print(terminal_table(document))
+    for line in comparison_findings(document):
         print(line)
-    print(f"{content['verdict']}; report: {folder / 'report.html'}")
-    return EXIT_CODES[content["verdict"]]
+    print(f"{document.verdict}; report: {folder / 'report.html'}")
+    return EXIT_CODES[document.verdict]
