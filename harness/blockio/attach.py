@@ -12,18 +12,17 @@ from pathlib import Path
 
 import msgspec
 
-from harness.blockio.devices import HOLDING, check, create, left
-from harness.collectors.bpf import BpfTrace
-from harness.collectors.bpf import check as check_trace
+from harness.blockio.devices import HOLDING, check_creatable, create, left
+from harness.collectors.bpf import BpfTrace, check_traceable
 from harness.collectors.host import mount_of
 from harness.engines import ENGINES
 from harness.engines.base import Engine
 from harness.errors import DeviceError, TracingError
 from harness.experiment.read import Cell
-from harness.experiment.storage import Device as DeviceSpec
+from harness.experiment.storage import DeviceSettings
 from harness.processes.child import Child, child_environment
 from harness.records import IoTrace, Resolved
-from harness.results.folder import RunFolder, new_trace_folder, write_trace
+from harness.results.folder import RunFolder, new_trace_folder, write_io_trace
 from harness.results.manifest import DeviceEntry
 
 # Engines get 15 s before they are killed, and the file system is in use until then.
@@ -101,7 +100,7 @@ async def run_trace(
             cells=tuple(cell.key for cell in cells), attempt=len(folder.manifest.attempts) - 1, path=str(path),
             device_number=device, pids=pids, zero_ns=zero_ns, started_s=started_s, ended_s=ended_s, lost_events=lost,
         )  # fmt: skip
-        write_trace(target, about)
+        write_io_trace(target, about)
 
 
 def device_number(path: Path) -> int:
@@ -130,9 +129,9 @@ def check_run_storage(cell: Cell, engine: str) -> None:
     if storage.trace and disk.moves != "real":
         raise TracingError(f"storage.trace: --engine {engine} moves no bytes that a trace would see: {disk.why}")
     if (spec := _wanted(cell, engine)) is not None:
-        check(spec)
+        check_creatable(spec)
     if storage.trace:
-        check_trace()
+        check_traceable()
 
 
 def _traced(cell: Cell, engine: str) -> bool:
@@ -140,7 +139,7 @@ def _traced(cell: Cell, engine: str) -> bool:
     return storage is not None and storage.trace and ENGINES[engine].disk(cell.experiment).moves == "real"
 
 
-def _wanted(cell: Cell, engine: str) -> DeviceSpec | None:
+def _wanted(cell: Cell, engine: str) -> DeviceSettings | None:
     """The device that a run of this cell would have made: engines that move real bytes have real devices."""
     storage = cell.experiment.storage
     return storage.device if storage and ENGINES[engine].disk(cell.experiment).moves == "real" else None

@@ -1,6 +1,6 @@
 """`harness validate` of a table of published figures: each row asked of the simulator with a preset of its machine.
 
-    content = validate_published(Path("configs/validation/published.yaml"), Path("results/published"), 0.05, progress)
+    validate_published(Path("configs/validation/published.yaml"), folder, 0.05, "", progress).document.verdict
 
 Rows that the preset was fitted on are told apart from predicted ones. A published value is one number without its
 spread, so that a row's interval is only the rounding of what is printed, or the range that its document gives.
@@ -26,8 +26,8 @@ from harness.results import provenance
 from harness.results.folder import read_rows
 from harness.results.summary import counted
 from harness.stats import equivalence
-from harness.validation.document import Judged, content_of, write_document
-from harness.validation.equivalence import Figure, PointResult, worst
+from harness.validation.document import Judgement, SideFacts, document_of, write_document
+from harness.validation.equivalence import Figure, PointResult, verdict_of
 from simulator.calibration import Calibration, load_calibration
 from simulator.models import load_model
 from traces.request import RequestRecord
@@ -93,7 +93,7 @@ def is_published(path: Path) -> bool:
     return isinstance(raw, dict) and "table" in raw and "workload" not in raw
 
 
-def validate_published(path: Path, folder: Path, margin: float, command: str, progress: Progress) -> Judged:
+def validate_published(path: Path, folder: Path, margin: float, command: str, progress: Progress) -> Judgement:
     """Predicts every row, writes validation.json.
 
     Raises NotComparable where the file or its table cannot be used.
@@ -114,18 +114,17 @@ def validate_published(path: Path, folder: Path, margin: float, command: str, pr
         *_time_points(table, cells, means, published, margin),
         *_round_points(table, rates, published, margin),
     ]
-    content = content_of(
+    written = document_of(
         points,
         margin,
-        worst([point.verdict for point in points]),
         name=published.name,
         command=command,
-        notes=_notes(table, points, published),
+        notes=tuple(_notes(table, points, published)),
         reference=_origin(published),
         candidate=_simulator(),
     )
-    write_document(folder, content)
-    return Judged(content)
+    write_document(folder, written)
+    return Judgement(written)
 
 
 def _read(path: Path) -> tuple[Published, list[dict[str, str]]]:
@@ -252,6 +251,7 @@ def _point(cell: str, axes: dict[str, Any], figures: Sequence[Figure]) -> PointR
         noise=(),
         wasserstein_s=None,
         left_out=0,
+        verdict=verdict_of(figures),
     )
 
 
@@ -336,14 +336,31 @@ def _round_points(
 # ---- the document
 
 
-def _origin(published: Published) -> dict[str, Any]:
-    facts = {"runs": [published.table], "created_at": None, "gpu_blocks": None, "block_tokens": None}
-    return {"engine": "published", "host": {}, "git": None, "versions": {}, **facts, "origin": published.origin}
+def _origin(published: Published) -> SideFacts:
+    return SideFacts(
+        engine="published",
+        runs=(published.table,),
+        created_at=None,
+        host={},
+        git=None,
+        versions={},
+        gpu_blocks=None,
+        block_tokens=None,
+        origin=published.origin,
+    )
 
 
-def _simulator() -> dict[str, Any]:
-    facts = {"runs": ["sim", "rounds"], "created_at": provenance.now(), "gpu_blocks": None, "block_tokens": None}
-    return {"engine": "sim", "host": {}, "git": provenance.git(), "versions": {}, **facts}
+def _simulator() -> SideFacts:
+    return SideFacts(
+        engine="sim",
+        runs=("sim", "rounds"),
+        created_at=provenance.now(),
+        host={},
+        git=provenance.git(),
+        versions={},
+        gpu_blocks=None,
+        block_tokens=None,
+    )
 
 
 def _notes(table: Sequence[dict[str, str]], points: Sequence[PointResult], published: Published) -> list[str]:

@@ -11,7 +11,8 @@ import asyncio
 import os
 import time
 from collections import deque
-from typing import Any
+
+import msgspec
 
 from harness.engines.base import Emit
 from harness.engines.sim.settings import SimSettings
@@ -19,7 +20,7 @@ from harness.engines.sim.storage import StorageDevice, store_facts
 from harness.engines.sim.transfers import Transfers
 from harness.errors import EngineError
 from harness.experiment.model import Experiment
-from harness.records import Capabilities, CellRecord, Counters, Resolved, singly
+from harness.records import Capabilities, CellRecord, Counters, Resolved, StorageFigures, Throughput, singly
 from simulator.models import ModelSpec
 from traces.load import Blocked, Done, Load, Send, WaitUntil
 from traces.request import Request, RequestRecord, TokensByTier, stable_id
@@ -153,29 +154,29 @@ class _Replay:
             self._cut_off += 1
             self._emit(self._row(served, None, CUT_OFF))
 
-    def figures(self) -> dict[str, Any]:
+    def figures(self) -> StorageFigures:
         """Of what was done by the deadline; see the formulas."""
         record = self._transfers.record(self._end_s)
-        kv_tokens = (record["read"]["operations"] + record["write"]["operations"]) * self._engine.chunk_tokens
-        elapsed_s, io_s, output = self._end_s - self._start_s, record["cumulative_io_s"], self._output_tokens
+        kv_tokens = (record.read.operations + record.write.operations) * self._engine.chunk_tokens
+        elapsed_s, io_s, output = self._end_s - self._start_s, record.cumulative_io_s, self._output_tokens
         throughput = {
             "wall_clock": (output, elapsed_s, "output tokens of finished requests / elapsed time"),
             "per_io_time": (output, io_s, "output tokens of finished requests / sum of all transfers' times"),
             "storage": (kv_tokens, elapsed_s, "tokens whose KV was read or written / elapsed time"),
         }
-        return {
-            **record,
-            "complete": self._complete,
-            "elapsed_s": elapsed_s,
-            "requests_finished": self._finished,
-            "requests_cut_off": self._cut_off,
-            "output_tokens": output,
-            "kv_tokens": kv_tokens,
-            "throughput": {
-                name: {"tokens_per_s": tokens / over_s if over_s > 0 else None, "formula": formula}
+        return msgspec.structs.replace(
+            record,
+            complete=self._complete,
+            elapsed_s=elapsed_s,
+            requests_finished=self._finished,
+            requests_cut_off=self._cut_off,
+            output_tokens=output,
+            kv_tokens=kv_tokens,
+            throughput={
+                name: Throughput(tokens_per_s=tokens / over_s if over_s > 0 else None, formula=formula)
                 for name, (tokens, over_s, formula) in throughput.items()
             },
-        }
+        )
 
     def _over(self) -> bool:
         if self._deadline_s is None or time.monotonic() < self._deadline_s:

@@ -7,7 +7,7 @@ import pytest
 from harness.records import HostSample
 from harness.results.manifest import CellEntry
 from harness.stats import Equivalence
-from harness.validation.equivalence import Comparison, Figure, PointResult
+from harness.validation.equivalence import Comparison, Figure, PointResult, verdict_of
 from harness.validation.known_limits import notes
 from harness.validation.points import Point, Repeat, Side
 from tests.support.report_runs import row, sample
@@ -23,7 +23,7 @@ def point(workload: str, concurrency: int, error: float, counts: Equivalence = "
     time = figure("ttft_mean_s", error, "pass" if abs(error) < 0.05 else "not resolvable")
     count = figure("gpu_hit_tokens", 0.0, counts)
     return PointResult(cell="c", tier="gpu", axes=axes, figures=(time,), counts=(count,), noise=(), wasserstein_s=None,
-                       left_out=0)  # fmt: skip
+                       left_out=0, verdict=verdict_of((time, count)))  # fmt: skip
 
 
 def said(*points: PointResult, side: Side | None = None) -> list[str]:
