@@ -1,7 +1,7 @@
 """Minutes of micro-measurements through the real adapters, and the constants that explain them.
 
-The points are measured by the run loop, each prefix placed and proven in its tier; a normal run folder keeps the rows.
-A fit is called good only if leave-one-out says so: each point is foretold by a fit to all others.
+The run loop measures the points, each prefix placed and proven in its tier; a normal run folder keeps the rows.
+A fit is good only if leave-one-out says so: a fit to all other points predicts each point.
 """
 
 from __future__ import annotations
