@@ -174,8 +174,12 @@ class Calibration(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         """A known constant. CalibrationError names an unknown one."""
         value = self.constants[name]
         if value is None:
+            without = (
+                "set cache.disk.odirect: true, which passes the page cache by, or " if "page_cache" in name else ""
+            )
             raise CalibrationError(
-                f"calibration {self.name}: {name} is unknown (null) and needed here; calibrate it or state it"
+                f"calibration {self.name}: {name} is unknown (null) and needed here; {without}measure it with"
+                " `harness calibrate`, or state it in the file"
             )
         return value
 

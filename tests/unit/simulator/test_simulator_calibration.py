@@ -159,6 +159,8 @@ def test_a_model_file_is_checked(tmp_path: Path, change: dict[str, object], text
 
 
 def test_a_missing_name_lists_the_known_ones() -> None:
-    with pytest.raises(ValueError, match=r"no such file; configs/models has .*llama-3\.2-3b, .*tiny-llama"):
+    with pytest.raises(ValueError, match=r"gpt: configs/models has no file .* it has .*llama-3\.2-3b, .*tiny-llama"):
         load_model("gpt")
+    with pytest.raises(ValueError, match=r"\./gpt\.yaml: no such file; correct the path, or name one of .*tiny-llama"):
+        load_model("./gpt.yaml")
     assert isinstance(load_model(CONFIGS / "models" / "tiny-llama.yaml"), ModelSpec)

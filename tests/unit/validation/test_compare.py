@@ -238,7 +238,7 @@ def test_compare_gates_by_exit_code_and_leaves_a_report(
     assert compare_command(noisy, prefix_run, out=tmp_path / "noise") == 3
     assert compare_command(noisy, tmp_path / "nowhere", out=tmp_path / "none") == 2
     assert compare_command(noisy, prefix_run, tolerance=1.5, out=tmp_path / "none") == 2
-    assert "holds no manifest.json" in capsys.readouterr().err
+    assert "nowhere: no such folder" in capsys.readouterr().err
     content = json.loads((tmp_path / "strict" / "validation.json").read_text())
     assert content["verdict"] == "fail" and content["overall"]["shares"]["fail"] > 0
     page = (tmp_path / "strict" / "report.html").read_text()
