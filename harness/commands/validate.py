@@ -54,7 +54,7 @@ def validate(
     """
     from harness.experiment.read import load_experiment, shipped
     from harness.measure.run import new_folder
-    from harness.report.run.terminal import Progress
+    from harness.report.run.terminal import ProgressLine
     from harness.validation.published import is_published
     from harness.validation.validate import Validation
     from harness.validation.validate import validate as run_validation
@@ -83,7 +83,7 @@ def validate(
         margin=_margin(tolerance),
         command=command_line(),
     )
-    with Progress() as progress:
+    with ProgressLine() as progress:
         judgement = run_validation(request, progress)
     return _tell(judgement, folder)
 
@@ -133,11 +133,11 @@ def _micro(experiment: Path, overrides: list[str], size: str, budget: str, passe
 
 def _published(table: Path, tolerance: float, out: Path | None) -> int:
     from harness.measure.run import new_folder
-    from harness.report.run.terminal import Progress
+    from harness.report.run.terminal import ProgressLine
     from harness.validation.published import validate_published
 
     folder = out or new_folder("validate-published", "sim")
-    with Progress() as progress:
+    with ProgressLine() as progress:
         judgement = validate_published(table, folder, _margin(tolerance), command_line(), progress)
     return _tell(judgement, folder)
 
@@ -151,13 +151,13 @@ def _margin(tolerance: float) -> float:
 def _tell(judgement: Judgement, folder: Path) -> int:
     from rich.console import Console
 
-    from harness.report.validation.html import findings, terminal_table, write_comparison
+    from harness.report.validation.html import comparison_findings, terminal_table, write_comparison
     from harness.validation.document import EXIT_CODES
 
     document = judgement.document
     write_comparison(folder, *judgement)
     Console().print(terminal_table(document))
-    for line in findings(document):
+    for line in comparison_findings(document):
         print(line)
     print(f"{document.verdict}; report: {folder / 'report.html'}")
     return EXIT_CODES[document.verdict]

@@ -12,7 +12,7 @@ from rich.table import Table
 
 from harness.experiment.units import format_bytes
 from harness.report.axes import value_text
-from harness.report.run.html import Picture, picture, render
+from harness.report.run.html import Picture, picture, render_page
 from harness.report.validation import figures
 from harness.report.words import TIMES, UNKNOWN, digits, duration, percent, plural
 from harness.results.folder import write_atomically
@@ -52,7 +52,7 @@ def write_comparison(
     """Writes report.html and validation.md into the folder; without sides there are no rows to draw."""
     labels = point_labels(document.points)
     write_atomically(folder / "validation.md", markdown(document).encode())
-    page = render("comparison.html.j2", _context(document, labels, reference, candidate))
+    page = render_page("comparison.html.j2", _context(document, labels, reference, candidate))
     write_atomically(folder / "report.html", page.encode("utf-8", errors="replace"))
 
 
@@ -64,7 +64,7 @@ def _context(
         "names": _names(document),
         "level": LEVELS[document.verdict],
         "headline": _HEADLINES[document.verdict].format(margin=document.margin),
-        "findings": findings(document),
+        "findings": comparison_findings(document),
         "metrics": [_metric_cells(line) for line in document.metrics],
         "pictures": _pictures(document, labels, reference, candidate),
         "lines": lines(document, labels),
@@ -135,7 +135,7 @@ def _axis_text(axis: str, value: Any) -> str:
     return texts.get(axis, str(value))
 
 
-def findings(document: Document) -> list[str]:
+def comparison_findings(document: Document) -> list[str]:
     """What the figures say, one sentence each."""
     whole = document.overall
     shares = whole.shares
@@ -254,7 +254,7 @@ def markdown(document: Document) -> str:
         "",
         f"**{document.verdict}** at ± {document.margin:.0%}",
     ]
-    head += ["", *(f"- {line}" for line in findings(document)), ""]
+    head += ["", *(f"- {line}" for line in comparison_findings(document)), ""]
     head += ["| metric | points | pass | fail | not resolvable | MAPE | largest |", "|---|---|---|---|---|---|---|"]
     head += [_row(_metric_cells(line)) for line in document.metrics]
     head += ["", f"| point | {names[0]} | {names[1]} | error | 90 % interval | A/A | n | verdict |", "|---" * 8 + "|"]

@@ -16,7 +16,7 @@ from harness.engines.sim.settings import SimSettings
 from harness.errors import NotComparable
 from harness.experiment.read import changed, load_experiment
 from harness.records import SchedulerLimits
-from harness.report.validation.html import findings, write_comparison
+from harness.report.validation.html import comparison_findings, write_comparison
 from harness.results.folder import read_rows
 from harness.results.manifest import read_manifest
 from harness.validation.document import read_document
@@ -76,10 +76,10 @@ def test_a_bandwidth_that_is_a_tenth_too_high_fails_where_it_matters(tmp_path: P
     document = validate(request(tmp_path, wrong, (None,), real=(real,), engine="fake"), Quiet()).document
     verdicts = {point.tier: point.verdict for point in document.points}
     assert verdicts == {"recompute": "pass", "gpu": "pass", "cpu": "pass", "disk_cold": "fail"}
-    assert not any("calls its fit not good" in line for line in findings(document))
+    assert not any("calls its fit not good" in line for line in comparison_findings(document))
     assert document.calibration is not None
     poor = msgspec.structs.replace(document.calibration, good=False, verdict="missed by 20 %")
-    told = findings(msgspec.structs.replace(document, calibration=poor))
+    told = comparison_findings(msgspec.structs.replace(document, calibration=poor))
     assert "The calibration itself calls its fit not good: missed by 20 %." in told
     right = request(tmp_path, slow, (None,), real=(real,), engine="fake", folder=tmp_path / "right")
     assert validate(right, Quiet()).document.verdict == "pass"
