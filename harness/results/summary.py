@@ -16,9 +16,9 @@ from typing import Any
 import msgspec
 
 from harness.errors import ResultsError
-from harness.records import Counters, Sample, StorageFigures
+from harness.records import CUT_OFF, Counters, PresetFacts, Sample, StorageFigures
 from harness.results.manifest import Manifest
-from harness.stats import coefficient_of_variation, mean_interval, percentile, samples_needed
+from harness.stats import FEWEST_SAMPLES, coefficient_of_variation, mean_interval, percentile, samples_needed
 from traces.request import RequestRecord
 from traces.tiers import sources
 
@@ -26,8 +26,11 @@ METRICS = ("ttft_s", "e2e_s", "tpot_s", "send_lag_s")
 FREE_LOAD = "load"
 
 
-class RowCounts(msgspec.Struct, frozen=True, kw_only=True):
-    """Measured rows by verdict. counted: those that are in the figures."""
+class RowCounts(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Measured rows by verdict. counted: those that are in the figures. cut_off: requests that measure.budget ended.
+
+    Those are no errors. None: a file of an older version, which counts them among the errors.
+    """
 
     measured: int
     errors: int
@@ -35,10 +38,11 @@ class RowCounts(msgspec.Struct, frozen=True, kw_only=True):
     contradicted: int
     unproven: int
     counted: int
+    cut_off: int | None = None
 
 
-class RunRows(msgspec.Struct, frozen=True, kw_only=True):
-    """The rows of a whole run. total: with the warm ones."""
+class RunRows(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """The rows of a whole run, as RowCounts has them. total: with the warm ones."""
 
     total: int
     warm: int
@@ -48,12 +52,16 @@ class RunRows(msgspec.Struct, frozen=True, kw_only=True):
     contradicted: int
     unproven: int
     counted: int
+    cut_off: int | None = None
 
 
-class Latency(msgspec.Struct, frozen=True, kw_only=True):
-    """One metric of a tier, seconds. mean_low, mean_high: its 95 % interval; None where n is too small for one.
+class Latency(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """One metric of a tier, seconds. n: requests; mean, percentiles, cv: over requests.
 
-    samples_for_5_percent: how many values would give an interval of ±5 %.
+    Requests that were sent together depend on each other, so that an interval rests on whole samples. sample_means: the
+    mean of each sample, in order; (): a file of an older version. A free load is one sample. mean_low, mean_high: the
+    95 % interval of the mean; None with fewer than three samples. samples_for_5_percent: how many samples would give
+    an interval of ±5 %; None where the samples do not say.
     """
 
     n: int
@@ -67,6 +75,19 @@ class Latency(msgspec.Struct, frozen=True, kw_only=True):
     max: float
     cv: float | None
     samples_for_5_percent: int | None
+    sample_means: tuple[float, ...] = ()
+
+    @property
+    def half_width(self) -> float | None:
+        """Of the mean's interval; None without one, or where it reaches to 0: too few samples for how they spread."""
+        if self.mean_low is None or self.mean_high is None or (self.mean_low <= 0 < self.mean):
+            return None
+        return (self.mean_high - self.mean_low) / 2
+
+    @property
+    def samples(self) -> tuple[tuple[float, ...], ...]:
+        """One value a sample, as stats.ratio_interval takes them."""
+        return tuple((mean,) for mean in self.sample_means)
 
 
 class TokenTotals(msgspec.Struct, frozen=True, kw_only=True):
@@ -106,13 +127,14 @@ class TierFigures(msgspec.Struct, frozen=True, kw_only=True):
     counters: dict[str, int | None]
 
 
-class CellFigures(msgspec.Struct, frozen=True, kw_only=True):
-    """One cell. tiers: by warm state, or FREE_LOAD. storage: of mode storage."""
+class CellFigures(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """One cell. tiers: by warm state, or FREE_LOAD. storage: of mode storage. preset: of a simulator."""
 
     key: str
     overrides: dict[str, Any]
-    storage: StorageFigures | None = None
+    storage: StorageFigures | None
     tiers: dict[str, TierFigures]
+    preset: PresetFacts | None = None
 
 
 class Summary(msgspec.Struct, frozen=True, kw_only=True):
@@ -188,6 +210,7 @@ def summarize(manifest: Manifest, rows: Iterable[RequestRecord], samples: Iterab
                     tier: tier_figures(group, counters.get((cell.key, tier), []))
                     for tier, group in groups[cell.key].items()
                 },
+                preset=cell.resolved.preset if cell.resolved else None,
             )
             for cell in manifest.cells
         ],
@@ -199,13 +222,17 @@ def counted(row: RequestRecord) -> bool:
     return row.error is None and (row.expected_tier is None or row.verdict == "proven")
 
 
+def _is_left_out(row: RequestRecord) -> bool:
+    return not counted(row) and row.error != CUT_OFF
+
+
 def tier_figures(rows: Sequence[RequestRecord], moved: Sequence[Counters]) -> TierFigures:
     """The figures of the rows that one tier of one cell got. moved: the counters of each of its samples."""
     good = [row for row in rows if counted(row)]
     return TierFigures(
         rows=_verdicts(rows),
-        left_out_reasons=dict(Counter(_reason(row) for row in rows if not counted(row)).most_common(5)),
-        metrics={name: latency_figures(metric_values(good, name)) for name in METRICS},
+        left_out_reasons=dict(Counter(_reason(row) for row in rows if _is_left_out(row)).most_common(5)),
+        metrics={name: latency_figures(sample_values(good, name)) for name in METRICS},
         tokens=_tokens(good),
         throughput=_throughput(good),
         counters=_moved(moved),
@@ -218,11 +245,22 @@ def metric_values(rows: Iterable[RequestRecord], name: str) -> list[float]:
     return [value for value in values if value is not None]
 
 
-def latency_figures(values: Sequence[float]) -> Latency | None:
+def sample_values(rows: Iterable[RequestRecord], name: str) -> list[list[float]]:
+    """The metric of the rows of each sample. Requests of a free load wait for each other: they are one sample."""
+    found: dict[tuple[int, int] | None, list[RequestRecord]] = {}
+    for row in rows:
+        found.setdefault((row.attempt, row.sample) if row.expected_tier else None, []).append(row)
+    samples = [metric_values(group, name) for group in found.values()]
+    return [values for values in samples if values]
+
+
+def latency_figures(samples: Sequence[Sequence[float]]) -> Latency | None:
     """None without values."""
+    values = [value for sample in samples for value in sample]
     if not values:
         return None
-    interval = mean_interval(values)
+    means = [sum(sample) / len(sample) for sample in samples]
+    interval = mean_interval(means) if len(means) >= FEWEST_SAMPLES else None
     return Latency(
         n=len(values),
         mean=sum(values) / len(values),
@@ -234,7 +272,8 @@ def latency_figures(values: Sequence[float]) -> Latency | None:
         min=min(values),
         max=max(values),
         cv=coefficient_of_variation(values),
-        samples_for_5_percent=samples_needed(values, 0.05),
+        samples_for_5_percent=samples_needed(means, 0.05),
+        sample_means=tuple(means),
     )
 
 
@@ -257,13 +296,15 @@ def _reason(row: RequestRecord) -> str:
 
 def _verdicts(rows: Sequence[RequestRecord]) -> RowCounts:
     by_verdict = Counter(row.verdict for row in rows if row.error is None)
+    cut_off = sum(row.error == CUT_OFF for row in rows)
     return RowCounts(
         measured=len(rows),
-        errors=sum(row.error is not None for row in rows),
+        errors=sum(row.error is not None for row in rows) - cut_off,
         proven=by_verdict["proven"],
         contradicted=by_verdict["contradicted"],
         unproven=by_verdict["unproven"],
         counted=sum(map(counted, rows)),
+        cut_off=cut_off,
     )
 
 

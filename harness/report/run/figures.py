@@ -15,6 +15,7 @@ from plotly.subplots import make_subplots
 
 from harness.records import Sample
 from harness.report.axes import Axis, Panel, panels, value_text
+from harness.report.simulated import FLAT, flat_axes, in_figures
 from harness.report.style import (
     GREY,
     MAX_CELLS,
@@ -55,10 +56,10 @@ def ttft_by_axis(summary: Summary, metric: str = "ttft_s") -> go.Figure:
         for tier in tiers:
             trace = _mean_trace(panel, axis, tier, metric, factor)
             figure.add_trace(trace.update(showlegend=not number, legendgroup=tier), **place)
-    _style_x(figure, axis)
+    _style_x(figure, axis, FLAT if axis in flat_axes(summary) else "")
     figure.update_annotations(font_size=12)
     figure.update_yaxes(type="log" if wide(means) else "linear")
-    figure.update_yaxes(title=f"mean {metric.removesuffix('_s').upper()} ({unit})", col=1)
+    figure.update_yaxes(title=f"{in_figures(summary)}mean {metric.removesuffix('_s').upper()} ({unit})", col=1)
     note = "" if len(shown) == len(all_panels) else f"The first {len(shown)} of {len(all_panels)} panels are drawn."
     return finish(figure, note, height=280 * lines + 120)
 
@@ -71,7 +72,7 @@ def _mean_trace(panel: Panel, axis: Axis | None, tier: str, metric: str, factor:
     """One tier's line in one panel; without an axis a point over the tier's own name."""
     own = [(cell, cell.tiers[tier].metrics[metric]) for cell in panel.cells if tier in cell.tiers]
     found = [(cell, figures) for cell, figures in own if figures]
-    halves = [None if f.mean_high is None else (f.mean_high - f.mean) * factor for _, f in found]
+    halves = [None if f.half_width is None else f.half_width * factor for _, f in found]
     return go.Scatter(
         x=[safe(tier) if axis is None else _x_value(axis, cell) for cell, _ in found],
         y=[figures.mean * factor for _, figures in found],
@@ -91,11 +92,13 @@ def _x_value(axis: Axis, cell: CellFigures) -> Any:
     return value if axis.numeric else safe(value_text(value))
 
 
-def _style_x(figure: go.Figure, axis: Axis | None) -> None:
+def _style_x(figure: go.Figure, axis: Axis | None, remark: str) -> None:
+    """remark: what a reader has to know of the axis."""
     if axis is None:
         figure.update_xaxes(type="category")
         return
-    figure.update_xaxes(title={"text": safe(axis.name), "standoff": 8})
+    name = f"{axis.name} ({remark})" if remark else axis.name
+    figure.update_xaxes(title={"text": safe(name), "standoff": 8})
     if not axis.numeric:
         order = [safe(value_text(value)) for value in axis.values]
         figure.update_xaxes(type="category", categoryorder="array", categoryarray=order)

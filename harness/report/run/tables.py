@@ -10,6 +10,7 @@ import msgspec
 from harness.experiment.units import format_bytes
 from harness.records import Resolved
 from harness.report.axes import cell_labels
+from harness.report.simulated import how_made
 from harness.report.words import (
     NOT_REPORTED,
     UNKNOWN,
@@ -17,6 +18,7 @@ from harness.report.words import (
     duration,
     mean_with_interval,
     percent,
+    percentile_text,
     tier_order,
     too_few,
 )
@@ -80,7 +82,8 @@ class SourceRow(msgspec.Struct, frozen=True):
 
 
 def figure_rows(summary: Summary, metric: str = "ttft_s") -> list[FigureRow]:
-    return [_figure_row(cell, tier, group, metric) for cell, tier, group in _groups(summary)]
+    proven = "simulated" if how_made(summary) == "simulated" else "proven"
+    return [_figure_row(cell, tier, group, metric, proven) for cell, tier, group in _groups(summary)]
 
 
 def _groups(summary: Summary) -> Iterator[tuple[str, str, TierFigures]]:
@@ -90,16 +93,19 @@ def _groups(summary: Summary) -> Iterator[tuple[str, str, TierFigures]]:
             yield labels[cell.key], tier, cell.tiers[tier]
 
 
-def _figure_row(cell: str, tier: str, group: TierFigures, metric: str) -> FigureRow:
+def _figure_row(cell: str, tier: str, group: TierFigures, metric: str, proven: str) -> FigureRow:
+    """proven: the word for rows that count. A simulator's rows are never called proven, nor a free load's unmarked."""
     figures, rows = group.metrics[metric], group.rows
     n = figures.n if figures else 0
     needed = figures.samples_for_5_percent if figures else None
     errors = "error" if rows.errors == 1 else "errors"
+    cut_off = rows.cut_off or 0
     verdicts = [
-        ("proven", rows.proven),
+        (proven, rows.counted if proven != "proven" else rows.proven),
         ("contradicted", rows.contradicted),
         ("unproven", rows.unproven),
         (errors, rows.errors),
+        ("cut off", cut_off),
     ]
     return FigureRow(
         cell=cell,
@@ -114,7 +120,7 @@ def _figure_row(cell: str, tier: str, group: TierFigures, metric: str) -> Figure
         samples=UNKNOWN if needed is None else f"{needed:,}",
         hit_tokens=_tokens(group.tokens.cached),
         verdicts=", ".join(f"{number:,} {word}" for word, number in verdicts if number) or UNKNOWN,
-        left_out=rows.measured - rows.counted,
+        left_out=rows.measured - rows.counted - cut_off,
         reasons=tuple(group.left_out_reasons.items()),
     )
 
@@ -127,15 +133,16 @@ def lag_rows(summary: Summary) -> list[LagRow]:
             continue
         share = lag.p99 / ttft.p50 if ttft.p50 > 0 else None
         late = share is not None and share > LAG_LIMIT
-        found.append(LagRow(cell, tier, duration(lag.p50), duration(lag.p99), percent(share), late))
+        found.append(LagRow(cell, tier, duration(lag.p50), percentile_text(lag.p99, lag.n, 0.99), percent(share), late))
     return found
 
 
 def flow_rows(summary: Summary) -> list[FlowRow]:
     found = []
+    output_of = dict(_storage_outputs(summary))
     for cell, _, group in _groups(summary):
         if flow := group.throughput:
-            output = flow.output_tokens_per_s
+            output = output_of.get(cell, flow.output_tokens_per_s)
             found.append(
                 FlowRow(
                     cell,
@@ -146,6 +153,14 @@ def flow_rows(summary: Summary) -> list[FlowRow]:
                 )
             )
     return found
+
+
+def _storage_outputs(summary: Summary) -> Iterator[tuple[str, float | None]]:
+    """Output tokens a second of loads that storage alone served: by the device's clock, as its own findings say it."""
+    labels = cell_labels(summary.cells)
+    for cell in summary.cells:
+        if cell.storage and cell.storage.throughput and (wall := cell.storage.throughput.get("wall_clock")):
+            yield labels[cell.key], wall.tokens_per_s
 
 
 def source_rows(summary: Summary) -> list[SourceRow]:

@@ -17,14 +17,16 @@ from rich.text import Text
 
 from harness.report.axes import cell_labels
 from harness.report.io.storage_words import storage_lines
+from harness.report.run.header import header_facts
 from harness.report.run.tables import FigureRow, FlowRow, figure_rows, flow_rows, lag_rows
-from harness.report.words import digits, evidence, findings, plural
+from harness.report.simulated import how_made
+from harness.report.words import THIN_NOTE, digits, evidence, findings, plural
 from harness.results.manifest import Manifest
 from harness.results.summary import Summary
 
 _LINE_EVERY_S = 10.0
 _REDRAWS_PER_S = 4
-_COLORS = {"good": "green", "warn": "yellow", "bad": "red"}
+_COLORS = {"good": "green", "simulated": "magenta", "warn": "yellow", "bad": "red"}
 _MAX_ROWS = 200
 _WIDE = 110
 
@@ -32,8 +34,10 @@ _WIDE = 110
 def render_summary(summary: Summary, manifest: Manifest) -> RenderableType:
     """The run's figures as a table, with what the evidence is worth and what it shows."""
     judged = evidence(summary)
-    head = f"{manifest.name} on {summary.engine}: {summary.status}"
+    made = how_made(summary)
+    head = f"{manifest.name} on {summary.engine}: {summary.status}{'' if made == 'measured' else f', {made}'}"
     parts: list[RenderableType] = [Text(printable(head), style="bold")]
+    parts += [Text(printable(f"  {label}: {value}"), style="dim") for label, value in header_facts(manifest)]
     if manifest.error:
         parts.append(Text(printable(manifest.error), style="red"))
     rows = figure_rows(summary)
@@ -42,11 +46,13 @@ def render_summary(summary: Summary, manifest: Manifest) -> RenderableType:
     if len(rows) > _MAX_ROWS:
         parts.append(Text(f"the first {_MAX_ROWS} of {len(rows):,} lines; summary.json has all"))
     if any(percentile.thin for row in rows for percentile in row.percentiles):
-        parts.append(Text("* fewer values than this percentile needs: no more than the largest one seen", style="dim"))
+        parts.append(Text(THIN_NOTE, style="dim"))
     parts += [Text(printable(_flow(flow))) for flow in flow_rows(summary)[:_MAX_ROWS]]
     parts.append(Text(judged.headline, style=_COLORS[judged.level]))
     parts += [Text(printable(f"  {number:,} left out: {reason}")) for reason, number in judged.reasons]
     parts += [Text(f"  {cure}") for cure in judged.cures]
+    if cut_off := summary.rows.cut_off:
+        parts.append(Text(f"  {plural(cut_off, 'request')} cut off by measure.budget, as it was asked: in no figure"))
     late = [row for row in lag_rows(summary) if row.late]
     if late:
         worst = f"{plural(len(late), 'line')} with a p99 send lag above 5 % of the median TTFT, e.g. {late[0].tier}"

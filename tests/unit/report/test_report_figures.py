@@ -37,15 +37,17 @@ GRID = [cell(f"{b},{h}", {"cache.backend": b, "workload.hit_rate": h}) for b in 
 
 
 def test_a_sweep_runs_along_its_axis_with_intervals() -> None:
-    rows = [row("gpu", t, cell="n=513") for t in (0.009, 0.011)] + [row("gpu", t, cell="n=4097") for t in (0.09, 0.11)]
+    rows = [row("gpu", t, cell="n=513") for t in (0.009, 0.01, 0.011)]
+    rows += [row("gpu", t, cell="n=4097") for t in (0.09, 0.1, 0.11)]
     rows += [row("recompute", t, cell="n=4097") for t in (2.9, 3.1)]
     figure = figures.ttft_by_axis(summary_of(rows, SWEEP))
     gpu, recompute = traces(figure)["gpu"], traces(figure)["recompute"]
     assert list(gpu.x) == [513, 4097]
     assert list(recompute.x) == [4097]
     assert gpu.y == pytest.approx([10.0, 100.0])
-    # Two values: Student's t of one degree of freedom (12.706) times half their distance.
-    assert gpu.error_y.array == pytest.approx([12.7062, 127.062], rel=1e-4)
+    # Three samples: Student's t of two degrees of freedom (4.3027) times 1 ms over the root of 3. Two say nothing.
+    assert gpu.error_y.array == pytest.approx([2.48413, 24.8413], rel=1e-4)
+    assert recompute.error_y.array == (None,)
     assert figure.layout.yaxis.title.text == "mean TTFT (ms)"
     assert (figure.layout.yaxis.type, figure.layout.xaxis.type) == ("log", "log")
     assert [each.line.color for each in (gpu, recompute)] == [style.color_of("gpu"), style.color_of("recompute")]

@@ -16,8 +16,10 @@ from tests.support.report_runs import cell, manifest, row, sample
 from traces.tiers import sources
 
 KEPT = Path(__file__).parents[3] / "results" / "io" / "io.json"
-FIGURES = ["n", "mean", "mean_low", "mean_high", "p50", "p90", "p99", "min", "max", "cv", "samples_for_5_percent"]
-VERDICTS = ["measured", "errors", "proven", "contradicted", "unproven", "counted"]
+OLD_FIGURES = ["n", "mean", "mean_low", "mean_high", "p50", "p90", "p99", "min", "max", "cv", "samples_for_5_percent"]
+FIGURES = [*OLD_FIGURES, "sample_means"]
+OLD_VERDICTS = ["measured", "errors", "proven", "contradicted", "unproven", "counted"]
+VERDICTS = [*OLD_VERDICTS, "cut_off"]
 
 
 def test_the_file_has_its_keys_in_their_order_and_nulls_stay(tmp_path: Path) -> None:
@@ -44,7 +46,7 @@ def test_the_file_has_its_keys_in_their_order_and_nulls_stay(tmp_path: Path) -> 
 def test_a_summary_of_an_older_version_is_read(tmp_path: Path) -> None:
     """The kept evidence has the cells of old summaries, with a source and counters that this version lacks."""
     name, cells = next(iter(json.loads(KEPT.read_text())["summaries"].items()))
-    rows = dict.fromkeys(("total", "warm", *VERDICTS), 0)
+    rows = dict.fromkeys(("total", "warm", *OLD_VERDICTS), 0)
     old = {"run_id": name, "engine": "vllm", "status": "complete", "rows": rows, "cells": cells}
     (tmp_path / "summary.json").write_text(json.dumps(old))
     found = read_summary(tmp_path)
