@@ -135,7 +135,7 @@ def test_traces_are_counted_and_read_in_their_order(tmp_path: Path) -> None:
             cells=("a",), attempt=number, path="p", device_number=1, pids=(), zero_ns=0, started_s=0.0, ended_s=1.0,
             lost_events=0,
         )  # fmt: skip
-        results.write_trace(target, about)
+        results.write_io_trace(target, about)
     (tmp_path / "io" / "11").mkdir()  # one that was never ended
     assert [(target.name, trace.attempt) for target, trace in results.read_traces(tmp_path)] == [
         (str(number), number) for number in range(11)
