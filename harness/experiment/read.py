@@ -211,7 +211,8 @@ def _drop_with_null_tiers(raw: dict[str, Any], overrides: Mapping[str, Any], bas
     for tier, key in (("cpu", "cache.eviction"), ("disk", "storage")):
         *section, name = key.split(".")
         place = raw[section[0]] if section else raw
-        if tier in gone and place.get(name) is not None and not any(f"{axis}.".startswith(f"{key}.") for axis in overrides):
+        swept = any(f"{axis}.".startswith(f"{key}.") for axis in overrides)
+        if tier in gone and place.get(name) is not None and not swept:
             place[name] = None
     measure = raw.get("measure") or {}
     if measure.get("must_reach") in gone:

@@ -1,6 +1,6 @@
 """The points that answer whether a cache behind the engine is worth it: without it and with it, by prefix length.
 
-    cells = worth_cells(load_experiment(Path("quickstart")), lengths=(1024, 4096), engine="vllm")
+cells = worth_cells(load_experiment(Path("quickstart")), lengths=(1024, 4096), engine="vllm")
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ def worth_cells(plan: Plan, lengths: Sequence[int], engine: str) -> list[Cell]:
     workload = base.workload
     if not isinstance(workload, PrefixWorkload):
         raise ConfigError(
-            f"{plan.path}: worth compares the places of one prefix, and workload.kind is {workload.kind}; use kind prefix,"
-            " or sweep a free load with --set 'sweep.cache.cpu=[null, 1GiB]'"
+            f"{plan.path}: worth compares the places of one prefix, and workload.kind is {workload.kind}; use kind"
+            " prefix, or sweep a free load with --set 'sweep.cache.cpu=[null, 1GiB]'"
         )
     states = _compared_states(plan)
     axes: dict[str, tuple[Any, ...]] = {}

@@ -14,6 +14,7 @@ from typing import Any, Literal
 import msgspec
 import numpy as np
 
+from harness.engines.sim.settings import SimSettings
 from harness.records import Sample
 from harness.results.manifest import CellEntry, Manifest
 from harness.results.provenance import is_simulated
@@ -40,7 +41,7 @@ class Point(msgspec.Struct, frozen=True, kw_only=True):
     """One state at one length, against recomputing without the cache server.
 
     tokens: of the prefix. speedup: None where a side has no row that counts. hit_rate: the break-even one; None where
-    the state is not faster, or nothing was measured without the cache server.
+    the state is not faster, or nothing says what a miss costs without the cache server.
     """
 
     state: str
@@ -51,7 +52,10 @@ class Point(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Miss(msgspec.Struct, frozen=True, kw_only=True):
-    """What a miss costs with the cache server, at one length. slowdown above 1: slower than without the server."""
+    """What a miss costs with the cache server, at one length. slowdown above 1: slower than without the server.
+
+    Measured only: the simulator's stores take no time of their own (harness/validation/known_limits.py).
+    """
 
     tokens: int
     slowdown: Ratio
@@ -110,22 +114,25 @@ def judge(manifest: Manifest, rows: Iterable[RequestRecord], samples: Iterable[S
     times = _times(rows)
     [computed] = [state.name for state in all_states() if state.served_by is None]
     points, misses = [], []
+    simulated = is_simulated(manifest.engine)
+    misses_known = bool(without) and not simulated
     for tokens, cell in sorted(with_cache.items()):
         miss = times[cell.key, computed]
         base = times[without[tokens].key, computed] if without else miss
-        if without and (slowdown := _ratio(miss, base)) is not None:
+        if misses_known and (slowdown := _ratio(miss, base)) is not None:
             misses.append(Miss(tokens=tokens, slowdown=slowdown))
-        for state in cell.experiment.measure.tiers:
-            if state != computed:
-                points.append(_point(state, tokens, base, times[cell.key, state], miss if without else None))
+        measured = (state for state in cell.experiment.measure.tiers if state != computed)
+        points += [
+            _point(state, tokens, base, times[cell.key, state], miss if misses_known else None) for state in measured
+        ]
     states = sorted({point.state for point in points}, key=state_names().index)
     points.sort(key=lambda point: (state_names().index(point.state), point.tokens))
     first = next(iter(with_cache.values()))
     return Worth(
         run_id=manifest.run_id,
         engine=manifest.engine,
-        simulated=is_simulated(manifest.engine),
-        preset=first.experiment.engines.sim.hardware if is_simulated(manifest.engine) else None,
+        simulated=simulated,
+        preset=first.experiment.engines.of(SimSettings).hardware if simulated else None,
         against="no cache server" if without else "a miss with the cache server",
         complete=manifest.status == "complete",
         points=tuple(points),
@@ -153,7 +160,7 @@ def _ratio(reference: Times, compared: Times) -> Ratio | None:
 
 
 def _point(state: str, tokens: int, base: Times, hit: Times, miss: Times | None) -> Point:
-    """miss None: nothing was measured without the cache server."""
+    """miss None: nothing says what a miss costs more than `base`."""
     speedup = _ratio(base, hit)
     outcome = outcome_of(speedup)
     rate = break_even_share(base, miss, hit) if miss and outcome == "faster" else None
@@ -194,7 +201,7 @@ def _crossing(slower: Point, faster: Point) -> int:
     assert slower.speedup is not None and faster.speedup is not None
     low, high = math.log(slower.speedup.ratio), math.log(faster.speedup.ratio)
     part = -low / (high - low)
-    return round(slower.tokens * (faster.tokens / slower.tokens) ** part)
+    return round(float(slower.tokens * math.exp(part * math.log(faster.tokens / slower.tokens))))
 
 
 def break_even_share(base: Times, miss: Times, hit: Times) -> Share | None:
@@ -207,7 +214,9 @@ def break_even_share(base: Times, miss: Times, hit: Times) -> Share | None:
         return None
     rng = np.random.default_rng(0)
     drawn, middle = zip(*(_typical(side, rng) for side in (base, miss, hit)), strict=True)
-    low, high = np.quantile(_share(*drawn), [0.025, 0.975])
+    # Not interpolated: some shares may be infinite.
+    shares = np.sort(_share(*drawn))
+    low, high = shares[round(0.025 * _DRAWS)], shares[round(0.975 * _DRAWS) - 1]
     return Share(share=float(_share(*middle)), low=float(low), high=float(high))
 
 
