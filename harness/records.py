@@ -141,12 +141,22 @@ class StoreFacts(msgspec.Struct, frozen=True, kw_only=True):
     slot_bytes: int
 
 
+class PresetFacts(msgspec.Struct, frozen=True, kw_only=True):
+    """Whose machine the simulator stood for. standing: how far its predictions may be believed, as a clause."""
+
+    name: str
+    machine: str
+    date: str
+    standing: str
+
+
 class Resolved(msgspec.Struct, frozen=True, kw_only=True):
     """What the engine says of itself once it runs: never what the configuration hoped for.
 
     Capacities in bytes, None where unknown. io_pids: processes whose file I/O is the disk tier's. scheduler, eviction,
     cluster, store: how the engine and its cache work; None: the engine does not say, or has none. url: where a server
     answers. connector: how vLLM reaches the cache. cache_config: the labels of vLLM's metric of that name.
+    disk_device: the block device below the disk tier. preset: of a simulator; None: the times are a machine's own.
     """
 
     gpu_bytes: int | None = None
@@ -165,10 +175,12 @@ class Resolved(msgspec.Struct, frozen=True, kw_only=True):
     cluster: ClusterShape | None = None
     store: StoreFacts | None = None
     disk_file_system: str | None = None
+    disk_device: str | None = None
     url: str | None = None
     connector: str | None = None
     cache_config: dict[str, str] = {}
     calibration_source: str | None = None
+    preset: PresetFacts | None = None
 
     def bytes_of(self, tier: str) -> int | None:
         """A tier's capacity."""

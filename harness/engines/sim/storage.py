@@ -13,9 +13,11 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Collection
+from typing import Any
 
 import msgspec
 
+from harness.collectors.host import device_name, file_system
 from harness.engines.base import Emit
 from harness.engines.sim.engine import SimEngine, record_of
 from harness.engines.sim.transfers import Transfers
@@ -72,6 +74,13 @@ class StorageDevice:
                 stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, start_new_session=True,
             )  # fmt: skip
         self.began_s = time.monotonic()
+
+    def place(self) -> dict[str, Any]:
+        """Resolved's fields on where the bytes go: nothing where that is no file."""
+        if self.settings.device != "file":
+            return {}
+        folder = self.settings.folder.parent if self.has_files else self.settings.folder
+        return {"disk_file_system": file_system(folder), "disk_device": device_name(folder)}
 
     async def drop_page_cache(self) -> None:
         """What is in a file is read from the device next time. Raises EngineError."""
@@ -130,7 +139,9 @@ class StorageEngine:
 
     async def ready(self) -> Resolved:
         resolved = await self._model.ready()
-        return msgspec.structs.replace(resolved, store=store_facts(self._store), io_pids=(os.getpid(),))
+        return msgspec.structs.replace(
+            resolved, store=store_facts(self._store), io_pids=(os.getpid(),), **self._device.place()
+        )
 
     async def reset(self, what: frozenset[str]) -> None:
         await self._settle()

@@ -86,6 +86,7 @@ class StorageOnlyEngine:
             vocab_size=self._model.vocab_size,
             io_pids=(os.getpid(),),
             store=store_facts(self.transfers.store),
+            **self.device.place(),
         )
 
     async def reset(self, what: frozenset[str]) -> None:

@@ -119,6 +119,7 @@ class VllmEngine:
             connector=self._settings.connector,
             eviction=evicts,
             disk_file_system=backend.file_system if backend else None,
+            disk_device=backend.device if backend else None,
             scheduler=await self._vllm.scheduler(),
         )
 
