@@ -72,12 +72,12 @@ def _measured(request: RunRequest) -> int:
 
     from harness.measure.run import run as run_cells
     from harness.report.refresh import seal
-    from harness.report.run.terminal import Progress, render_summary
+    from harness.report.run.terminal import ProgressLine, render_summary
     from harness.results.manifest import read_manifest
 
     folder = request.folder
     try:
-        with Progress() as progress:
+        with ProgressLine() as progress:
             run_cells(request, progress)
     except (EngineError, Interrupted):
         if (folder / "manifest.json").exists():

@@ -23,7 +23,7 @@ from pydantic import BaseModel, ValidationError
 
 from harness.errors import ConfigError
 from harness.experiment.deployment import MOVED_KEYS
-from harness.experiment.fields import Strict
+from harness.experiment.fields import PATTERN_WORDS, Strict
 from harness.experiment.model import Experiment
 from harness.experiment.workloads import WORKLOAD_KINDS
 from harness.records import Origin
@@ -287,6 +287,8 @@ def _explain(problem: Any, place: tuple[str, ...]) -> str:
         return "is missing; add it"
     if kind == "value_error":
         return str(problem["ctx"]["error"])
+    if kind == "string_pattern_mismatch":
+        return f"{shown} is refused; {PATTERN_WORDS[problem['ctx']['pattern']]}"
     if kind in ("union_tag_invalid", "union_tag_not_found"):
         return f"needs kind: one of {', '.join(WORKLOAD_KINDS)}"
     return f"{shown} is refused: {_lower(problem['msg'])}; correct the value"

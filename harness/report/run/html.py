@@ -70,7 +70,7 @@ def write_report(folder: Path) -> Path:
     """
     rows = list(read_rows(folder))
     manifest = _with_all_cells(read_manifest(folder), rows)
-    page = render("report.html.j2", _context(folder, manifest, rows, list(read_samples(folder))))
+    page = render_page("report.html.j2", _context(folder, manifest, rows, list(read_samples(folder))))
     target = folder / "report.html"
     try:
         write_atomically(target, page.encode("utf-8", errors="replace"))
@@ -86,7 +86,7 @@ def _with_all_cells(manifest: Manifest, rows: Sequence[RequestRecord]) -> Manife
     return msgspec.structs.replace(manifest, cells=[*manifest.cells, *more])
 
 
-def render(template: str, context: Mapping[str, Any]) -> str:
+def render_page(template: str, context: Mapping[str, Any]) -> str:
     """A page from one of the templates, with the chart library inside it."""
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(_TEMPLATES),
