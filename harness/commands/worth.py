@@ -96,10 +96,10 @@ def _again(folder: Path, experiment: Path | None) -> RunRequest:
 def _measure(request: RunRequest) -> None:
     from harness.measure.run import run
     from harness.report.refresh import seal
-    from harness.report.run.terminal import Progress
+    from harness.report.run.terminal import ProgressLine
 
     try:
-        with Progress() as progress:
+        with ProgressLine() as progress:
             run(request, progress)
     except (EngineError, Interrupted):
         if (request.folder / "manifest.json").exists():

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 
 from harness.experiment.units import format_bytes
 from harness.report.words import TIMES, UNKNOWN, digits, duration
-from harness.results.worth import Onset, Point, Share, Worth, outcome_of
+from harness.results.worth import Onset, ShareInterval, Worth, WorthPoint, outcome_of
 from harness.stats import FEWEST_SAMPLES, Ratio
 from traces.tiers import state_named
 
@@ -59,7 +59,7 @@ def _warning(worth: Worth) -> str | None:
     return unfinished.strip() or None
 
 
-def _onset(onset: Onset, points: Sequence[Point]) -> str:
+def _onset(onset: Onset, points: Sequence[WorthPoint]) -> str:
     """'disk, page cache cold: worth it from 512 tokens on, the shortest length measured.'"""
     where, shortest = label(onset.state), points[0].tokens
     if onset.from_tokens is None:
@@ -77,7 +77,7 @@ def _onset(onset: Onset, points: Sequence[Point]) -> str:
     return f"{where}: worth it from {onset.from_tokens:,} tokens on; {_open(below)}."
 
 
-def _never(onset: Onset, points: Sequence[Point]) -> str:
+def _never(onset: Onset, points: Sequence[WorthPoint]) -> str:
     longest = points[-1].tokens
     if onset.too_few_tokens:
         return f"{_open(points)}."
@@ -86,7 +86,7 @@ def _never(onset: Onset, points: Sequence[Point]) -> str:
     return f"not shown to be worth it at {longest:,} tokens, the longest length measured; {_open(points)}."
 
 
-def _open(points: Sequence[Point]) -> str:
+def _open(points: Sequence[WorthPoint]) -> str:
     """What lengths without a gain say; below three samples that is nothing, and never 'no difference'."""
     parts = []
     for outcome, text in (
@@ -101,7 +101,7 @@ def _open(points: Sequence[Point]) -> str:
     return "; ".join(parts)
 
 
-def _by_how_much(points: Sequence[Point]) -> Iterator[str]:
+def _by_how_much(points: Sequence[WorthPoint]) -> Iterator[str]:
     """The longest length whose sides can be compared."""
     known = [point for point in points if point.outcome != "too few to compare"]
     if not known or (ratio := known[-1].speedup) is None:
@@ -127,14 +127,14 @@ def _turned(ratio: Ratio) -> Ratio:
     )
 
 
-def _hit_rate(points: Sequence[Point]) -> Iterator[str]:
+def _hit_rate(points: Sequence[WorthPoint]) -> Iterator[str]:
     found = [point for point in points if point.hit_rate is not None]
     if found and (share := found[-1].hit_rate) is not None:
         few = "Few hits are enough: it" if not share.low else "It"
         yield f"{few} breaks even once {_share(share)} of such requests hit."
 
 
-def _share(share: Share) -> str:
+def _share(share: ShareInterval) -> str:
     """'3.1 % (0.0–5.2 %)'."""
     low, middle, high = (f"{min(value, 9.99) * 100:.1f}" for value in (share.low, share.share, share.high))
     return f"{middle} %" if low == high else f"{middle} % ({low}{UNKNOWN}{high} %)"

@@ -25,11 +25,11 @@ from traces.tiers import all_states, from_storage, state_names
 
 Outcome = Literal["faster", "slower", "no clear difference", "too few to compare"]
 # By sample, the TTFTs of its requests.
-Times = dict[int, list[float]]
+SampleTimes = dict[int, list[float]]
 _DRAWS = 20_000
 
 
-class Share(msgspec.Struct, frozen=True, kw_only=True):
+class ShareInterval(msgspec.Struct, frozen=True, kw_only=True):
     """A share with its 95 % interval; all of them 0 or more, and above 1 where no share is enough."""
 
     share: float
@@ -37,7 +37,7 @@ class Share(msgspec.Struct, frozen=True, kw_only=True):
     high: float
 
 
-class Point(msgspec.Struct, frozen=True, kw_only=True):
+class WorthPoint(msgspec.Struct, frozen=True, kw_only=True):
     """One state at one length, against recomputing without the cache server.
 
     tokens: of the prefix. speedup: None where a side has no row that counts. hit_rate: the break-even one; None where
@@ -48,7 +48,7 @@ class Point(msgspec.Struct, frozen=True, kw_only=True):
     tokens: int
     outcome: Outcome
     speedup: Ratio | None
-    hit_rate: Share | None
+    hit_rate: ShareInterval | None
 
 
 class Miss(msgspec.Struct, frozen=True, kw_only=True):
@@ -101,7 +101,7 @@ class Worth(msgspec.Struct, frozen=True, kw_only=True):
     preset: str | None
     against: Literal["no cache server", "a miss with the cache server"]
     complete: bool
-    points: tuple[Point, ...]
+    points: tuple[WorthPoint, ...]
     misses: tuple[Miss, ...]
     onsets: tuple[Onset, ...]
     writes: Writes | None
@@ -146,25 +146,25 @@ def _prefix_tokens(cell: CellEntry) -> int:
     return int(cell.config["workload"]["prompt_tokens"]) - 1
 
 
-def _times(rows: Iterable[RequestRecord]) -> Mapping[tuple[str, str], Times]:
+def _times(rows: Iterable[RequestRecord]) -> Mapping[tuple[str, str], SampleTimes]:
     """By cell and state, the TTFTs of the rows that count."""
-    found: defaultdict[tuple[str, str], Times] = defaultdict(dict)
+    found: defaultdict[tuple[str, str], SampleTimes] = defaultdict(dict)
     for row in rows:
         if row.phase == "measure" and row.expected_tier and counted(row) and row.ttft_s is not None:
             found[row.cell, row.expected_tier].setdefault(row.sample, []).append(row.ttft_s)
     return found
 
 
-def _ratio(reference: Times, compared: Times) -> Ratio | None:
+def _ratio(reference: SampleTimes, compared: SampleTimes) -> Ratio | None:
     return ratio_interval(list(reference.values()), list(compared.values()))
 
 
-def _point(state: str, tokens: int, base: Times, hit: Times, miss: Times | None) -> Point:
+def _point(state: str, tokens: int, base: SampleTimes, hit: SampleTimes, miss: SampleTimes | None) -> WorthPoint:
     """miss None: nothing says what a miss costs more than `base`."""
     speedup = _ratio(base, hit)
     outcome = outcome_of(speedup)
     rate = break_even_share(base, miss, hit) if miss and outcome == "faster" else None
-    return Point(state=state, tokens=tokens, outcome=outcome, speedup=speedup, hit_rate=rate)
+    return WorthPoint(state=state, tokens=tokens, outcome=outcome, speedup=speedup, hit_rate=rate)
 
 
 def outcome_of(speedup: Ratio | None) -> Outcome:
@@ -176,7 +176,7 @@ def outcome_of(speedup: Ratio | None) -> Outcome:
     return "slower" if speedup.high < 1 else "no clear difference"
 
 
-def onset(points: Sequence[Point]) -> Onset:
+def onset(points: Sequence[WorthPoint]) -> Onset:
     """points: one state's, by ascending length."""
     first = len(points)
     while first and points[first - 1].outcome == "faster":
@@ -196,7 +196,7 @@ def onset(points: Sequence[Point]) -> Onset:
     )
 
 
-def _crossing(slower: Point, faster: Point) -> int:
+def _crossing(slower: WorthPoint, faster: WorthPoint) -> int:
     """The length at which the ratio is 1, on a straight line between two points on log axes."""
     assert slower.speedup is not None and faster.speedup is not None
     low, high = math.log(slower.speedup.ratio), math.log(faster.speedup.ratio)
@@ -204,7 +204,7 @@ def _crossing(slower: Point, faster: Point) -> int:
     return round(float(slower.tokens * math.exp(part * math.log(faster.tokens / slower.tokens))))
 
 
-def break_even_share(base: Times, miss: Times, hit: Times) -> Share | None:
+def break_even_share(base: SampleTimes, miss: SampleTimes, hit: SampleTimes) -> ShareInterval | None:
     """Which share of requests has to hit so that their mean TTFT is that of `base`; None with too few samples.
 
     Each side's typical time is drawn from Student's t of its logs (one value a sample), and the share's interval is
@@ -217,10 +217,10 @@ def break_even_share(base: Times, miss: Times, hit: Times) -> Share | None:
     # Not interpolated: some shares may be infinite.
     shares = np.sort(_share(*drawn))
     low, high = shares[round(0.025 * _DRAWS)], shares[round(0.975 * _DRAWS) - 1]
-    return Share(share=float(_share(*middle)), low=float(low), high=float(high))
+    return ShareInterval(share=float(_share(*middle)), low=float(low), high=float(high))
 
 
-def _typical(side: Times, rng: np.random.Generator) -> tuple[Any, Any]:
+def _typical(side: SampleTimes, rng: np.random.Generator) -> tuple[Any, Any]:
     """Draws of a side's typical time in seconds, and that time itself."""
     logs = np.array([np.log(values).mean() for values in side.values()])
     error = logs.std(ddof=1) / math.sqrt(len(logs))
