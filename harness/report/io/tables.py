@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 
 from harness.experiment.units import format_bytes
-from harness.report.words import UNKNOWN, digits, duration, percent
+from harness.report.words import UNKNOWN, digits, duration, percent, percentile_text
 
 DIRECTIONS = ("read", "write")
 # Of a request's time to first token; the order is that in which it passes through them.
@@ -95,7 +95,10 @@ def _of_files(key: str) -> Callable[[TraceFigures], str]:
 
 
 def _spread(held: TraceFigures, key: str) -> str:
-    return " / ".join(duration(held[key][name]) for name in ("p50", "p90", "p99"))
+    """Percentiles of one direction's requests; those that too few requests support are marked."""
+    n = held["requests"] - held.get("unseen", 0)
+    shares = {"p50": 0.5, "p90": 0.9, "p99": 0.99}
+    return " / ".join(percentile_text(held[key][name], n, share) for name, share in shares.items())
 
 
 def _split(held: TraceFigures) -> str:
@@ -185,12 +188,11 @@ def _lines(trace: TraceFigures) -> list[str]:
     lines = []
     for side in DIRECTIONS:
         held, share = trace["block"][side], sequential_share(trace["block"][side])
-        d2c = held["d2c_s"]
         if held["requests"]:
             lines.append(
                 f"  {side:5} {held['requests']:>6} requests {format_bytes(held['bytes']):>9}"
-                f"  {'' if share is None else f'{share:.0%} sequential'}  D2C {d2c['p50'] * 1000:.2f} ms (p99"
-                f" {d2c['p99'] * 1000:.2f})  depth {held['depth']:.1f}"
+                f"  {'' if share is None else f'{share:.0%} sequential'}  D2C p50 / p90 / p99 {_spread(held, 'd2c_s')}"
+                f"  depth {held['depth']:.1f}"
                 f"  {format_bytes(held['bytes_per_s'])}/s while busy"
             )
     files = trace["files"]

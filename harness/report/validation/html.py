@@ -65,7 +65,7 @@ def _context(
         "level": LEVELS[document.verdict],
         "headline": _HEADLINES[document.verdict].format(margin=document.margin),
         "findings": comparison_findings(document),
-        "metrics": [_metric_cells(line) for line in document.metrics],
+        "metrics": [_metric_cells(line, document.points) for line in document.metrics],
         "pictures": _pictures(document, labels, reference, candidate),
         "lines": lines(document, labels),
         "facts": _facts(document),
@@ -88,14 +88,14 @@ def _pictures(
     pairs = [
         (label, point, reference.points[key], candidate.points[key])
         for label, point, key in zip(labels, points, keys, strict=True)
-        if reference and candidate and figures.mean_ttft(point.figures)
+        if reference and candidate and figures.judged_ttft(point.figures)
     ]
-    band = f"Relative error of mean TTFT with its {document.confidence:.0%} interval; the band is ± {margin:.0%}."
+    band = f"Relative error of TTFT with its {document.confidence:.0%} interval; the band is ± {margin:.0%}."
     found = [picture("errors", "Error by point", band, figures.errors(points, labels, margin))]
     if any(point.noise for point in points):
         own = f"{names[0]} against itself: odd samples against even ones, or one pass over a load against another."
         found.append(picture("noise", "Noise floor", own, figures.errors(points, labels, margin, noise=True)))
-    equal = f"Each point's mean on both sides; dotted: ± {margin:.0%}."
+    equal = f"Each point's TTFT on both sides; dotted: ± {margin:.0%}."
     found.append(picture("agreement", "One against the other", equal, figures.agreement(points, labels, margin, names)))
     if along := figures.residuals(points, margin):
         found.append(picture("residuals", "Residuals along each axis", "A slope is a term that is missing.", along))
@@ -154,12 +154,15 @@ def comparison_findings(document: Document) -> list[str]:
         said.append(f"The calibration itself calls its fit not good: {fit.verdict}.")
     labels = point_labels(document.points)
     failed = [
-        (max((f for f in point.figures if f.gates), key=lambda f: abs(f.error or 0.0)), label)
+        (max((f for f in point.figures if f.gates), key=lambda f: abs(f.error or 0.0)), label, point)
         for label, point in zip(labels, document.points, strict=True)
         if any(f.gates and f.verdict == "fail" for f in point.figures)
     ]
     failed.sort(key=lambda each: -abs(each[0].error or 0.0))
-    said += [f"Fails: {label}, at most by {signed(f.error)} ({f.metric})." for f, label in failed[:_MAX_NAMED]]
+    said += [
+        f"Fails: {label}, at most by {signed(f.error)} ({figures.metric_name(f.metric, [point])})."
+        for f, label, point in failed[:_MAX_NAMED]
+    ]
     odd = [
         f"Counts differ: {label}, {f.metric} {f.reference:,.6g} against {f.candidate:,.6g} a request."
         for label, point in zip(labels, document.points, strict=True)
@@ -171,17 +174,18 @@ def comparison_findings(document: Document) -> list[str]:
 
 def lines(document: Document, labels: Sequence[str]) -> list[Line]:
     return [
-        _line(label, point.tier, figure)
+        _line(label, point, figure)
         for label, point in zip(labels, document.points, strict=True)
         for figure in (*point.figures, *point.counts)
     ]
 
 
-def _line(label: str, tier: str, figure: Figure) -> Line:
+def _line(label: str, point: PointResult, figure: Figure) -> Line:
+    name = figures.metric_name(figure.metric, [point])
     return Line(
         point=label,
-        tier=tier,
-        metric=figure.metric if figure.gates else f"{figure.metric} (does not count)",
+        tier=point.tier,
+        metric=name if figure.gates else f"{name} (does not count)",
         reference=amount(figure.metric, figure.reference),
         candidate=amount(figure.metric, figure.candidate),
         error=signed(figure.error),
@@ -203,9 +207,10 @@ def signed(share: float | None) -> str:
     return UNKNOWN if share is None else f"{round(share * 100, 2) + 0.0:+.1f} %"
 
 
-def _metric_cells(line: MetricSummary) -> list[str]:
+def _metric_cells(line: MetricSummary, points: Sequence[PointResult]) -> list[str]:
     counted = (line.points, line.passed, line.failed, line.unresolved)
-    name = line.metric if line.gates else f"{line.metric} (does not count)"
+    name = figures.metric_name(line.metric, points)
+    name = name if line.gates else f"{name} (does not count)"
     return [name, *(f"{count:,}" for count in counted), percent(line.mape), signed(line.largest_error)]
 
 
@@ -233,14 +238,14 @@ def _side_facts(side: str, about: SideFacts) -> list[tuple[str, Any]]:
 
 
 def terminal_table(document: Document) -> Table:
-    """One line a point: mean TTFT on both sides, error, interval, verdict."""
+    """One line a point: TTFT on both sides, error, interval, verdict."""
     names = _names(document)
     table = Table(box=None, header_style="dim", padding=(0, 2, 0, 0))
     for number, head in enumerate(("point", *names, "error", "90 % interval", "n", "verdict")):
         table.add_column(head, justify="left" if number in (0, 6) else "right", no_wrap=True)
     for label, point in zip(point_labels(document.points), document.points, strict=True):
-        if figure := figures.mean_ttft(point.figures):
-            line = _line(label, point.tier, figure)
+        if figure := figures.judged_ttft(point.figures):
+            line = _line(label, point, figure)
             cells = (label, line.reference, line.candidate, line.error, line.interval, line.samples, point.verdict)
             table.add_row(*map(escape, cells))
     return table
@@ -256,18 +261,19 @@ def markdown(document: Document) -> str:
     ]
     head += ["", *(f"- {line}" for line in comparison_findings(document)), ""]
     head += ["| metric | points | pass | fail | not resolvable | MAPE | largest |", "|---|---|---|---|---|---|---|"]
-    head += [_row(_metric_cells(line)) for line in document.metrics]
+    head += [_row(_metric_cells(line, document.points)) for line in document.metrics]
     head += ["", f"| point | {names[0]} | {names[1]} | error | 90 % interval | A/A | n | verdict |", "|---" * 8 + "|"]
     body = []
     for label, point in zip(point_labels(document.points), document.points, strict=True):
-        if figure := figures.mean_ttft(point.figures):
-            line = _line(label, point.tier, figure)
-            own = figures.mean_ttft(point.noise)
+        if figure := figures.judged_ttft(point.figures):
+            line = _line(label, point, figure)
+            own = figures.judged_ttft(point.noise)
             noise = signed(own.error) if own else UNKNOWN
             cells = (label, line.reference, line.candidate, line.error, line.interval, noise, line.samples)
             body.append(_row([*cells, point.verdict]))
     facts = [f"- {key}: {value}" for key, value in _facts(document)]
-    ttft = "TTFT: mean of a sample, median over samples; the verdict is of all the point's figures that count."
+    kinds = "TTFT: of a warm state the median over samples, of a load the mean over its requests"
+    ttft = f"{kinds}; the verdict is of all the point's figures that count."
     caption = f"{ttft} A/A: the reference against itself."
     return "\n".join([*head, *body, "", caption, "", *facts, ""])
 

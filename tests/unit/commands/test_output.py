@@ -44,7 +44,12 @@ def test_a_report_is_opened_where_asked(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     opened: list[str] = []
-    monkeypatch.setattr(webbrowser, "open", lambda url: bool(opened.append(url)))
+
+    def no_browser(url: str) -> bool:
+        opened.append(url)
+        return False
+
+    monkeypatch.setattr(webbrowser, "open", no_browser)
     name_report(tmp_path)
     assert opened == []
     name_report(tmp_path, browse=True)

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from harness.errors import ResultsError
+from harness.report.validation.html import lines, markdown, point_labels
 from harness.validation.document import SideFacts, document_of, read_document, write_document
 from harness.validation.equivalence import Figure, PointResult, verdict_of
 from tests.support.paths import ROOT
@@ -123,3 +124,16 @@ def test_a_later_schema_is_refused(tmp_path: Path) -> None:
     (tmp_path / "validation.json").write_text(json.dumps(kept | {"schema": 2}))
     with pytest.raises(ResultsError, match="has schema 2, this version reads 1"):
         read_document(tmp_path)
+
+
+NAMES_OF_TTFT = {"cpu_vllm": {"ttft_median_s", "ttft_mean_s"}, "published": {"ttft_printed_s"}}
+
+
+@pytest.mark.parametrize(("kept", "names"), NAMES_OF_TTFT.items())
+def test_a_kept_median_is_called_a_median_and_only_a_loads_mean_a_mean(kept: str, names: set[str]) -> None:
+    judged = read_document(ROOT / "results" / "validation" / kept)
+    shown = lines(judged, point_labels(judged.points))
+    found = {(line.metric, line.tier) for line in shown if line.metric.startswith(tuple(names | {"ttft_mean_s"}))}
+    assert {metric for metric, _ in found} == names
+    assert {tier for metric, tier in found if metric == "ttft_mean_s"} <= {"load"}
+    assert "ttft_mean_s" not in markdown(judged) and "mean TTFT" not in markdown(judged)
