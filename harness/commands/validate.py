@@ -71,10 +71,9 @@ def validate(
     chosen: list[str | None] = [*(sizes or [])] or [None]
     plans = {size: load_experiment(experiment, overrides or [], size) for size in chosen}
     first = next(iter(plans.values()))
-    name = first.experiment.name
-    folder = out or new_folder(f"validate-{name}", engine or "vllm")
+    folder = out or new_folder(f"validate-{first.experiment.name}", engine or "vllm")
     request = Validation(
-        name=name,
+        name=first.experiment.name,
         cells=planned_cells(plans),
         engine=engine or "vllm",
         calibration=source,
