@@ -106,7 +106,7 @@ class SimCounters(msgspec.Struct, frozen=True, kw_only=True):
 
     computed_tokens: int
     gpu_hit_tokens: int
-    external_tokens: int | None
+    external_tokens: int
     l1_hit_tokens: int | None
     l2_hit_tokens: int | None
     l2_loaded_chunks: int | None
@@ -427,7 +427,7 @@ def counters_of(totals: Totals) -> SimCounters:
     return SimCounters(
         computed_tokens=totals.computed_tokens,
         gpu_hit_tokens=totals.hit_tokens["gpu"],
-        external_tokens=totals.external_tokens if has_cpu else None,
+        external_tokens=totals.external_tokens,
         l1_hit_tokens=totals.hit_tokens.get("cpu"),
         l2_hit_tokens=totals.hit_tokens.get("disk"),
         l2_loaded_chunks=totals.loaded_chunks.get("disk"),

@@ -24,6 +24,8 @@ _EXAMPLES = """Examples:
 
     harness sweep thesis_exp2_hit_rate --engine sim --size paper
 
+    harness worth quickstart --engine vllm --set cache.disk.path=/mnt/nvme
+
     harness serve quickstart --port 8000
 
     harness calibrate quickstart --engine vllm -o mine.yaml
@@ -40,6 +42,11 @@ _EXAMPLES = """Examples:
 VERBS = {
     "run": ("run", "run", "Measures an experiment's base point."),
     "sweep": ("run", "sweep", "Measures every point of the file's `sweep` axes, into one folder."),
+    "worth": (
+        "worth",
+        "worth",
+        "Answers whether the cache behind the engine is worth it: from which length on, and at what cost.",
+    ),
     "calibrate": (
         "calibrate",
         "calibrate",

@@ -10,6 +10,7 @@ from cyclopts import Parameter
 
 from harness.commands.errors import DONE, RUN_FAILED, command_line, told
 from harness.commands.options import EngineChoice, Out, Overrides, Resume, Size
+from harness.commands.output import IN_WORDS, Answer, console, name_report, print_json
 from harness.engines import ENGINES
 from harness.errors import ConfigError, EngineError, Interrupted, ResultsError
 
@@ -34,13 +35,15 @@ def run(
     size: Size = None,
     out: Out = None,
     resume: Resume = None,
+    answer: Answer = IN_WORDS,
 ) -> int:
     """Measures an experiment's base point.
 
     Example: harness run quickstart --engine sim --set seed=2
     """
     plan = _plan(experiment, overrides, size)
-    return _measured(_resumed(resume, plan, engine, False) if resume else _fresh(plan, engine, out, False))
+    request = _resumed(resume, plan, engine, False) if resume else _fresh(plan, engine, out, False)
+    return _measured(request, answer)
 
 
 @told
@@ -53,13 +56,15 @@ def sweep(
     size: Size = None,
     out: Out = None,
     resume: Resume = None,
+    answer: Answer = IN_WORDS,
 ) -> int:
     """Measures every point of the file's `sweep` axes, into one folder.
 
     Example: harness sweep thesis_exp2_hit_rate --engine vllm
     """
     plan = _plan(experiment, overrides, size)
-    return _measured(_resumed(resume, plan, engine, True) if resume else _fresh(plan, engine, out, True))
+    request = _resumed(resume, plan, engine, True) if resume else _fresh(plan, engine, out, True)
+    return _measured(request, answer)
 
 
 def _plan(experiment: Path | None, overrides: list[str] | None, size: str | None) -> Plan | None:
@@ -68,9 +73,7 @@ def _plan(experiment: Path | None, overrides: list[str] | None, size: str | None
     return None if experiment is None else load_experiment(experiment, overrides or [], size)
 
 
-def _measured(request: RunRequest) -> int:
-    from rich.console import Console
-
+def _measured(request: RunRequest, answer: Answer) -> int:
     from harness.measure.run import run as run_cells
     from harness.report.refresh import seal
     from harness.report.run.terminal import ProgressLine, render_summary
@@ -86,8 +89,11 @@ def _measured(request: RunRequest) -> int:
             print(f"harness: rows so far are in {folder}; harness run --resume {folder} goes on", file=sys.stderr)
         raise
     summary = seal(folder)
-    Console().print(render_summary(summary, read_manifest(folder)))
-    print(f"report: {folder / 'report.html'}")
+    if answer.as_json:
+        print_json(summary)
+    else:
+        console().print(render_summary(summary, read_manifest(folder)))
+        name_report(folder, browse=answer.browse)
     return DONE if _every_tier_counts(summary) else RUN_FAILED
 
 
@@ -96,15 +102,21 @@ def _every_tier_counts(summary: Summary) -> bool:
     return all(tier.rows.counted for cell in summary.cells for tier in cell.tiers.values())
 
 
-def _fresh(plan: Plan | None, engine: EngineChoice | None, out: Path | None, sweep: bool) -> RunRequest:
-    from harness.measure.run import RunRequest, new_folder
-
+def checked_plan(plan: Plan | None, engine: EngineChoice | None, out: Path | None) -> tuple[Plan, EngineChoice]:
+    """The plan and the engine that a new run needs. Raises ConfigError where one is missing, or the folder exists."""
     if plan is None:
         raise ConfigError("no experiment given; name one, e.g. quickstart: `harness list experiments` shows all")
     if engine is None:
         raise ConfigError(f"no engine given; add --engine with one of {', '.join(ENGINES)}")
     if out is not None and out.exists():
         raise ConfigError(f"--out {out}: exists already; choose another folder, or go on with --resume {out}")
+    return plan, engine
+
+
+def _fresh(plan: Plan | None, engine: EngineChoice | None, out: Path | None, sweep: bool) -> RunRequest:
+    from harness.measure.run import RunRequest, new_folder
+
+    plan, engine = checked_plan(plan, engine, out)
     if sweep and not plan.axes:
         raise ConfigError(f"{plan.path}: has no sweep axes; add `sweep: {{KEY: [values]}}`, or use harness run")
     return RunRequest(
@@ -117,10 +129,25 @@ def _fresh(plan: Plan | None, engine: EngineChoice | None, out: Path | None, swe
     )
 
 
-def _resumed(resume: Path, plan: Plan | None, engine: EngineChoice | None, sweep: bool) -> RunRequest:
-    """The cells that the manifest holds; a file that is also given has to say the same."""
+def kept_request(folder: Path) -> RunRequest:
+    """What an unfinished run was asked to measure, by its manifest."""
     from harness.experiment.read import Cell
     from harness.measure.run import RunRequest
+    from harness.results.manifest import read_manifest
+
+    manifest = read_manifest(folder)
+    return RunRequest(
+        name=manifest.name,
+        cells=[Cell(entry.key, entry.overrides, entry.experiment) for entry in manifest.cells],
+        engine=manifest.engine,
+        experiment=manifest.experiment,
+        folder=folder,
+        resume=True,
+    )
+
+
+def _resumed(resume: Path, plan: Plan | None, engine: EngineChoice | None, sweep: bool) -> RunRequest:
+    """The cells that the manifest holds; a file that is also given has to say the same."""
     from harness.results.manifest import read_manifest
 
     manifest = read_manifest(resume)
@@ -128,16 +155,9 @@ def _resumed(resume: Path, plan: Plan | None, engine: EngineChoice | None, sweep
         raise ResultsError(f"{resume}: is complete already; nothing to resume")
     if engine is not None and engine != manifest.engine:
         raise ConfigError(f"--engine {engine}: {resume} was made with {manifest.engine}; leave --engine out")
-    cells = [Cell(entry.key, entry.overrides, entry.experiment) for entry in manifest.cells]
+    kept = kept_request(resume)
     if plan is not None and [c.experiment for c in (plan.cells() if sweep else [plan.base_cell()])] != [
-        c.experiment for c in cells
+        c.experiment for c in kept.cells
     ]:
         raise ConfigError(f"{plan.path}: differs from what {resume} was started with; resume without naming the file")
-    return RunRequest(
-        name=manifest.name,
-        cells=cells,
-        engine=manifest.engine,
-        experiment=manifest.experiment,
-        folder=resume,
-        resume=True,
-    )
+    return kept

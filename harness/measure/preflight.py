@@ -81,7 +81,7 @@ def _check_capabilities(experiment: Experiment, capabilities: Capabilities, engi
         cure = ENGINES[engine].unproven(experiment)
         raise PreflightError(
             f"measure.tiers: engine {engine}, as configured, cannot prove {', '.join(missing)} (it can: {can});"
-            f" {cure + ', ' if cure else ''}remove them, or use a workload without tiers"
+            f" {cure + '; else ' if cure else ''}remove them, or use a workload without tiers"
         )
 
 

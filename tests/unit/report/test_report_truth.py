@@ -1,5 +1,5 @@
-"""What a report may not say: 'no difference' of too few samples, 'measured' of a simulation, 'failed' of what the budget
-cut off, ± of requests that waited for each other, a curve along an axis that nobody modelled."""
+"""What a report may not say: 'no difference' of too few samples, 'measured' of a simulation, 'failed' of what the
+budget cut off, ± of requests that waited for each other, a curve along an axis that nobody modelled."""
 
 from __future__ import annotations
 
