@@ -23,13 +23,14 @@ def report(*folders: Annotated[Path, Parameter(help="Run folders.")], answer: An
     from harness.report.refresh import seal
     from harness.report.run.terminal import render_summary
     from harness.results.manifest import read_manifest
+    from harness.results.summary import plain_summary
 
     if not folders:
         raise ConfigError("no folder given; name one, e.g. harness report results/*")
     summaries = []
     for folder in folders:
         summary = seal(folder)
-        summaries.append(summary)
+        summaries.append(plain_summary(summary))
         if not answer.as_json:
             console().print(render_summary(summary, read_manifest(folder)))
             name_report(folder, browse=answer.browse)

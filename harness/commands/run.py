@@ -78,6 +78,7 @@ def _measured(request: RunRequest, answer: Answer) -> int:
     from harness.report.refresh import seal
     from harness.report.run.terminal import ProgressLine, render_summary
     from harness.results.manifest import read_manifest
+    from harness.results.summary import plain_summary
 
     folder = request.folder
     try:
@@ -90,7 +91,7 @@ def _measured(request: RunRequest, answer: Answer) -> int:
         raise
     summary = seal(folder)
     if answer.as_json:
-        print_json(summary)
+        print_json(plain_summary(summary))
     else:
         console().print(render_summary(summary, read_manifest(folder)))
         name_report(folder, browse=answer.browse)

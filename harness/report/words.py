@@ -242,7 +242,7 @@ def _at(cell: CellFigures, tier: str, labels: Mapping[str, str]) -> str:
 
 
 def _compared(tier: str, baseline: str, pairs: list[_Pair]) -> str:
-    """Clauses: where there is no gain, up to what there is one, what cannot be told apart, what has too few samples."""
+    """Clauses: where there is no gain, up to what there is one, what the samples cannot separate, what has too few."""
     if len(pairs) == 1 and pairs[0].gain:
         return f"{tier}: {_faster(pairs[0].ratio)} than {baseline}{pairs[0].where}"
     clear = sorted((pair for pair in pairs if pair.gain), key=lambda pair: pair.ratio.ratio)
@@ -256,7 +256,7 @@ def _compared(tier: str, baseline: str, pairs: list[_Pair]) -> str:
     clauses += _most([pair for pair in reversed(clear) if pair.ratio.ratio < 1], pairs)
     if open_:
         between = f", {with_interval(open_[0].ratio)}" if len(pairs) == 1 else ""
-        clauses.append(f"cannot be told apart with these samples{between}{_places(open_, pairs)}")
+        clauses.append(f"these samples cannot separate them{between}{_places(open_, pairs)}")
     if few:
         clauses.append(f"{TOO_FEW}{_counted(few)}{_places(few, pairs)}")
     return f"{tier} against {baseline}: {'; '.join(clauses)}"

@@ -1,5 +1,5 @@
 """What a report may not say: 'no difference' of too few samples, 'measured' of a simulation, 'failed' of what the
-budget cut off, ± of requests that waited for each other, a curve along an axis that nobody modelled."""
+budget cut off, ± of requests that waited for each other, a curve along an axis that the model lacks."""
 
 from __future__ import annotations
 
@@ -63,10 +63,10 @@ def test_an_interval_that_would_reach_below_zero_is_shown_as_a_range() -> None:
     assert mean_with_interval(found) == f"400 (100{UNKNOWN}900) ms"
 
 
-def test_what_samples_can_and_cannot_tell_apart() -> None:
+def test_what_samples_can_and_cannot_separate() -> None:
     rows = [row("recompute", t) for t in (1.0, 1.3, 1.1)] + [row("cpu", t) for t in (1.1, 1.0, 1.2)]
     (line,) = findings(summary_of(rows))
-    assert line.startswith(f"cpu against recompute: cannot be told apart with these samples, 1.03{TIMES} (")
+    assert line.startswith(f"cpu against recompute: these samples cannot separate them, 1.03{TIMES} (")
     rows = [row("recompute", t) for t in (1.0, 1.3, 1.1)] + [row("gpu", t) for t in (0.1, 0.11, 0.12)]
     (line,) = findings(summary_of(rows))
     assert line.startswith(f"gpu: 10{TIMES} (") and "faster than recompute at 4,097 prompt tokens (typical TTFT" in line
