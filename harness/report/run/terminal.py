@@ -5,13 +5,14 @@ from __future__ import annotations
 import itertools
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
 from typing import Any
 
 from rich.box import SIMPLE_HEAD
 from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
 from rich.live import Live
+from rich.measure import Measurement
 from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
@@ -27,6 +28,18 @@ _REDRAWS_PER_S = 4
 _COLORS = {"good": "green", "warn": "yellow", "bad": "red"}
 _MAX_ROWS = 200
 _WIDE = 110
+_MEAN = "TTFT ± 95 %"
+_WORDS = ("cell", "tier", "verdicts")
+_ALL_COLUMNS = ("cell", "tier", "n", _MEAN, "p50", "p90", "p99", "hit tokens", "verdicts", "left out")
+# In a narrow terminal the first of these that fits, each cell with a table of its own.
+_NARROWER = (
+    ("tier", "n", _MEAN, "p50", "p90", "p99", "verdicts"),
+    ("tier", "n", _MEAN, "p50", "p90", "verdicts"),
+    ("tier", "n", _MEAN, "p50", "verdicts"),
+    ("tier", "n", _MEAN),
+    ("tier", _MEAN),
+)
+_UNLIMITED = 10_000  # columns
 
 
 def render_summary(summary: Mapping[str, Any], manifest: Manifest) -> RenderableType:
@@ -69,32 +82,37 @@ class _Figures:
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         if options.max_width >= _WIDE:
-            yield _table(self._rows, wide=True)
+            yield _table(self._rows, _ALL_COLUMNS)
             return
+        narrow = next((names for names in _NARROWER if self._fits(console, options, names)), _NARROWER[-1])
         for cell, rows in itertools.groupby(self._rows, key=lambda row: row.cell):
             yield Text(printable(cell))
-            yield _table(list(rows), wide=False)
+            yield _table(list(rows), narrow)
+
+    def _fits(self, console: Console, options: ConsoleOptions, names: Sequence[str]) -> bool:
+        anything = options.update(width=_UNLIMITED)
+        return Measurement.get(console, anything, _table(self._rows, names)).maximum <= options.max_width
 
 
-def _table(rows: list[FigureRow], wide: bool) -> Table:
+def _table(rows: list[FigureRow], names: Sequence[str]) -> Table:
+    """The columns of these names. No cell is cut; in a narrow table verdicts stand below each other."""
     table = Table(box=SIMPLE_HEAD, pad_edge=False)
-    for name in ("cell", "tier") if wide else ("tier",):
-        table.add_column(name)
-    for name in ("n", "TTFT ± 95 %", "p50", "p90", "p99", *(("hit tokens",) if wide else ())):
-        table.add_column(name, justify="right", no_wrap=True)
-    table.add_column("verdicts")
-    if wide:
-        table.add_column("left out", justify="right")
+    for name in names:
+        table.add_column(name, justify="left" if name in _WORDS else "right", no_wrap=True)
     previous = None
     for row in rows:
         percentiles = (Text(f"{p.text}*" if p.thin else p.text, "dim" if p.thin else "") for p in row.percentiles)
-        common = (Text(printable(row.tier)), Text(f"{row.n:,}"), Text(row.mean), *percentiles)
-        if wide:
-            cell = Text("" if row.cell == previous else printable(row.cell))
-            left_out = Text(f"{row.left_out:,}", style="yellow" if row.left_out else "")
-            table.add_row(cell, *common, Text(row.hit_tokens), Text(row.verdicts), left_out)
-        else:
-            table.add_row(*common, Text(row.verdicts))
+        columns = {
+            "cell": Text("" if row.cell == previous else printable(row.cell)),
+            "tier": Text(printable(row.tier)),
+            "n": Text(f"{row.n:,}"),
+            _MEAN: Text(row.mean),
+            **dict(zip(("p50", "p90", "p99"), percentiles, strict=True)),
+            "hit tokens": Text(row.hit_tokens),
+            "verdicts": Text(row.verdicts if names is _ALL_COLUMNS else row.verdicts.replace(", ", ",\n")),
+            "left out": Text(f"{row.left_out:,}", style="yellow" if row.left_out else ""),
+        }
+        table.add_row(*(columns[name] for name in names))
         previous = row.cell
     return table
 
@@ -179,16 +197,16 @@ class ProgressLine:
         self.note(" · ".join([self._label, *self._words(now_s)]))
 
     def _words(self, now_s: float) -> list[str]:
-        gone_s = max(0.0, now_s - self._started_s)
+        elapsed_s = max(0.0, now_s - self._started_s)
         done, total = self._done, self._total
         words = [f"{done:,}" if total is None else f"{done:,} of {total:,}"]
         if self._state:
             words.append(self._state)
         if total is not None and 0 < done < total:
-            words.append(f"about {clock_text(gone_s / done * (total - done))} left")
-        words.append(f"{clock_text(gone_s)} gone")
-        if done and gone_s > 0:
-            words.append(f"{digits(done / gone_s)}/s")
+            words.append(f"about {clock_text(elapsed_s / done * (total - done))} left")
+        words.append(f"{clock_text(elapsed_s)} elapsed")
+        if done and elapsed_s > 0:
+            words.append(f"{digits(done / elapsed_s)}/s")
         return words
 
     def _bar(self) -> RenderableType:
