@@ -18,6 +18,7 @@ from plotly.offline import get_plotlyjs
 from harness.errors import ResultsError
 from harness.records import Counters, Sample
 from harness.report.axes import cell_labels, value_text, varied_axes
+from harness.report.goals import goal_rows
 from harness.report.io import html as io
 from harness.report.io import tables as io_tables
 from harness.report.io.storage_words import storage_lines
@@ -109,6 +110,7 @@ def _context(
         "what": _what(manifest, summary),
         "findings": [*findings(summary), *storage_lines(summary, cell_labels(summary.cells))],
         "evidence": evidence(summary),
+        "goals": goal_rows(summary)[:_MAX_TABLE_ROWS],
         "doubts": _doubts(samples, summary),
         "load_counters": _load_counters(samples, summary)[:_MAX_TABLE_ROWS],
         "pictures": [*_pictures(summary, rows, samples), *_io_pictures(traced := read_io(folder))],
