@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -21,9 +21,11 @@ from harness.report.words import (
     too_few,
 )
 from harness.results.manifest import CellEntry
+from harness.results.summary import FREE_LOAD
+from traces.request import RequestRecord
 from traces.tiers import sources
 
-LAG_LIMIT = 0.05
+LAG_LIMIT, LAG_TOLD = 0.05, 0.01
 _PERCENTILES = {"p50": 0.5, "p90": 0.9, "p99": 0.99}
 
 
@@ -42,6 +44,7 @@ class FigureRow(msgspec.Struct, frozen=True):
     n: int
     mean: str
     percentiles: tuple[Percentile, ...]
+    slowest: str
     cv: str
     samples: str
     hit_tokens: str
@@ -51,7 +54,8 @@ class FigureRow(msgspec.Struct, frozen=True):
 
 
 class LagRow(msgspec.Struct, frozen=True):
-    """How late requests were sent. late: the 99th percentile is more than 5 % of the median TTFT."""
+    """How late requests were sent. late: the 99th percentile is more than 5 % of the median TTFT. worth_telling: it is
+    more than 1 %."""
 
     cell: str
     tier: str
@@ -59,6 +63,7 @@ class LagRow(msgspec.Struct, frozen=True):
     p99: str
     share: str
     late: bool
+    worth_telling: bool
 
 
 class FlowRow(msgspec.Struct, frozen=True):
@@ -74,8 +79,23 @@ class SourceRow(msgspec.Struct, frozen=True):
 
     cell: str
     tier: str
+    verdicts: str
     prompt: str
     sources: tuple[str, ...]
+
+
+class SlowRow(msgspec.Struct, frozen=True):
+    """One of the slowest requests. cached: prompt tokens that some cache served, by the engine's own usage."""
+
+    id: str
+    cell: str
+    tier: str
+    verdict: str
+    sent_s: str
+    ttft: str
+    e2e: str
+    prompt_tokens: str
+    cached: str
 
 
 def figure_rows(summary: Mapping[str, Any], metric: str = "ttft_s") -> list[FigureRow]:
@@ -93,8 +113,6 @@ def _figure_row(cell: str, tier: str, group: Mapping[str, Any], metric: str) -> 
     figures, rows = group["metrics"][metric], group["rows"]
     n = figures["n"] if figures else 0
     needed = figures["samples_for_5_percent"] if figures else None
-    errors = "error" if rows["errors"] == 1 else "errors"
-    verdicts = [(word, rows[word]) for word in ("proven", "contradicted", "unproven")] + [(errors, rows["errors"])]
     return FigureRow(
         cell=cell,
         tier=tier,
@@ -104,13 +122,37 @@ def _figure_row(cell: str, tier: str, group: Mapping[str, Any], metric: str) -> 
             Percentile(duration(figures[name] if figures else None), bool(n) and too_few(n, share))
             for name, share in _PERCENTILES.items()
         ),
+        slowest=duration(figures["max"] if figures else None),
         cv=percent(figures["cv"] if figures else None),
         samples=UNKNOWN if needed is None else f"{needed:,}",
         hit_tokens=_tokens(group["tokens"]["cached"]),
-        verdicts=", ".join(f"{number:,} {word}" for word, number in verdicts if number) or UNKNOWN,
+        verdicts=_verdicts(rows),
         left_out=rows["measured"] - rows["counted"],
         reasons=tuple(group["left_out_reasons"].items()),
     )
+
+
+def _verdicts(rows: Mapping[str, int]) -> str:
+    errors = "error" if rows["errors"] == 1 else "errors"
+    verdicts = [(word, rows[word]) for word in ("proven", "contradicted", "unproven")] + [(errors, rows["errors"])]
+    return ", ".join(f"{number:,} {word}" for word, number in verdicts if number) or UNKNOWN
+
+
+def slow_rows(slowest: Sequence[RequestRecord], labels: Mapping[str, str]) -> list[SlowRow]:
+    return [
+        SlowRow(
+            id=row.id,
+            cell=labels.get(row.cell, row.cell),
+            tier=row.expected_tier or FREE_LOAD,
+            verdict=row.verdict or UNKNOWN,
+            sent_s=f"{row.sent_s:,.3f}",
+            ttft=duration(row.ttft_s),
+            e2e=duration(row.e2e_s),
+            prompt_tokens=f"{row.prompt_tokens:,}",
+            cached=_tokens(row.cached_tokens),
+        )
+        for row in slowest
+    ]
 
 
 def lag_rows(summary: Mapping[str, Any]) -> list[LagRow]:
@@ -120,8 +162,8 @@ def lag_rows(summary: Mapping[str, Any]) -> list[LagRow]:
         if lag is None or ttft is None:
             continue
         share = lag["p99"] / ttft["p50"] if ttft["p50"] > 0 else None
-        late = share is not None and share > LAG_LIMIT
-        found.append(LagRow(cell, tier, duration(lag["p50"]), duration(lag["p99"]), percent(share), late))
+        late, told = (share is not None and share > limit for limit in (LAG_LIMIT, LAG_TOLD))
+        found.append(LagRow(cell, tier, duration(lag["p50"]), duration(lag["p99"]), percent(share), late, told))
     return found
 
 
@@ -147,6 +189,7 @@ def source_rows(summary: Mapping[str, Any]) -> list[SourceRow]:
         SourceRow(
             cell,
             tier,
+            _verdicts(group["rows"]),
             f"{group['tokens']['prompt']:,}",
             tuple(_tokens(group["tokens"].get(source)) for source in sources()),
         )

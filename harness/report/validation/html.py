@@ -12,7 +12,7 @@ from rich.table import Table
 
 from harness.experiment.units import format_bytes
 from harness.report.axes import value_text
-from harness.report.run.html import Picture, picture, render
+from harness.report.page import Picture, picture, render
 from harness.report.validation import figures
 from harness.report.words import TIMES, UNKNOWN, digits, duration, percent, plural
 from harness.results.folder import write_atomically
@@ -54,12 +54,16 @@ def write_comparison(folder: Path, content: Doc, reference: Side | None = None, 
 
 
 def _context(content: Doc, labels: Sequence[str], reference: Side | None, candidate: Side | None) -> dict[str, Any]:
+    names = _names(content)
     return {
+        "title": f"{content['name']}: {names[1]} against {names[0]}",
+        "run": content["name"],
         "doc": content,
-        "names": _names(content),
+        "names": names,
         "level": LEVELS[content["verdict"]],
         "headline": _HEADLINES[content["verdict"]].format(margin=content["margin"]),
         "findings": findings(content),
+        "shown_findings": _MAX_NAMED,
         "metrics": [_metric_cells(line) for line in content["metrics"]],
         "pictures": _pictures(content, labels, reference, candidate),
         "lines": lines(content, labels),

@@ -61,7 +61,7 @@ def test_file_systems_stand_beside_each_other(long_run: Path) -> None:
     names = ["io-timeline", "io-order", "io-sizes", "io-latency", "io-split"]
     assert [name for name in page.figures() if name.startswith("io-")] == names
     table = {cells[0]: cells[1:] for cells in page.rows["io"]}
-    assert table[""] == ["ext4", "xfs"]
+    assert table["what"] == ["ext4", "xfs"]
     assert table["read: requests"] == ["500", "500"] and table["read: bytes"] == ["500MiB", "500MiB"]
     # Of 499 steps, each request's second block follows its first on xfs.
     assert table["read: sequential"] == ["0.0%", "50.1%"]

@@ -1,0 +1,81 @@
+"""The top of a run's page: how its numbers came to be, on what, and the few that matter most."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+
+from harness.report.words import digits, duration, mean_with_interval, percent, plural, tier_order
+from harness.results.manifest import Manifest
+from harness.results.provenance import is_simulated
+from harness.results.summary import FREE_LOAD
+from traces.tiers import all_states
+
+_MAX_TILES = 6
+
+
+class Badge(msgspec.Struct, frozen=True):
+    """word: how the figures came to be. level: the page's class for it."""
+
+    word: str
+    level: str
+
+
+class Tile(msgspec.Struct, frozen=True):
+    """One number. mark: the state whose colour it has."""
+
+    name: str
+    value: str
+    note: str
+    mark: str = ""
+
+
+def badge(manifest: Manifest) -> Badge:
+    if manifest.status != "complete":
+        return Badge("PARTIAL", "warn")
+    if any(cell.record and cell.record.storage for cell in manifest.cells):
+        return Badge("DEVICE MEASURED, ENGINE SIMULATED", "simulated")
+    return Badge("SIMULATED", "simulated") if is_simulated(manifest.engine) else Badge("MEASURED", "good")
+
+
+def tiles(summary: Mapping[str, Any]) -> list[Tile]:
+    """A number a tier of a run with one cell, or a load's own; none for a sweep, whose figure follows at once."""
+    if len(summary["cells"]) != 1:
+        return []
+    (cell,) = summary["cells"]
+    if group := cell["tiers"].get(FREE_LOAD):
+        return _load_tiles(group)
+    labels = {state.name: state.label for state in all_states()}
+    found = []
+    for tier in tier_order(cell["tiers"]):
+        figures = cell["tiers"][tier]["metrics"]["ttft_s"]
+        if figures:
+            about = f"{plural(figures['n'], 'row')}, p90 {duration(figures['p90'])}"
+            found.append(Tile(labels.get(tier, tier), mean_with_interval(figures), f"mean TTFT, {about}", tier))
+    return found[:_MAX_TILES]
+
+
+def _load_tiles(group: Mapping[str, Any]) -> list[Tile]:
+    ttft, flow, rate = group["metrics"]["ttft_s"], group["throughput"], group["tokens"]["hit_rate"]
+    found = []
+    if ttft:
+        found = [Tile("median TTFT", duration(ttft["p50"]), f"of {plural(ttft['n'], 'request')}", FREE_LOAD)]
+        found.append(Tile("p90 TTFT", duration(ttft["p90"]), f"slowest {duration(ttft['max'])}", FREE_LOAD))
+    if flow:
+        found.append(Tile("throughput", f"{digits(flow['requests_per_s'])} requests/s", "completed"))
+    if rate is not None:
+        found.append(Tile("hit rate", percent(rate), "of prompt tokens came from a cache"))
+    return found
+
+
+def header(manifest: Manifest) -> list[tuple[str, str]]:
+    """What the figures are of, from what the engine resolved."""
+    cell = manifest.cells[0] if manifest.cells else None
+    resolved = cell.resolved if cell else None
+    pairs: list[tuple[str, Any]] = [("engine", manifest.engine)]
+    pairs += [(name, version) for name, version in (resolved.versions if resolved else {}).items()]
+    pairs += [("model", cell.model if cell else None), ("file system", cell.disk_file_system if cell else None)]
+    pairs += [("made", (manifest.created_at or "")[:10]), ("commit", (manifest.git.commit or "")[:10])]
+    return [(name, str(value)) for name, value in pairs if value]
