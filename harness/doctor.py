@@ -15,7 +15,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
@@ -32,7 +32,8 @@ MIN_DISK_BYTES = 10 * GIB
 PORTS = (8000, 5555)
 STEAL_WINDOW_S = 0.5
 MAX_STEAL = 0.01
-MAX_LOAD_PER_CPU = 0.25
+# Above the first, times spread; above the second, the machine has more work than cores.
+QUIET_LOAD_PER_CPU, MAX_LOAD_PER_CPU = 0.25, 1.0
 COMMAND_TIMEOUT_S = 1.5
 
 # The kernel's interfaces; tests replace them with their own folders.
@@ -50,6 +51,41 @@ class Check:
     ok: bool | None
     detail: str
     cure: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Ability:
+    """What a user may want to do here, and the names of the checks that it needs."""
+
+    name: str
+    does: str
+    needs: tuple[str, ...]
+
+
+def abilities() -> list[Ability]:
+    """In the order in which people need them."""
+    engines = (
+        Ability(name, f"measure {name} with --engine {name}", ("python", "cpus", "memory", "disk", f"engine {name}"))
+        for name in _environments()
+    )
+    return [
+        Ability("sim", "predict with --engine sim", ("python", "rust core", "disk")),
+        *engines,
+        Ability("disk-cold", "drop the page cache for disk_cold", ("root",)),
+        Ability("devices", "make reference devices", ("root", "loop devices", "io throttle", "file systems")),
+        Ability("traces", "trace files and block I/O", ("root", "bpftrace")),
+        Ability("fio", "compare a device with fio", ("fio",)),
+        Ability("timing", "rely on times", ("cpus", "quiet machine")),
+    ]
+
+
+def obstacles(ability: Ability, found: Sequence[Check]) -> list[Check]:
+    """The checks that keep a user from it; empty: it can be done here.
+
+    An engine that is not installed is an obstacle, though no failure of the machine.
+    """
+    stops = [check for check in found if check.name in ability.needs and check.ok is not True]
+    return [check for check in stops if check.ok is False or check.name.startswith("engine ")]
 
 
 def checks(root: Path) -> list[Check]:
@@ -78,18 +114,22 @@ def checks(root: Path) -> list[Check]:
         return list(pool.map(lambda row: _guarded(*row), table))
 
 
-def render(found: list[Check]) -> str:
-    """The checks as text, one or two lines each, and a last line with the number of failures."""
+def render(found: Sequence[Check]) -> list[tuple[str, bool | None]]:
+    """Lines, each with its check's result: the checks, one or two lines each; what a user can do here and what not."""
     marks = {True: "ok", False: "FAIL", None: "-"}
     width = max((len(check.name) for check in found), default=0)
-    lines = []
+    lines: list[tuple[str, bool | None]] = []
     for check in found:
-        lines.append(f"{marks[check.ok]:>4}  {check.name:<{width}}  {check.detail}")
+        lines.append((f"{marks[check.ok]:>4}  {check.name:<{width}}  {check.detail}", check.ok))
         if check.ok is not True and check.cure:
-            lines.append(f"{'':>4}  {'':<{width}}  -> {check.cure}")
+            lines.append((f"{'':>4}  {'':<{width}}  -> {check.cure}", check.ok))
     failed = sum(check.ok is False for check in found)
-    lines.append(f"{failed} of {len(found)} checks failed" if failed else "nothing failed")
-    return "\n".join(lines)
+    lines.append((f"{failed} of {len(found)} checks failed" if failed else "nothing failed", not failed))
+    for ability in abilities():
+        stops = obstacles(ability, found)
+        why = f" ({', '.join(check.name for check in stops)})" if stops else ""
+        lines.append((f"you {'cannot' if stops else 'can'}: {ability.does}{why}  [{ability.name}]", not stops))
+    return lines
 
 
 def _guarded(name: str, check: Callable[[], Check]) -> Check:
@@ -129,7 +169,9 @@ def _quiet() -> Check:
     load = float((PROC / "loadavg").read_text().split()[0]) / (os.cpu_count() or 1)
     detail = f"{steal:.1%} of CPU time stolen by the host, load {load:.2f} per CPU over the last minute"
     cure = "end other work and wait a minute; where a host steals time, measure on a dedicated machine"
-    return Check("quiet machine", steal <= MAX_STEAL and load <= MAX_LOAD_PER_CPU, detail, cure)
+    if steal > MAX_STEAL or load > MAX_LOAD_PER_CPU:
+        return Check("quiet machine", False, detail, cure)
+    return Check("quiet machine", True if load <= QUIET_LOAD_PER_CPU else None, detail, cure)
 
 
 def _cpu_ticks() -> list[int]:

@@ -26,7 +26,7 @@ CONSTANTS = (*COST, *(f"{device}.{of}" for device in DEVICES for of in TRANSFER)
 Metric = Literal["ttft_s", "tpot_s"]
 
 
-class Point(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
+class CalibrationPoint(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
     """A measured time of prompts of which hit_tokens each lay in the tier that `tier` names.
 
     The page cache answered 'disk'; the device answered 'disk_cold', limited to device_bytes_per_s (None: no limit).
@@ -77,7 +77,7 @@ class FittedOn(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     versions: dict[str, str] = {}
     host: dict[str, str | int | None] = {}
     run_id: str | None = None
-    points: tuple[Point, ...]
+    points: tuple[CalibrationPoint, ...]
 
 
 class Assumption(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -90,6 +90,28 @@ class Assumption(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     def __post_init__(self) -> None:
         if (self.value is None) == (self.same_as is None):
             raise ValueError("an assumption needs either value or same_as")
+
+
+class Held(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How the constants did against kept evidence. fitted: rows that they were fitted on; others: all other rows.
+
+    evidence: the folder that keeps each row's verdict. margin: relative; a row passes whose whole interval lies within
+    it. A preset can hit all rows that it was fitted on and miss every other one, so that both are told.
+    """
+
+    evidence: str
+    date: str
+    margin: float
+    fitted: int
+    fitted_pass: int
+    others: int
+    others_pass: int
+
+    def __str__(self) -> str:
+        return (
+            f"{self.fitted_pass} of its {self.fitted} fitted rows and {self.others_pass} of {self.others} others pass"
+            f" \N{PLUS-MINUS SIGN}{self.margin:.0%} ({self.evidence}, {self.date})"
+        )
 
 
 class Calibration(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -110,6 +132,7 @@ class Calibration(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     serial_chunks: one interpreter spends page_cache.read.chunk_s, a chunk's cost without the device, for all requests
     that read at once (LMCache's server with its adapter fs).
 
+    held: how it did in a kept validation; None: no kept one is of it.
     good: the verdict of the fit's own leave-one-out (fitting.LooVerdict); None: there was none. intervals: 95 %, of the
     fitted constants.
     """
@@ -125,6 +148,7 @@ class Calibration(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     synchronous_loads: bool = False
     shared_core: bool = False
     serial_chunks: bool = False
+    held: Held | None = None
     good: bool | None = None
     verdict: str | None = None
     intervals: dict[str, tuple[float, float]] = {}
@@ -137,12 +161,25 @@ class Calibration(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
             if value is not None and not _possible(name, value):
                 raise ValueError(f"constants.{name}: {value} is not a possible cost")
 
+    @property
+    def standing(self) -> str:
+        """How far its predictions may be believed, as a clause: by kept evidence, or else by its own fit."""
+        if self.held is not None:
+            return str(self.held)
+        if self.verdict is not None:
+            return f"its own check is {'good' if self.good else 'not good'}: {self.verdict}"
+        return "no kept validation holds it against rows that it was not fitted on"
+
     def constant(self, name: str) -> float:
         """A known constant. CalibrationError names an unknown one."""
         value = self.constants[name]
         if value is None:
+            without = (
+                "set cache.disk.odirect: true, which passes the page cache by, or " if "page_cache" in name else ""
+            )
             raise CalibrationError(
-                f"calibration {self.name}: {name} is unknown (null) and needed here; calibrate it or state it"
+                f"calibration {self.name}: {name} is unknown (null) and needed here; {without}measure it with"
+                " `harness calibrate`, or state it in the file"
             )
         return value
 

@@ -71,7 +71,9 @@ def load_config(folder: str, name: str | Path, kind: type[Config]) -> Config:
         path = CONFIGS / folder / f"{name}.yaml"
     if not path.is_file():
         known = ", ".join(sorted(file.stem for file in (CONFIGS / folder).glob("*.yaml")))
-        raise ModelError(f"{path}: no such file; configs/{folder} has {known}")
+        if path == Path(name):
+            raise ModelError(f"{name}: no such file; correct the path, or name one of configs/{folder}: {known}")
+        raise ModelError(f"{name}: configs/{folder} has no file of that name; it has {known}, or give a path.yaml")
     try:
         return msgspec.convert(yaml.safe_load(path.read_text()), kind)
     except (msgspec.ValidationError, yaml.YAMLError, ValueError) as error:

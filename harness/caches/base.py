@@ -89,6 +89,10 @@ class Backend(Protocol):
     def file_system(self) -> str | None:
         """What it lies on; None where there is no file system."""
 
+    @property
+    def device(self) -> str | None:
+        """The block device below it; None where there is none."""
+
     def prepare(self) -> None:
         """Before the server starts."""
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from harness.collectors.host import file_system
+from harness.collectors.host import device_name, file_system
 from harness.processes.keeper import drop_from_page_cache
 
 
@@ -36,6 +36,10 @@ class FilesBackend:
     @property
     def file_system(self) -> str | None:
         return file_system(self.folder)
+
+    @property
+    def device(self) -> str | None:
+        return device_name(self.folder)
 
     def prepare(self) -> None:
         if self._adapter:

@@ -29,7 +29,7 @@ _SETTLE_TIMEOUT_S = 120.0
 _PREFIX = "lmcache_mp_"
 
 
-def make(plan: CachePlan) -> LMCacheServer:
+def make_server(plan: CachePlan) -> LMCacheServer:
     """The server that a plan asks for, with a folder of files below it where there is one; nothing has started."""
     disk, attached = plan.cache.disk, plan.attached
     if attached is not None:
@@ -129,7 +129,9 @@ class LMCacheServer:
         try:
             return await scrape(self._http, f"{self.url}/metrics")
         except httpx.HTTPError as error:
-            raise EngineError(f"LMCache at {self.url} no longer tells its metrics ({error!r}); {self._see()}") from None
+            raise EngineError(
+                f"LMCache at {self.url} no longer reports its metrics ({error!r}); {self._see()}"
+            ) from None
 
     async def settle(self, _engine: EngineSide) -> Reading:
         metrics = await self._settled()
@@ -165,7 +167,9 @@ class LMCacheServer:
         try:
             return (await self._http.get(f"{self.url}/status")).json()
         except (httpx.HTTPError, ValueError) as error:
-            raise EngineError(f"LMCache at {self.url} no longer tells its status ({error!r}); {self._see()}") from None
+            raise EngineError(
+                f"LMCache at {self.url} no longer reports its status ({error!r}); {self._see()}"
+            ) from None
 
     async def resolved(self) -> CacheResolved:
         """Bytes of L1, tokens a chunk, and the eviction's settings, as the server has them."""

@@ -107,6 +107,17 @@ def mount_of(path: Path) -> tuple[str, str] | None:
     return source, kind
 
 
+def device_name(path: Path) -> str | None:
+    """The whole block device below a path, with its model where it has one: 'nvme0n1 (Samsung SSD 980)'."""
+    block = _block_device(path)
+    if block is None:
+        return None
+    block = block.resolve()
+    whole = block.parent if (block / "partition").exists() else block
+    model = whole / "device" / "model"
+    return f"{whole.name} ({model.read_text().strip()})" if model.is_file() else whole.name
+
+
 def _between(before_s: float | None, after_s: float | None) -> float | None:
     return None if before_s is None or after_s is None else (before_s + after_s) / 2
 
@@ -132,14 +143,20 @@ def _own_cpu_s() -> float:
 
 def _device_bytes(path: Path) -> tuple[int, int] | None:
     """Bytes read from and written to a path's block device since boot."""
+    block = _block_device(path)
+    if block is None:
+        return None
+    fields = (block / "stat").read_text().split()
+    return int(fields[2]) * _SECTOR_BYTES, int(fields[6]) * _SECTOR_BYTES
+
+
+def _block_device(path: Path) -> Path | None:
+    """What the kernel says of the block device below a path; None where there is none."""
     while not path.exists() and path != path.parent:
         path = path.parent
     device = path.stat().st_dev
     # btrfs gives its files a device number that belongs to no block device.
     if os.major(device) == 0 and (mount := mount_of(path)) and Path(mount[0]).is_block_device():
         device = Path(mount[0]).stat().st_rdev
-    try:
-        fields = Path(f"/sys/dev/block/{os.major(device)}:{os.minor(device)}/stat").read_text().split()
-    except OSError:
-        return None
-    return int(fields[2]) * _SECTOR_BYTES, int(fields[6]) * _SECTOR_BYTES
+    block = Path(f"/sys/dev/block/{os.major(device)}:{os.minor(device)}")
+    return block if (block / "stat").exists() else None

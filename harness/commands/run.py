@@ -72,12 +72,12 @@ def _measured(request: RunRequest) -> int:
 
     from harness.measure.run import run as run_cells
     from harness.report.refresh import seal
-    from harness.report.run.terminal import Progress, render_summary
+    from harness.report.run.terminal import ProgressLine, render_summary
     from harness.results.manifest import read_manifest
 
     folder = request.folder
     try:
-        with Progress() as progress:
+        with ProgressLine() as progress:
             run_cells(request, progress)
     except (EngineError, Interrupted):
         if (folder / "manifest.json").exists():
@@ -95,15 +95,21 @@ def _every_tier_counts(summary: dict[str, Any]) -> bool:
     return all(tier["rows"]["counted"] for cell in summary["cells"] for tier in cell["tiers"].values())
 
 
-def _fresh(plan: Plan | None, engine: EngineChoice | None, out: Path | None, sweep: bool) -> RunRequest:
-    from harness.measure.run import RunRequest, new_folder
-
+def checked_plan(plan: Plan | None, engine: EngineChoice | None, out: Path | None) -> tuple[Plan, EngineChoice]:
+    """The plan and the engine that a new run needs. Raises ConfigError where one is missing, or the folder exists."""
     if plan is None:
         raise ConfigError("no experiment given; name one, e.g. quickstart: `harness list experiments` shows all")
     if engine is None:
         raise ConfigError(f"no engine given; add --engine with one of {', '.join(ENGINES)}")
     if out is not None and out.exists():
         raise ConfigError(f"--out {out}: exists already; choose another folder, or go on with --resume {out}")
+    return plan, engine
+
+
+def _fresh(plan: Plan | None, engine: EngineChoice | None, out: Path | None, sweep: bool) -> RunRequest:
+    from harness.measure.run import RunRequest, new_folder
+
+    plan, engine = checked_plan(plan, engine, out)
     if sweep and not plan.axes:
         raise ConfigError(f"{plan.path}: has no sweep axes; add `sweep: {{KEY: [values]}}`, or use harness run")
     return RunRequest(
@@ -116,10 +122,25 @@ def _fresh(plan: Plan | None, engine: EngineChoice | None, out: Path | None, swe
     )
 
 
-def _resumed(resume: Path, plan: Plan | None, engine: EngineChoice | None, sweep: bool) -> RunRequest:
-    """The cells that the manifest holds; a file that is also given has to say the same."""
+def kept_request(folder: Path) -> RunRequest:
+    """What an unfinished run was asked to measure, by its manifest."""
     from harness.experiment.read import Cell
     from harness.measure.run import RunRequest
+    from harness.results.manifest import read_manifest
+
+    manifest = read_manifest(folder)
+    return RunRequest(
+        name=manifest.name,
+        cells=[Cell(entry.key, entry.overrides, entry.experiment) for entry in manifest.cells],
+        engine=manifest.engine,
+        experiment=manifest.experiment,
+        folder=folder,
+        resume=True,
+    )
+
+
+def _resumed(resume: Path, plan: Plan | None, engine: EngineChoice | None, sweep: bool) -> RunRequest:
+    """The cells that the manifest holds; a file that is also given has to say the same."""
     from harness.results.manifest import read_manifest
 
     manifest = read_manifest(resume)
@@ -127,16 +148,9 @@ def _resumed(resume: Path, plan: Plan | None, engine: EngineChoice | None, sweep
         raise ResultsError(f"{resume}: is complete already; nothing to resume")
     if engine is not None and engine != manifest.engine:
         raise ConfigError(f"--engine {engine}: {resume} was made with {manifest.engine}; leave --engine out")
-    cells = [Cell(entry.key, entry.overrides, entry.experiment) for entry in manifest.cells]
+    kept = kept_request(resume)
     if plan is not None and [c.experiment for c in (plan.cells() if sweep else [plan.base_cell()])] != [
-        c.experiment for c in cells
+        c.experiment for c in kept.cells
     ]:
         raise ConfigError(f"{plan.path}: differs from what {resume} was started with; resume without naming the file")
-    return RunRequest(
-        name=manifest.name,
-        cells=cells,
-        engine=manifest.engine,
-        experiment=manifest.experiment,
-        folder=resume,
-        resume=True,
-    )
+    return kept

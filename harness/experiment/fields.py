@@ -7,6 +7,14 @@ from typing import Annotated
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
 
+# What each pattern of a field asks for, in words: a message that shows the pattern helps few.
+PATTERN_WORDS = {
+    r"^[a-z0-9][a-z0-9_-]{0,63}$": "use only a-z, 0-9, _ and -, at most 64 of them, e.g. my-run",
+    r"^[a-z0-9][a-z0-9_-]{0,31}$": "use only a-z, 0-9, _ and -, at most 32 of them, e.g. policy-1",
+    r"^[a-z0-9]{2,16}$": "use a file system's name, e.g. ext4",
+    r"^https?://": "start it with http:// or https://",
+}
+
 
 class Strict(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)

@@ -23,11 +23,12 @@ from pydantic import BaseModel, ValidationError
 
 from harness.errors import ConfigError
 from harness.experiment.deployment import MOVED_KEYS
-from harness.experiment.fields import Strict
+from harness.experiment.fields import PATTERN_WORDS, Strict
 from harness.experiment.model import Experiment
 from harness.experiment.workloads import WORKLOAD_KINDS
 from harness.records import Origin
 from simulator.models import CONFIGS
+from traces.tiers import all_states, all_tiers
 
 _OWN_KEYS = ("sweep", "sizes")
 _MAX_CELLS = 10_000
@@ -69,6 +70,7 @@ class Plan(msgspec.Struct, frozen=True):
         raw = copy.deepcopy(self.raw)
         for key, value in overrides.items():
             _assign(raw, key, value, self.path)
+        _drop_with_null_tiers(raw, overrides, self.experiment)
         label = ",".join(f"{key}={value}" for key, value in overrides.items())
         try:
             return Cell(label, overrides, _validated(raw, self.path, self.lines))
@@ -195,6 +197,32 @@ def _assign(raw: dict[str, Any], key: str, value: Any, source: Path) -> None:
     target[last] = value
 
 
+def _drop_with_null_tiers(raw: dict[str, Any], overrides: Mapping[str, Any], base: Experiment) -> None:
+    """A cell whose axis sets a tier to null also loses what needs that tier, so that a cache can be swept off and on.
+
+    Without CPU RAM there is no cache server, and so no disk and no eviction. What an axis itself sets stays as it is.
+    """
+    gone = {tier.name for tier in all_tiers() if overrides.get(f"cache.{tier.name}", ...) is None}
+    if not gone:
+        return
+    if "cpu" in gone and base.cache.gpu and not any(key.startswith("cache.disk") for key in overrides):
+        gone.add("disk")
+        raw["cache"]["disk"] = None
+    for tier, key in (("cpu", "cache.eviction"), ("disk", "storage")):
+        *section, name = key.split(".")
+        place = raw[section[0]] if section else raw
+        swept = any(f"{axis}.".startswith(f"{key}.") for axis in overrides)
+        if tier in gone and place.get(name) is not None and not swept:
+            place[name] = None
+    measure = raw.get("measure") or {}
+    if measure.get("must_reach") in gone:
+        measure["must_reach"] = None
+    served = {state.name for state in all_states() if not state.needs & gone}
+    left = [name for name in measure.get("tiers") or [] if name in served]
+    if left and "measure.tiers" not in overrides:
+        measure["tiers"] = left
+
+
 def _axes(path: Path, axes: Any, lines: Mapping[tuple[str, ...], int]) -> dict[str, tuple[Any, ...]]:
     if not isinstance(axes, dict):
         raise ConfigError(f"{path}:{lines.get(('sweep',), 1)}: sweep: must map a key to a list of values")
@@ -259,6 +287,8 @@ def _explain(problem: Any, place: tuple[str, ...]) -> str:
         return "is missing; add it"
     if kind == "value_error":
         return str(problem["ctx"]["error"])
+    if kind == "string_pattern_mismatch":
+        return f"{shown} is refused; {PATTERN_WORDS[problem['ctx']['pattern']]}"
     if kind in ("union_tag_invalid", "union_tag_not_found"):
         return f"needs kind: one of {', '.join(WORKLOAD_KINDS)}"
     return f"{shown} is refused: {_lower(problem['msg'])}; correct the value"

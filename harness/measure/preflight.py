@@ -9,7 +9,7 @@ from harness.engines import ENGINES
 from harness.errors import PreflightError
 from harness.experiment.deployment import Deployment
 from harness.experiment.model import Experiment
-from harness.experiment.units import format_bytes
+from harness.experiment.units import format_bytes, format_compared
 from harness.experiment.workloads import PrefixWorkload
 from harness.measure.placing import kept_share, obstacle
 from harness.records import Capabilities, Resolved
@@ -81,7 +81,7 @@ def _check_capabilities(experiment: Experiment, capabilities: Capabilities, engi
         cure = ENGINES[engine].unproven(experiment)
         raise PreflightError(
             f"measure.tiers: engine {engine}, as configured, cannot prove {', '.join(missing)} (it can: {can});"
-            f" {cure + ', ' if cure else ''}remove them, or use a workload without tiers"
+            f" {cure + '; else ' if cure else ''}remove them, or use a workload without tiers"
         )
 
 
@@ -92,7 +92,6 @@ def check_working_set(experiment: Experiment, resolved: Resolved) -> None:
     per_token = resolved.kv_bytes_per_token or 0
     total_tokens = workload.prompt_tokens + workload.output_tokens
     need = workload.concurrency * total_tokens * per_token
-    where = f"workload: {workload.concurrency} x {total_tokens} tokens are {format_bytes(need)} of KV"
     if resolved.max_prompt_tokens is not None and total_tokens > resolved.max_prompt_tokens + 1:
         raise PreflightError(
             f"workload.prompt_tokens {workload.prompt_tokens} + {workload.output_tokens} output exceed the"
@@ -106,9 +105,11 @@ def check_working_set(experiment: Experiment, resolved: Resolved) -> None:
     for tier in names[: lowest + 1]:
         size, share = resolved.bytes_of(tier), kept_share(tier, experiment)
         if size is not None and need > share * size:
+            needed, stays = format_compared(need, share * size)
             raise PreflightError(
-                f"{where}, more than the {format_bytes(share * size)} that stay in cache.{tier} ({format_bytes(size)});"
-                f" enlarge it, or lower workload.prompt_tokens or concurrency"
+                f"workload: {workload.concurrency} x {total_tokens} tokens are {needed} of KV, more than the {stays}"
+                f" that stay in cache.{tier} ({format_bytes(size)}); enlarge it, or lower workload.prompt_tokens or"
+                " concurrency"
             )
 
 
@@ -128,14 +129,16 @@ def check_reach(experiment: Experiment, requests: Sequence[Request], resolved: R
     names = tier_names()[: tier_names().index(tier)]
     above, size = sum(resolved.bytes_of(name) or 0 for name in names), resolved.bytes_of(tier)
     if need <= above:
+        needed, held = format_compared(need, above)
         raise PreflightError(
-            f"measure.must_reach {tier}: the load's {format_bytes(need)} of KV fit the {format_bytes(above)} above that"
+            f"measure.must_reach {tier}: the load's {needed} of KV fit the {held} above that"
             f" tier and never reach it; shrink cache.{' and cache.'.join(names)}, or send more prefixes"
         )
     if size is not None and need > size + above:
+        needed, held = format_compared(need, size + above)
         raise PreflightError(
-            f"measure.must_reach {tier}: the load's {format_bytes(need)} of KV exceed cache.{tier}"
-            f" ({format_bytes(size)}) and the tiers above it; enlarge it, or send fewer prefixes"
+            f"measure.must_reach {tier}: the load's {needed} of KV exceed the {held} of cache.{tier}"
+            " and the tiers above it; enlarge it, or send fewer prefixes"
         )
 
 

@@ -76,7 +76,7 @@ def _base64(content: bytes) -> Markup:
     return Markup(base64.b64encode(content).decode())
 
 
-def render(template: str, context: Mapping[str, Any]) -> str:
+def render_page(template: str, context: Mapping[str, Any]) -> str:
     """A page from one of the templates."""
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(_HERE / "templates"),

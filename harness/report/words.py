@@ -16,6 +16,8 @@ from traces.tiers import all_states, state_names
 UNKNOWN = "\N{EN DASH}"
 TIMES = "\N{MULTIPLICATION SIGN}"
 NOT_REPORTED = "not reported"
+THIN_MARK = "*"
+THIN_NOTE = f"{THIN_MARK} fewer values than this percentile needs: no more than the largest one seen"
 
 
 class Evidence(msgspec.Struct, frozen=True):
@@ -81,6 +83,12 @@ def plural(number: int, noun: str) -> str:
 def too_few(n: int, share: float) -> bool:
     """Whether fewer values than one lie beyond a percentile: it is then no more than the largest value seen."""
     return n * (1 - share) < 1 - 1e-9
+
+
+def percentile_text(value_s: float | None, n: int, share: float) -> str:
+    """'46.7 ms', or '46.7 ms*' where the percentile lies beyond what n values can show (THIN_NOTE)."""
+    text = duration(value_s)
+    return f"{text}{THIN_MARK}" if value_s is not None and too_few(n, share) else text
 
 
 def tier_order(tiers: Iterable[str]) -> list[str]:

@@ -144,7 +144,7 @@ def new_trace_folder(path: Path) -> Path:
     return path / "io" / str(sum(1 for _ in (path / "io").glob("*")))
 
 
-def write_trace(folder: Path, trace: IoTrace) -> None:
+def write_io_trace(folder: Path, trace: IoTrace) -> None:
     write_atomically(folder / "trace.json", msgspec.json.encode(trace))
 
 

@@ -162,6 +162,10 @@ def encode_manifest(manifest: Manifest) -> bytes:
 def read_manifest(folder: Path) -> Manifest:
     """Raises ResultsError where the folder is not a run's."""
     path = folder / "manifest.json"
+    if not folder.exists():
+        raise ResultsError(f"{folder}: no such folder; `harness list runs` shows the runs that are here")
+    if not folder.is_dir():
+        raise ResultsError(f"{folder}: is a file; name the run's folder, e.g. {folder.parent}")
     try:
         content = msgspec.json.decode(path.read_bytes(), type=dict[str, Any])
     except FileNotFoundError:

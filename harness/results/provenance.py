@@ -21,13 +21,14 @@ def now() -> str:
 
 
 class Host(msgspec.Struct, frozen=True, kw_only=True):
-    """The machine. None: it does not say, or the fact was not kept."""
+    """The machine. None: it does not say, or the fact was not kept. gpus: as the driver names them; () without."""
 
     cpu: str | None = None
     cores: int | None = None
     memory_bytes: int | None = None
     kernel: str | None = None
     hostname: str | None = None
+    gpus: tuple[str, ...] = ()
 
 
 class Git(msgspec.Struct, frozen=True, kw_only=True):
@@ -44,6 +45,7 @@ def host() -> Host:
         memory_bytes=os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
         kernel=platform.release(),
         hostname=platform.node(),
+        gpus=_gpu_names(),
     )
 
 
@@ -75,6 +77,15 @@ def _git(root: Path, *args: str) -> str | None:
     except (OSError, subprocess.TimeoutExpired):
         return None
     return done.stdout.strip() if done.returncode == 0 else None
+
+
+def _gpu_names(driver: Path = Path("/proc/driver/nvidia")) -> tuple[str, ...]:
+    """The models of NVIDIA's GPUs here, from the driver's own files."""
+    found = []
+    for path in sorted(driver.glob("gpus/*/information")):
+        lines = path.read_text().splitlines()
+        found += [line.split(":", 1)[1].strip() for line in lines if line.startswith("Model:")]
+    return tuple(found)
 
 
 def _cpu_name() -> str | None:

@@ -6,6 +6,8 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+import msgspec
+
 from harness.records import Counters, Sample
 from harness.results.manifest import Manifest
 from harness.stats import coefficient_of_variation, mean_interval, percentile, samples_needed
@@ -43,7 +45,7 @@ def summarize(manifest: Manifest, rows: Iterable[RequestRecord], samples: Iterab
             {
                 "key": cell.key,
                 "overrides": cell.overrides,
-                "storage": cell.record.storage if cell.record else None,
+                "storage": msgspec.to_builtins(cell.record.storage) if cell.record else None,
                 "tiers": {
                     tier: tier_figures(group) | {"counters": _moved(counters.get((cell.key, tier), []))}
                     for tier, group in groups[cell.key].items()

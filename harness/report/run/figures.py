@@ -189,7 +189,8 @@ def mixed_sources(rows: Sequence[RequestRecord]) -> bool:
         totals = by_group.setdefault((row.cell, row.expected_tier), {})
         for source, tokens in row.tokens_by_tier.items():
             totals[source] = totals.get(source, 0) + (tokens or 0)
-    return any(sorted(totals.values())[-2:-1] > [0.02 * sum(totals.values())] for totals in by_group.values())
+    seconds = [(sorted(totals.values())[-2:-1] or [0])[0] / (sum(totals.values()) or 1) for totals in by_group.values()]
+    return any(share > 0.02 for share in seconds)
 
 
 def distribution(rows: Sequence[RequestRecord], labels: Mapping[str, str]) -> go.Figure:
@@ -254,11 +255,11 @@ def _boxes(
             marker={"color": color_of(tier)}, **look,
         )  # fmt: skip
         hover = {"hovertext": [_spread(tier, values) for _, values in own], "hoverinfo": "text", "showlegend": False}
-        marks = {"color": color_of(tier), "symbol": symbol_of(tier)}
-        figure.add_scatter(x=x, y=median, mode="markers", marker={**marks, "size": 8}, **look, **hover)
-        slowest = [float(values[-1]) * factor for _, values in own]
-        marks = {**marks, "size": 6, "symbol": f"{symbol_of(tier)}-open"}
-        figure.add_scatter(x=x, y=slowest, mode="markers", marker=marks, **look, **hover)
+        middle = {"color": color_of(tier), "symbol": symbol_of(tier), "size": 8}
+        figure.add_scatter(x=x, y=median, mode="markers", marker=middle, **look, **hover)
+        largest = [float(values[-1]) * factor for _, values in own]
+        top = {"color": color_of(tier), "symbol": f"{symbol_of(tier)}-open", "size": 6}
+        figure.add_scatter(x=x, y=largest, mode="markers", marker=top, **look, **hover)
     figure.update_layout(boxmode="group", scattermode="group")
     figure.update_xaxes(type="category", automargin=True)
     figure.update_yaxes(title=f"TTFT ({unit})", type=scale)

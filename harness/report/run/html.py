@@ -17,9 +17,10 @@ from harness.report.axes import cell_labels, value_text, varied_axes
 from harness.report.io import html as io
 from harness.report.io import tables as io_tables
 from harness.report.io.storage_words import storage_lines
-from harness.report.page import Picture, picture, render
+from harness.report.page import Picture, picture, render_page
 from harness.report.run import figures, maps, tables
-from harness.report.run.answer import badge, header, tiles
+from harness.report.run.answer import badge, tiles
+from harness.report.run.header import header_facts
 from harness.report.run.takeaway import take_away
 from harness.report.run.timeline import slowest, timeline
 from harness.report.words import NOT_REPORTED, UNKNOWN, evidence, findings, percent, plural, tier_order
@@ -56,7 +57,7 @@ def write_report(folder: Path) -> Path:
     """
     rows = list(read_rows(folder))
     manifest = _with_all_cells(read_manifest(folder), rows)
-    page = render("report.html.j2", _context(folder, manifest, rows, list(read_samples(folder))))
+    page = render_page("report.html.j2", _context(folder, manifest, rows, list(read_samples(folder))))
     target = folder / "report.html"
     try:
         write_atomically(target, page.encode("utf-8", errors="replace"))
@@ -85,7 +86,7 @@ def _context(
         "run": manifest.run_id,
         "manifest": manifest,
         "badge": badge(manifest),
-        "header": header(manifest),
+        "header": header_facts(manifest),
         "state": _state(manifest, summary, folder),
         "what": _what(manifest, summary),
         "findings": [*findings(summary), *storage_lines(summary, labels)],

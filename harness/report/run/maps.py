@@ -161,7 +161,7 @@ def ladder(summary: Mapping[str, Any]) -> go.Figure | None:
 def _steps(means: Mapping[str, float]) -> dict[str, dict[str, float]]:
     """State → what each step down to it adds, seconds; a state that is faster than the one above it is left out."""
     engine = next((s.name for s in all_states() if s.served_by and not tier_named(s.served_by).offload), None)
-    if engine not in means:
+    if engine is None or engine not in means:
         return {}
     parts = {engine: {engine: means[engine]}}
     above = engine

@@ -104,10 +104,10 @@ def printable(text: str) -> str:
     return "".join(char if char.isprintable() else " " for char in text)
 
 
-class Progress:
+class ProgressLine:
     """A bar on stderr: done of total, rate, what is measured now, elapsed and remaining time.
 
-        with Progress() as progress:
+        with ProgressLine() as progress:
             progress.start(120, "prefix-tiers")
             progress.state("disk, 4097 tokens")
             progress.advance()
@@ -125,7 +125,7 @@ class Progress:
         self._started_s = self._printed_s = clock()
         self._printed = -1
 
-    def __enter__(self) -> Progress:
+    def __enter__(self) -> ProgressLine:
         if self._console.is_terminal:
             self._live = Live(
                 console=self._console, get_renderable=self._bar, refresh_per_second=_REDRAWS_PER_S, transient=True

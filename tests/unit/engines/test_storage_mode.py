@@ -10,6 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 import yaml
 
@@ -50,7 +51,8 @@ CHUNK_BYTES = 64 * 32768
 def figures(folder: Path) -> dict[str, Any]:
     [cell] = read_manifest(folder).cells
     assert cell.record is not None and cell.record.storage is not None
-    return cell.record.storage
+    found: dict[str, Any] = msgspec.to_builtins(cell.record.storage)
+    return found
 
 
 @pytest.fixture

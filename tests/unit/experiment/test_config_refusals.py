@@ -10,6 +10,7 @@ import yaml
 
 from harness.errors import ConfigError
 from harness.experiment.read import load_experiment
+from harness.experiment.units import format_compared
 
 GOOD = """\
 name: good
@@ -44,7 +45,9 @@ REPLACEMENTS = [
     ("unknown section", "seed: 1", "sede: 1", "sede", "did you mean 'seed'"),
     ("unknown key without a neighbour", "seed: 1", "qqqqqq: 1", "qqqqqq", "remove it"),
     ("no name", "name: good\n", "", "name", "is missing; add it"),
-    ("name with a slash", "name: good", "name: ../evil", "name", "refused"),
+    ("name with a slash", "name: good", "name: ../evil", "name", "refused; use only a-z, 0-9, _ and -"),
+    ("name in another script", "name: good", "name: 日本語", "name", "use only a-z, 0-9, _ and -, at most 64"),
+    ("size with a mistyped unit", "cpu: 1GiB", "cpu: 1Gib", "cache.cpu", "did you mean '1GiB'"),
     ("name upper case", "name: good", "name: Good", "name", "refused"),
     ("name is a number", "name: good", "name: 12", "name", "refused"),
     ("seed negative", "seed: 1", "seed: -1", "seed", "greater than or equal to 0"),
@@ -81,11 +84,11 @@ REPLACEMENTS = [
     ("until max below min", "samples: 3", "until: {min_samples: 9, max_samples: 3}", "measure.until", "raise it"),
     ("budget without a unit", "samples: 3", "samples: 3\n  budget: 60", "measure.budget", "write it like 30s"),
     ("budget with a size", "samples: 3", "samples: 3\n  budget: 8GiB", "measure.budget", "write it like 30s"),
-    ("budget negative", "samples: 3", "samples: 3\n  budget: -3s", "measure.budget", "write it like 30s"),
+    ("budget negative", "samples: 3", "samples: 3\n  budget: -3s", "measure.budget", "is negative; write a time above"),
     ("timeout zero", "samples: 3", "samples: 3\n  request_timeout: 0s", "measure", "longer than 0 s"),
     ("gpu without a unit", "gpu: 1GiB", "gpu: 1073741824", "cache.gpu", "write it like 8GiB"),
     ("gpu unknown unit", "gpu: 1GiB", "gpu: 1XiB", "cache.gpu", "write it like 8GiB"),
-    ("gpu negative", "gpu: 1GiB", "gpu: -1GiB", "cache.gpu", "write it like 8GiB"),
+    ("gpu negative", "gpu: 1GiB", "gpu: -1GiB", "cache.gpu", "is negative"),
     ("gpu a time", "gpu: 1GiB", "gpu: 30s", "cache.gpu", "write it like 8GiB"),
     ("gpu missing", "  gpu: 1GiB\n", "", "cache.gpu", "is missing"),
     ("capacity zero", "gpu: 1GiB", "gpu: 0GiB", "cache", "capacity 0"),
@@ -125,7 +128,7 @@ REPLACEMENTS = [
     ("device without a limit", "seed: 1", "seed: 1\nstorage: {device: {file_system: xfs}}",
      "storage.device", "give it a bandwidth"),
     ("device without a rate's unit", "seed: 1", "seed: 1\nstorage: {device: {bandwidth: 400MiB}}",
-     "storage.device.bandwidth", "write it like 400MiB/s"),
+     "storage.device.bandwidth", "did you mean '400MiB/s'"),
     ("device at no speed", "seed: 1", "seed: 1\nstorage: {device: {bandwidth: 0MiB/s}}", "storage.device", "leave it"),
     ("device too small", "seed: 1", "seed: 1\nstorage: {device: {iops: 9, size: 1MiB}}", "storage.device", "320MiB"),
     ("device below its tier", "seed: 1", "seed: 1\nstorage: {device: {iops: 9, size: 1GiB}}", "", "does not fit"),
@@ -301,3 +304,8 @@ def test_nothing_is_written_over(tmp_path: Path) -> None:
     assert done.returncode == 2 and "exists already" in done.stderr
     assert (tmp_path / "taken" / "mine").read_text() == "precious"
     assert sorted(p.name for p in (tmp_path / "taken").iterdir()) == ["mine"]
+
+
+def test_sizes_that_a_message_compares_read_as_unequal() -> None:
+    assert format_compared(14 * 2**30 + 4096, 14 * 2**30) == ["14.000004GiB", "14GiB"]
+    assert format_compared(2**30, 2**30) == ["1GiB", "1GiB"]

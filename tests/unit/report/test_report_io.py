@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
 
-from harness.records import IoTrace, Resolved
-from harness.report.io.tables import render
+from harness.records import IoTrace, LatencyParts, OperationFigures, Resolved
+from harness.report.io.storage_words import moved_line
+from harness.report.io.tables import render_traces
 from harness.report.refresh import seal
 from harness.report.words import UNKNOWN
 from harness.results.folder import read_io
@@ -95,7 +97,7 @@ def test_each_request_s_first_token_is_split_and_the_table_is_bounded(long_run: 
 def test_means_are_of_the_first_requests_and_not_of_the_slowest(long_run: Path) -> None:
     io = read_io(long_run)
     assert io is not None
-    assert "TTFT  549.5 ms" in render([io]) and "(means of 100 requests)" in render([io])
+    assert "TTFT  549.5 ms" in render_traces([io]) and "(means of 100 requests)" in render_traces([io])
 
 
 def test_a_short_run_shows_every_request(tmp_path: Path) -> None:
@@ -105,3 +107,32 @@ def test_a_short_run_shows_every_request(tmp_path: Path) -> None:
     bars = [bar for bar in page.figure("io-timeline")["data"] if bar["type"] == "bar"]
     depths = [bar["y"] for bar in bars if bar["yaxis"] in ("y3", "y4")]
     assert [round(sum(depth), 2) for depth in depths if any(depth)] == [5.97, 5.97]
+
+
+def test_a_traces_percentiles_of_few_requests_are_marked_in_table_terminal_and_chart(
+    long_run: Path, tmp_path: Path
+) -> None:
+    """Six block requests support a median and no more; 500 support a 99th percentile."""
+    short = Page(traced_run(tmp_path / "run", 3) / "report.html")
+    [few] = {cells[1] for cells in short.rows["io"] if cells[0] == "read: D2C p50 / p90 / p99"}
+    assert [text.endswith("*") for text in few.split(" / ")] == [False, True, True]
+    [many] = {
+        cells[1] for cells in Page(long_run / "report.html").rows["io"] if cells[0] == "read: D2C p50 / p90 / p99"
+    }
+    assert "*" not in many
+    bars = {bar["name"]: bar["marker"]["pattern"]["shape"] for bar in short.figure("io-latency")["data"]}
+    assert bars == {"p50": ["", ""], "p90": ["/", "/"], "p99": ["/", "/"]}
+    io = read_io(tmp_path / "run")
+    assert io is not None and f"D2C p50 / p90 / p99 {few}" in render_traces([io])
+
+
+def test_percentiles_of_a_storage_devices_few_operations_are_marked() -> None:
+    """39 writes say nothing of their slowest in 100 or in 1,000."""
+    spread: dict[str, float | None] = {"p50": 0.1, "p99": 0.6, "p99.9": 0.618}
+    latency = LatencyParts(total=spread, device=spread, host=spread)
+    sizes: dict[str, Any] = {"asked_bytes": MIB, "moved_bytes": MIB, "device_bytes": MIB, "latency_s": latency}
+    few = moved_line("write", OperationFigures(operations=39, **sizes), None)
+    assert "p50 100 ms (100 ms), p99 600 ms* (600 ms*), p99.9 618 ms* (618 ms*)" in few
+    assert "fewer values than this percentile needs" in few
+    many = moved_line("write", OperationFigures(operations=1000, **sizes), None)
+    assert "p99.9 618 ms (618 ms)." in many and "*" not in many

@@ -118,6 +118,14 @@ def test_a_folder_that_is_not_a_runs_is_refused(tmp_path: Path, content: str | N
         read_manifest(tmp_path)
 
 
+def test_a_path_that_is_no_folder_is_refused_with_what_it_is(tmp_path: Path) -> None:
+    with pytest.raises(ResultsError, match="nosuch: no such folder; `harness list runs` shows"):
+        read_manifest(tmp_path / "nosuch")
+    (tmp_path / "rows.jsonl").touch()
+    with pytest.raises(ResultsError, match=f"rows.jsonl: is a file; name the run's folder, e.g. {tmp_path}"):
+        read_manifest(tmp_path / "rows.jsonl")
+
+
 def test_traces_are_counted_and_read_in_their_order(tmp_path: Path) -> None:
     for number in range(11):
         target = results.new_trace_folder(tmp_path)
@@ -127,7 +135,7 @@ def test_traces_are_counted_and_read_in_their_order(tmp_path: Path) -> None:
             cells=("a",), attempt=number, path="p", device_number=1, pids=(), zero_ns=0, started_s=0.0, ended_s=1.0,
             lost_events=0,
         )  # fmt: skip
-        results.write_trace(target, about)
+        results.write_io_trace(target, about)
     (tmp_path / "io" / "11").mkdir()  # one that was never ended
     assert [(target.name, trace.attempt) for target, trace in results.read_traces(tmp_path)] == [
         (str(number), number) for number in range(11)

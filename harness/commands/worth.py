@@ -1,0 +1,153 @@
+"""`harness worth`: measures without and with the cache behind the engine, and answers whether that is worth it."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+from cyclopts import Parameter
+
+from harness.commands.errors import DONE, RUN_FAILED, command_line, told
+from harness.commands.options import EngineChoice, Out, Overrides, Resume, Size
+from harness.errors import ConfigError, EngineError, Interrupted, ResultsError
+
+if TYPE_CHECKING:
+    from harness.measure.run import RunRequest
+
+_UNWRAPPED, _WIDE = 10_000, 104
+_NAME = "worth-"
+_What = Annotated[
+    Path | None,
+    Parameter(help="The experiment (file or name), or a folder that worth has made: it answers again from its rows."),
+]
+
+
+@told
+def worth(
+    experiment: _What = None,
+    /,
+    *,
+    engine: EngineChoice | None = None,
+    tokens: Annotated[
+        list[int] | None,
+        Parameter(help="Tokens of a prefix, in whole chunks. Repeatable. Default: 1/8 to all of the file's."),
+    ] = None,
+    overrides: Overrides = None,
+    size: Size = None,
+    out: Out = None,
+    resume: Resume = None,
+    json: Annotated[bool, Parameter(negative="", help="Prints worth.json in place of sentences.")] = False,
+) -> int:
+    """Answers whether the cache behind the engine is worth it: from which length on, and at what cost.
+
+    It measures each prefix length without the cache server, then with it, once per tier that the file names. An
+    attached server keeps its cache server, so that hits are compared with misses there. The folder holds an ordinary
+    run, and worth.json.
+
+    Example: harness worth quickstart --engine sim
+
+    Example: harness worth mine.yaml --engine vllm --tokens 1024 --tokens 8192 --set cache.disk.path=/mnt/nvme
+    """
+    if experiment is not None and (experiment / "manifest.json").exists() and resume is None:
+        return _answer(experiment, json)
+    request = _again(resume, experiment) if resume else _first(experiment, engine, tokens or [], overrides, size, out)
+    _measure(request)
+    return _answer(request.folder, json)
+
+
+def _first(
+    experiment: Path | None,
+    engine: EngineChoice | None,
+    tokens: list[int],
+    overrides: list[str] | None,
+    size: str | None,
+    out: Path | None,
+) -> RunRequest:
+    from harness.commands.run import checked_plan
+    from harness.experiment.read import load_experiment
+    from harness.experiment.worth import worth_cells
+    from harness.measure.run import RunRequest, new_folder
+
+    read = None if experiment is None else load_experiment(experiment, overrides or [], size)
+    plan, engine = checked_plan(read, engine, out)
+    name = f"{_NAME}{plan.experiment.name}"
+    return RunRequest(
+        name=name,
+        cells=worth_cells(plan, tokens, engine),
+        engine=engine,
+        experiment=plan.origin(),
+        command=command_line(),
+        folder=out or new_folder(name, engine),
+    )
+
+
+def _again(folder: Path, experiment: Path | None) -> RunRequest:
+    from harness.commands.run import kept_request
+    from harness.results.manifest import read_manifest
+
+    if experiment is not None:
+        raise ConfigError(f"{experiment}: --resume takes everything from {folder}; name no experiment")
+    if read_manifest(folder).status == "complete":
+        raise ResultsError(f"{folder}: is complete already; harness worth {folder} answers again")
+    return kept_request(folder)
+
+
+def _measure(request: RunRequest) -> None:
+    from harness.measure.run import run
+    from harness.report.refresh import seal
+    from harness.report.run.terminal import ProgressLine
+
+    try:
+        with ProgressLine() as progress:
+            run(request, progress)
+    except (EngineError, Interrupted):
+        if (request.folder / "manifest.json").exists():
+            seal(request.folder)
+            print(f"harness: rows so far are in {request.folder}; harness worth --resume {request.folder} goes on",
+                  file=sys.stderr)  # fmt: skip
+        raise
+    seal(request.folder)
+
+
+def _answer(folder: Path, as_json: bool) -> int:
+    """Writes worth.json, and says what stands in it."""
+    import msgspec
+
+    from harness.report.worth import HEADINGS, answer, table
+    from harness.results.folder import read_rows, read_samples, write_atomically
+    from harness.results.manifest import read_manifest
+    from harness.results.worth import judge
+
+    manifest = read_manifest(folder)
+    if not manifest.name.startswith(_NAME):
+        raise ResultsError(f"{folder}: is no run of harness worth; name an experiment, or a folder that worth has made")
+    found = judge(manifest, read_rows(folder), read_samples(folder))
+    lines = answer(found)
+    content = {"answer": lines} | msgspec.to_builtins(found)
+    encoded = msgspec.json.format(msgspec.json.encode(content), indent=1) + b"\n"
+    write_atomically(folder / "worth.json", encoded)
+    if as_json:
+        print(encoded.decode(), end="")
+    else:
+        _show(HEADINGS, table(found), lines, folder)
+    return DONE if any(point.outcome != "too few to compare" for point in found.points) else RUN_FAILED
+
+
+def _show(headings: tuple[str, ...], rows: list[tuple[str, ...]], lines: list[str], folder: Path) -> None:
+    from rich.box import SIMPLE_HEAD
+    from rich.console import Console
+    from rich.table import Table
+
+    # A table that is cut off would lose figures: where no person looks on, it is as wide as it has to be.
+    console = Console() if sys.stdout.isatty() else Console(width=_UNWRAPPED)
+    shown = len(headings) if console.width >= _WIDE else len(headings) - 2
+    table = Table(box=SIMPLE_HEAD, pad_edge=False)
+    for number, heading in enumerate(headings[:shown]):
+        table.add_column(heading, justify="right" if number else "left", no_wrap=True)
+    for row in rows:
+        table.add_row(*row[:shown])
+    console.print(table)
+    for line in lines:
+        console.print(line, markup=False, highlight=False)
+    print(f"report: {folder / 'report.html'}")
