@@ -29,6 +29,9 @@ _HEADLINES = {
 
 
 _MAX_NAMED = 8
+# Axes that a point's label holds already.
+_NAMED = ("tier", "workload")
+_WORST_FIRST = ("fail", "not resolvable", "pass")
 
 
 class Line(msgspec.Struct, frozen=True):
@@ -81,7 +84,8 @@ def _names(document: Document) -> tuple[str, str]:
     ours, theirs = document.reference, document.candidate
     if ours.engine != theirs.engine:
         return ours.engine, theirs.engine
-    return f"{ours.engine} {ours.runs[0]}", f"{theirs.engine} {theirs.runs[0]}"
+    names = f"{ours.engine} {ours.runs[0]}", f"{theirs.engine} {theirs.runs[0]}"
+    return names if names[0] != names[1] else (f"{names[0]} (reference)", f"{names[1]} (candidate)")
 
 
 def _pictures(
@@ -121,7 +125,7 @@ def point_labels(points: Sequence[PointResult]) -> list[str]:
     axes = list(points[0].axes) if points else []
     varied = [axis for axis in axes if len({value_text(point.axes[axis]) for point in points}) > 1]
     return [
-        " ".join([point.tier, *(_axis_text(a, point.axes[a]) for a in varied if a not in ("tier", "workload"))])
+        " ".join(filter(None, [point.tier, *(_axis_text(a, point.axes[a]) for a in varied if a not in _NAMED)]))
         for point in points
     ]
 
@@ -177,11 +181,13 @@ def comparison_findings(document: Document) -> list[str]:
 
 
 def lines(document: Document, labels: Sequence[str]) -> list[Line]:
-    return [
+    """A line a figure of each point, what fails first."""
+    found = [
         _line(label, point, figure)
         for label, point in zip(labels, document.points, strict=True)
         for figure in (*point.figures, *point.counts)
     ]
+    return sorted(found, key=lambda line: _WORST_FIRST.index(line.verdict))
 
 
 def _line(label: str, point: PointResult, figure: Figure) -> Line:
@@ -203,7 +209,10 @@ def _line(label: str, point: PointResult, figure: Figure) -> Line:
 def amount(metric: str, value: float) -> str:
     if metric.endswith("_s") and metric.startswith("ttft"):
         return duration(value)
-    return format_bytes(value) if metric.endswith("_bytes") else digits(value, 6 if metric.endswith("tokens") else 3)
+    if metric.endswith("_bytes"):
+        return format_bytes(value)
+    # A count is a whole number: 513, and not 513.000.
+    return f"{value:,.0f}" if value == round(value) else digits(value, 6 if metric.endswith("tokens") else 3)
 
 
 def signed(share: float | None) -> str:

@@ -207,8 +207,9 @@ def test_thinning_is_even_per_tier_and_said() -> None:
     rows = [row(("gpu", "cpu")[n % 2], 0.1, at_s=float(n)) for n in range(20_000)]
     figure = timeline(rows, {})
     drawn = {trace.name: len(trace.x) for trace in figure.data}
-    # 200 are the slowest 1 %; of 9,900 of each tier every fourth is drawn.
-    assert drawn == {"gpu": 2575, "cpu": 2575}
+    # 200 are the slowest 1 %, all of one tier or of both; of each tier's others every fourth is drawn.
+    assert drawn.keys() == {"gpu", "cpu"} and min(drawn.values()) >= 2475
+    assert sum(drawn.values()) == 200 + 19_800 // 4
     assert figure.layout.meta["note"] == (
         "5,150 of 20,000 requests are drawn: the slowest 1% and all that failed or prove nothing; the others evenly"
         " chosen. The figures use all."
@@ -225,7 +226,7 @@ def test_thinning_never_drops_the_slowest_nor_what_failed() -> None:
     for place in (31, 33, 35):
         rows[place] = row(None, None, at_s=float(place))
     found = traces(timeline(rows, {}))
-    assert sorted(found["load"].y)[-10:] == pytest.approx([1000 * ttft_s for ttft_s in sorted(slow.values())])
+    assert sorted(found["load"].y)[-10:] == pytest.approx(sorted(slow.values()))
     assert list(found["load, error"].x) == [31.0, 33.0, 35.0]
     assert len(found["load"].x) < 7_000
 

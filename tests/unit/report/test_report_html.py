@@ -116,7 +116,8 @@ def test_the_file_is_complete_in_itself(tmp_path: Path) -> None:
 def test_a_proven_run_says_what_it_found(tmp_path: Path) -> None:
     page = report(tmp_path, proven_rows(), [sample("gpu", n) for n in range(3)])
     finding = f"gpu: 30{TIMES} faster than recompute (mean TTFT 100 ms against 3.00 s at 4,097 prompt tokens)."
-    assert page.text["findings"].split("Findings")[1].strip() == finding
+    assert page.text["findings"].split("Findings")[1].strip().startswith(f"{finding}\n")
+    assert "recompute3.00 ± 0.25 smean TTFT, 3 rows" in page.text["findings"]
     assert "6 rows measured, all proven" in page.text["evidence"]
     assert page.classes["evidence"] == "banner good"
     assert "state" not in page.text

@@ -23,7 +23,7 @@ def test_a_sweep_of_two_axes_is_a_map_with_a_line_where_both_are_equal() -> None
     cells, line = figure.data
     # A line of the map for each hit rate, a column for each length, in powers of two.
     assert [list(values) for values in cells.z] == [pytest.approx([-1.0, 0.0]), pytest.approx([1.0, 3.0])]
-    assert [list(words) for words in cells.text] == [[f"0.50{TIMES}", f"1.0{TIMES}"], [f"2.0{TIMES}", f"8.0{TIMES}"]]
+    assert [list(words) for words in cells.text] == [[f"0.5{TIMES}", f"1.0{TIMES}"], [f"2.0{TIMES}", f"8.0{TIMES}"]]
     assert cells.hovertext[1][1] == (
         f"<b>disk</b> at prompt_tokens=4097, hit_rate=0.5<br>8.0{TIMES} as fast as recompute"
         "<br>mean 125 ms against 1.00 s"
