@@ -76,7 +76,7 @@ def _with_all_cells(manifest: Manifest, rows: Sequence[RequestRecord]) -> Manife
 def _context(
     folder: Path, manifest: Manifest, rows: Sequence[RequestRecord], samples: Sequence[Sample]
 ) -> dict[str, Any]:
-    summary = summarize(manifest, rows)
+    summary = summarize(manifest, rows, samples)
     labels = cell_labels(summary["cells"])
     figure_rows = tables.figure_rows(summary)
     slowest_rows = slowest([row for row in rows if row.phase != "warm"])
@@ -107,7 +107,8 @@ def _context(
         "source_names": sources(),
         "sources": tables.source_rows(summary)[:_MAX_TABLE_ROWS],
         "lags": [row for row in tables.lag_rows(summary) if row.worth_telling][:_MAX_TABLE_ROWS],
-        "environment": [*_environment(manifest), *_noise(samples)],
+        "noise": _noise(samples),
+        "environment": _environment(manifest),
         "cells": _cells(manifest, labels)[:_MAX_TABLE_ROWS],
         "sizes": _sizes(manifest),
         "config": _yaml(manifest.cells[0].config) if manifest.cells else "",

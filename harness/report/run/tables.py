@@ -75,13 +75,15 @@ class FlowRow(msgspec.Struct, frozen=True):
 
 
 class SourceRow(msgspec.Struct, frozen=True):
-    """Prompt tokens of the rows that count: in all, and by source in the order of tiers.sources."""
+    """Prompt tokens of the rows that count: in all, and by source in the order of tiers.sources. device_read: what the
+    cache server got from its device meanwhile."""
 
     cell: str
     tier: str
     verdicts: str
     prompt: str
     sources: tuple[str, ...]
+    device_read: str
 
 
 class SlowRow(msgspec.Struct, frozen=True):
@@ -192,10 +194,16 @@ def source_rows(summary: Mapping[str, Any]) -> list[SourceRow]:
             _verdicts(group["rows"]),
             f"{group['tokens']['prompt']:,}",
             tuple(_tokens(group["tokens"].get(source)) for source in sources()),
+            _device_read(group["counters"]),
         )
         for cell, tier, group in _groups(summary)
         if group["rows"]["counted"]
     ]
+
+
+def _device_read(counters: Mapping[str, int | None]) -> str:
+    known = [value for name, value in counters.items() if name.endswith("device_read_bytes")]
+    return NOT_REPORTED if not known or None in known else format_bytes(sum(value or 0 for value in known))
 
 
 def _tokens(value: int | None) -> str:

@@ -128,9 +128,18 @@ def test_a_proven_run_says_what_it_found(tmp_path: Path) -> None:
     ]  # fmt: skip
     assert [line[0] for line in page.rows["figures"]].count("cell") == 2
     assert page.rows["source-table"][1:] == [
-        ["base", "recompute", "3 proven", "12,291", "12,291", "0", "0", "not reported"],
-        ["base", "gpu", "3 proven", "12,291", "3", "12,288", "0", "not reported"],
+        ["base", "recompute", "3 proven", "12,291", "12,291", "0", "0", "not reported", "not reported"],
+        ["base", "gpu", "3 proven", "12,291", "3", "12,288", "0", "not reported", "not reported"],
     ]
+
+
+def test_the_proof_tells_what_the_device_gave(tmp_path: Path) -> None:
+    moved = Counters(computed_tokens=1, device_read_bytes={"disk": 3 * 2**20})
+    rows = [row("disk_cold", 0.2, at_s=n) for n in range(2)]
+    page = report(tmp_path, rows, [sample("disk_cold", n, observed=moved) for n in range(2)])
+    assert page.rows["source-table"][0][-1] == "read from the device"
+    assert page.rows["source-table"][1][-1] == "6MiB"
+    assert "steal mean 1.0 %" in page.text["evidence"]
 
 
 def test_contradicted_rows_are_counted_explained_and_left_out(tmp_path: Path) -> None:
@@ -226,7 +235,7 @@ def test_a_free_load(tmp_path: Path) -> None:
     assert "base: cpu_hit_tokens 8,192" in page.text["counters"]
     # Requests of one TTFT have no distribution.
     assert page.figures() == ["sources", "timeline"]
-    assert ["steal", "not reported"] in page.rows["environment"]
+    assert "steal not reported" in page.text["evidence"]
 
 
 def test_a_simulated_run_is_called_a_prediction(tmp_path: Path) -> None:
