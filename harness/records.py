@@ -141,6 +141,10 @@ class StoreFacts(msgspec.Struct, frozen=True, kw_only=True):
     slot_bytes: int
 
 
+# The error of a request that measure.budget ended: the load was longer than the time that it was given.
+CUT_OFF = "not finished when the time (measure.budget) was over"
+
+
 class PresetFacts(msgspec.Struct, frozen=True, kw_only=True):
     """Whose machine the simulator stood for. standing: how far its predictions may be believed, as a clause."""
 

@@ -97,6 +97,19 @@ class Ratio(msgspec.Struct, frozen=True, kw_only=True):
     reason: str | None = None
 
     @property
+    def turned(self) -> Ratio:
+        """The ratio as it is seen from its other side."""
+        return Ratio(
+            ratio=1 / self.ratio,
+            low=None if self.high is None else 1 / self.high,
+            high=None if self.low is None else 1 / self.low,
+            reference_s=self.typical_s,
+            typical_s=self.reference_s,
+            samples=(self.samples[1], self.samples[0]),
+            reason=self.reason,
+        )
+
+    @property
     def distinct(self) -> bool:
         """Whether the interval lies on one side of 1: one of the two is faster."""
         return self.low is not None and self.high is not None and (self.low > 1 or self.high < 1)

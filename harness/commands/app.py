@@ -18,6 +18,8 @@ _EXAMPLES = """Examples:
 
     harness list experiments
 
+    harness init mine.yaml --engine sim
+
     harness run quickstart --engine sim
 
     harness run quickstart --engine vllm --set workload.prompt_tokens=8193
@@ -40,6 +42,7 @@ _EXAMPLES = """Examples:
 
 # Verb: module in harness/commands, function, first line of its docstring.
 VERBS = {
+    "init": ("init", "init", "Writes an experiment file for your model, engine and disk, each key explained."),
     "run": ("run", "run", "Measures an experiment's base point."),
     "sweep": ("run", "sweep", "Measures every point of the file's `sweep` axes, into one folder."),
     "worth": (

@@ -9,13 +9,17 @@ from typing import Annotated
 from cyclopts import Parameter
 
 from harness.commands.errors import DONE, RUN_FAILED, told
+from harness.commands.output import IN_WORDS, Answer, print_json
 from harness.errors import ConfigError
 
 _COLOURS = {True: "32", False: "31", None: "33"}
 
 
 @told
-def doctor(*needs: Annotated[str, Parameter(help="What you want to do: the names in [] of its last lines.")]) -> int:
+def doctor(
+    *needs: Annotated[str, Parameter(help="What you want to do: the names in [] of its last lines.")],
+    answer: Answer = IN_WORDS,
+) -> int:
     """Says what this machine can and cannot do, each with the cure.
 
     Exit code 1: a check failed; with names, one of those cannot be done here.
@@ -28,7 +32,10 @@ def doctor(*needs: Annotated[str, Parameter(help="What you want to do: the names
     if unknown := [name for name in needs if name not in known]:
         raise ConfigError(f"{unknown[0]}: doctor knows no such ability; choose from {', '.join(known)}")
     found = checks(Path.cwd())
-    for line, ok in render(found):
+    if answer.as_json:
+        stops = {name: [check.name for check in obstacles(ability, found)] for name, ability in known.items()}
+        print_json({"checks": found, "obstacles": stops})
+    for line, ok in [] if answer.as_json else render(found):
         print(f"\x1b[{_COLOURS[ok]}m{line}\x1b[0m" if sys.stdout.isatty() and ok is not True else line)
     if needs:
         return RUN_FAILED if any(obstacles(known[name], found) for name in needs) else DONE

@@ -8,11 +8,14 @@ from typing import Annotated
 from cyclopts import Parameter
 
 from harness.commands.errors import DONE, told
+from harness.commands.output import IN_WORDS, Answer, name_report, print_json
 from harness.errors import ConfigError, FioError, ReplayError
 
 
 @told
-def characterize(*folders: Annotated[Path, Parameter(help="Folders of runs that had storage.trace.")]) -> int:
+def characterize(
+    *folders: Annotated[Path, Parameter(help="Folders of runs that had storage.trace.")], answer: Answer = IN_WORDS
+) -> int:
     """Compares what runs did to their block devices and files.
 
     It makes io.json and report.html again.
@@ -31,7 +34,11 @@ def characterize(*folders: Annotated[Path, Parameter(help="Folders of runs that 
         if (io := read_io(folder)) is None:
             raise ConfigError(f"{folder}: holds no trace; run it again with --set storage.trace=true (root, bpftrace)")
         found.append(io)
-    print(render_traces(found))
+    if answer.as_json:
+        print_json(found)
+    else:
+        print(render_traces(found))
+        name_report(folders[-1], browse=answer.browse)
     return DONE
 
 

@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
 
 from harness.commands.errors import DONE, RUN_FAILED, command_line, told
 from harness.commands.options import EngineChoice, Out, Overrides, Resume, Size
+from harness.commands.output import IN_WORDS, Answer, console, name_report, print_json
 from harness.engines import ENGINES
 from harness.errors import ConfigError, EngineError, Interrupted, ResultsError
 
 if TYPE_CHECKING:
     from harness.experiment.read import Plan
     from harness.measure.run import RunRequest
+    from harness.results.summary import Summary
 
 ToMeasure = Annotated[
     Path | None,
@@ -33,13 +35,15 @@ def run(
     size: Size = None,
     out: Out = None,
     resume: Resume = None,
+    answer: Answer = IN_WORDS,
 ) -> int:
     """Measures an experiment's base point.
 
     Example: harness run quickstart --engine sim --set seed=2
     """
     plan = _plan(experiment, overrides, size)
-    return _measured(_resumed(resume, plan, engine, False) if resume else _fresh(plan, engine, out, False))
+    request = _resumed(resume, plan, engine, False) if resume else _fresh(plan, engine, out, False)
+    return _measured(request, answer)
 
 
 @told
@@ -52,13 +56,15 @@ def sweep(
     size: Size = None,
     out: Out = None,
     resume: Resume = None,
+    answer: Answer = IN_WORDS,
 ) -> int:
     """Measures every point of the file's `sweep` axes, into one folder.
 
     Example: harness sweep thesis_exp2_hit_rate --engine vllm
     """
     plan = _plan(experiment, overrides, size)
-    return _measured(_resumed(resume, plan, engine, True) if resume else _fresh(plan, engine, out, True))
+    request = _resumed(resume, plan, engine, True) if resume else _fresh(plan, engine, out, True)
+    return _measured(request, answer)
 
 
 def _plan(experiment: Path | None, overrides: list[str] | None, size: str | None) -> Plan | None:
@@ -67,13 +73,12 @@ def _plan(experiment: Path | None, overrides: list[str] | None, size: str | None
     return None if experiment is None else load_experiment(experiment, overrides or [], size)
 
 
-def _measured(request: RunRequest) -> int:
-    from rich.console import Console
-
+def _measured(request: RunRequest, answer: Answer) -> int:
     from harness.measure.run import run as run_cells
     from harness.report.refresh import seal
     from harness.report.run.terminal import ProgressLine, render_summary
     from harness.results.manifest import read_manifest
+    from harness.results.summary import plain_summary
 
     folder = request.folder
     try:
@@ -85,14 +90,17 @@ def _measured(request: RunRequest) -> int:
             print(f"harness: rows so far are in {folder}; harness run --resume {folder} goes on", file=sys.stderr)
         raise
     summary = seal(folder)
-    Console().print(render_summary(summary, read_manifest(folder)))
-    print(f"report: {folder / 'report.html'}")
+    if answer.as_json:
+        print_json(plain_summary(summary))
+    else:
+        console().print(render_summary(summary, read_manifest(folder)))
+        name_report(folder, browse=answer.browse)
     return DONE if _every_tier_counts(summary) else RUN_FAILED
 
 
-def _every_tier_counts(summary: dict[str, Any]) -> bool:
+def _every_tier_counts(summary: Summary) -> bool:
     """A tier without one row that counts was not measured, whatever else went well."""
-    return all(tier["rows"]["counted"] for cell in summary["cells"] for tier in cell["tiers"].values())
+    return all(tier.rows.counted for cell in summary.cells for tier in cell.tiers.values())
 
 
 def checked_plan(plan: Plan | None, engine: EngineChoice | None, out: Path | None) -> tuple[Plan, EngineChoice]:

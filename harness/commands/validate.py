@@ -11,6 +11,7 @@ from cyclopts import Parameter
 
 from harness.commands.errors import command_line, seconds, told
 from harness.commands.options import EngineChoice, Out, Overrides, Tolerance
+from harness.commands.output import IN_WORDS, Answer, console, name_report, print_json
 from harness.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -41,6 +42,7 @@ def validate(
     passes: Annotated[int, Parameter(help="With --calibrate: how often it is each point's turn.")] = 6,
     tolerance: Tolerance = 0.05,
     out: Out = None,
+    answer: Answer = IN_WORDS,
 ) -> int:
     """Holds the calibrated simulator against a real engine: pass, fail, and why.
 
@@ -60,7 +62,7 @@ def validate(
     from harness.validation.validate import validate as run_validation
 
     if is_published(shipped(experiment)):
-        return _published(shipped(experiment), tolerance, out)
+        return _published(shipped(experiment), tolerance, out, answer)
     source = calibration if calibrate is None else _micro(experiment, overrides or [], calibrate, calibrating, passes)
     if source is None or (calibration is not None and calibrate is not None):
         raise ConfigError(
@@ -69,10 +71,9 @@ def validate(
     chosen: list[str | None] = [*(sizes or [])] or [None]
     plans = {size: load_experiment(experiment, overrides or [], size) for size in chosen}
     first = next(iter(plans.values()))
-    name = first.experiment.name
-    folder = out or new_folder(f"validate-{name}", engine or "vllm")
+    folder = out or new_folder(f"validate-{first.experiment.name}", engine or "vllm")
     request = Validation(
-        name=name,
+        name=first.experiment.name,
         cells=planned_cells(plans),
         engine=engine or "vllm",
         calibration=source,
@@ -85,7 +86,7 @@ def validate(
     )
     with ProgressLine() as progress:
         judgement = run_validation(request, progress)
-    return _tell(judgement, folder)
+    return _tell(judgement, folder, answer)
 
 
 @told
@@ -96,6 +97,7 @@ def compare(
     *,
     tolerance: Tolerance = 0.05,
     out: Out = None,
+    answer: Answer = IN_WORDS,
 ) -> int:
     """Holds any two runs of one experiment against each other.
 
@@ -107,7 +109,8 @@ def compare(
     from harness.validation.validate import compare_runs
 
     folder = out or new_folder("compare", "sim").with_name(f"compare-{reference.name}-{candidate.name}")
-    return _tell(compare_runs(reference, candidate, folder, _margin(tolerance), command_line()), folder)
+    judgement = compare_runs(reference, candidate, folder, _margin(tolerance), command_line())
+    return _tell(judgement, folder, answer)
 
 
 def planned_cells(plans: Mapping[str | None, Plan]) -> list[Cell]:
@@ -131,7 +134,7 @@ def _micro(experiment: Path, overrides: list[str], size: str, budget: str, passe
     return Micro(size=f"{size}:", cells=_of_size(size, cells), passes=passes, experiment=plan.experiment)
 
 
-def _published(table: Path, tolerance: float, out: Path | None) -> int:
+def _published(table: Path, tolerance: float, out: Path | None, answer: Answer) -> int:
     from harness.measure.run import new_folder
     from harness.report.run.terminal import ProgressLine
     from harness.validation.published import validate_published
@@ -139,7 +142,7 @@ def _published(table: Path, tolerance: float, out: Path | None) -> int:
     folder = out or new_folder("validate-published", "sim")
     with ProgressLine() as progress:
         judgement = validate_published(table, folder, _margin(tolerance), command_line(), progress)
-    return _tell(judgement, folder)
+    return _tell(judgement, folder, answer)
 
 
 def _margin(tolerance: float) -> float:
@@ -148,16 +151,17 @@ def _margin(tolerance: float) -> float:
     return tolerance
 
 
-def _tell(judgement: Judgement, folder: Path) -> int:
-    from rich.console import Console
-
+def _tell(judgement: Judgement, folder: Path, answer: Answer) -> int:
     from harness.report.validation.html import comparison_findings, terminal_table, write_comparison
     from harness.validation.document import EXIT_CODES
 
     document = judgement.document
     write_comparison(folder, *judgement)
-    Console().print(terminal_table(document))
-    for line in comparison_findings(document):
-        print(line)
-    print(f"{document.verdict}; report: {folder / 'report.html'}")
+    if answer.as_json:
+        print_json(document)
+    else:
+        console().print(terminal_table(document))
+        for line in comparison_findings(document):
+            print(line)
+        name_report(folder, f"{document.verdict}; ", answer.browse)
     return EXIT_CODES[document.verdict]

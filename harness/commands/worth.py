@@ -10,12 +10,13 @@ from cyclopts import Parameter
 
 from harness.commands.errors import DONE, RUN_FAILED, command_line, told
 from harness.commands.options import EngineChoice, Out, Overrides, Resume, Size
+from harness.commands.output import IN_WORDS, Answer, console, name_report, print_json
 from harness.errors import ConfigError, EngineError, Interrupted, ResultsError
 
 if TYPE_CHECKING:
     from harness.measure.run import RunRequest
 
-_UNWRAPPED, _WIDE = 10_000, 104
+_WIDE = 104
 _NAME = "worth-"
 _What = Annotated[
     Path | None,
@@ -37,7 +38,7 @@ def worth(
     size: Size = None,
     out: Out = None,
     resume: Resume = None,
-    json: Annotated[bool, Parameter(negative="", help="Prints worth.json in place of sentences.")] = False,
+    output: Answer = IN_WORDS,
 ) -> int:
     """Answers whether the cache behind the engine is worth it: from which length on, and at what cost.
 
@@ -50,10 +51,10 @@ def worth(
     Example: harness worth mine.yaml --engine vllm --tokens 1024 --tokens 8192 --set cache.disk.path=/mnt/nvme
     """
     if experiment is not None and (experiment / "manifest.json").exists() and resume is None:
-        return _answer(experiment, json)
+        return _answer(experiment, output)
     request = _again(resume, experiment) if resume else _first(experiment, engine, tokens or [], overrides, size, out)
     _measure(request)
-    return _answer(request.folder, json)
+    return _answer(request.folder, output)
 
 
 def _first(
@@ -110,7 +111,7 @@ def _measure(request: RunRequest) -> None:
     seal(request.folder)
 
 
-def _answer(folder: Path, as_json: bool) -> int:
+def _answer(folder: Path, output: Answer) -> int:
     """Writes worth.json, and says what stands in it."""
     import msgspec
 
@@ -127,27 +128,25 @@ def _answer(folder: Path, as_json: bool) -> int:
     content = {"answer": lines} | msgspec.to_builtins(found)
     encoded = msgspec.json.format(msgspec.json.encode(content), indent=1) + b"\n"
     write_atomically(folder / "worth.json", encoded)
-    if as_json:
-        print(encoded.decode(), end="")
+    if output.as_json:
+        print_json(content)
     else:
-        _show(HEADINGS, table(found), lines, folder)
+        _show(HEADINGS, table(found), lines)
+        name_report(folder, browse=output.browse)
     return DONE if any(point.outcome != "too few to compare" for point in found.points) else RUN_FAILED
 
 
-def _show(headings: tuple[str, ...], rows: list[tuple[str, ...]], lines: list[str], folder: Path) -> None:
+def _show(headings: tuple[str, ...], rows: list[tuple[str, ...]], lines: list[str]) -> None:
     from rich.box import SIMPLE_HEAD
-    from rich.console import Console
     from rich.table import Table
 
-    # A table that is cut off would lose figures: where no person looks on, it is as wide as it has to be.
-    console = Console() if sys.stdout.isatty() else Console(width=_UNWRAPPED)
-    shown = len(headings) if console.width >= _WIDE else len(headings) - 2
+    screen = console()
+    shown = len(headings) if screen.width >= _WIDE else len(headings) - 2
     table = Table(box=SIMPLE_HEAD, pad_edge=False)
     for number, heading in enumerate(headings[:shown]):
         table.add_column(heading, justify="right" if number else "left", no_wrap=True)
     for row in rows:
         table.add_row(*row[:shown])
-    console.print(table)
+    screen.print(table)
     for line in lines:
-        console.print(line, markup=False, highlight=False)
-    print(f"report: {folder / 'report.html'}")
+        screen.print(line, markup=False, highlight=False)

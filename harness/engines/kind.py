@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 
 if TYPE_CHECKING:
     from harness.engines.base import Engine
+    from harness.engines.proposal import Proposal, Wanted
     from harness.experiment.fields import Cores, Strict
     from harness.experiment.model import Experiment
     from simulator.models import ModelSpec
@@ -86,6 +87,7 @@ class EngineKind:
     check: refuses what this machine lacks (PreflightError), before a run of this engine.
     cores: where its processes and the load are pinned. disk_path: where the files of its disk tier are.
     unproven: what to add to the settings before a missing tier can be proven; "" where nothing helps.
+    propose: what `harness init` writes for it; None: nothing. attaches: it can be one that runs already.
     runs_already: it and its cache server run already, so that the cache server cannot be left out.
     without_gpu: cache.gpu may be 0. simulated: its times are computed, whatever machine it runs on.
     environment: what scripts/engine_env has to install for it; None: nothing.
@@ -101,6 +103,8 @@ class EngineKind:
     cores: Callable[[Experiment], Cores] = _unpinned
     disk_path: Callable[[Experiment, Path], Path] = _disk_path
     unproven: Callable[[Experiment], str] = lambda _: ""
+    propose: Callable[[Wanted], Proposal] | None = None
+    attaches: bool = False
     runs_already: Callable[[Experiment], bool] = lambda _: False
     without_gpu: bool = False
     simulated: bool = False

@@ -61,7 +61,7 @@ def run(request: RunRequest, progress: Progress) -> Path:
     Raises PreflightError, ConfigError and other ValueErrors before anything starts, EngineError and Interrupted when
     the run fails on its way: its rows are kept, and --resume goes on.
     """
-    loads = _preflight(request)
+    loads = preflight(request)
     folder = _open(request)
     try:
         with asyncio.Runner(loop_factory=_new_loop) as runner:
@@ -73,7 +73,7 @@ def run(request: RunRequest, progress: Progress) -> Path:
     return folder.path
 
 
-def _preflight(request: RunRequest) -> dict[str, FreeLoad]:
+def preflight(request: RunRequest) -> dict[str, FreeLoad]:
     """Checks every cell before anything starts; returns the free loads, by cell."""
     loads: dict[str, FreeLoad] = {}
     abilities: dict[str, Capabilities] = {}

@@ -39,7 +39,8 @@ class Sampler:
         self._last: str | None = None
 
     def add(self, tier: str, values: list[float], *, proven: bool, placing_s: float = 0.0, took_s: float = 0.0) -> None:
-        """One sample of a tier: the metric of its proven rows, whether the tier was proven at all, how long it took to
+        """One sample of a tier: the metric of its proven rows, of which it gives one value (requests that were sent
+        together depend on each other); whether the tier was proven at all, how long it took to
         place the prefix, and how long all else of the sample took."""
         state = self._tiers[tier]
         lower = max(tier, self._last or tier, key=state_names().index)
@@ -47,7 +48,7 @@ class Sampler:
         self._last = tier
         state.spent_s += took_s
         state.samples += 1
-        state.values += values
+        state.values += [sum(values) / len(values)] if values else []
         state.not_proven_in_a_row = 0 if proven else state.not_proven_in_a_row + 1
 
     def round(self, elapsed_s: float) -> list[str]:

@@ -46,6 +46,7 @@ VERDICT_SYMBOLS = {
     "unproven": "diamond-open",
     "no claim": "circle",
     "error": "triangle-down-open",
+    "cut off": "line-ns-open",
 }
 MAX_DOTS = 6_000
 MAX_CURVE_POINTS = 1_000

@@ -5,12 +5,13 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
 
 import msgspec
 
 from harness.report.axes import cell_labels
-from harness.results.summary import FREE_LOAD
+from harness.report.simulated import flat_notes, how_made, in_figures, simulated_notes
+from harness.results.summary import FREE_LOAD, CellFigures, Latency, RunRows, Summary, TierFigures
+from harness.stats import FEWEST_SAMPLES, TOO_FEW, Ratio, ratio_interval
 from traces.tiers import all_states, state_names
 
 UNKNOWN = "\N{EN DASH}"
@@ -21,7 +22,7 @@ THIN_NOTE = f"{THIN_MARK} fewer values than this percentile needs: no more than 
 
 
 class Evidence(msgspec.Struct, frozen=True):
-    """level: 'good', 'warn' or 'bad'. counts: (word, number). cures: what to do, one sentence each."""
+    """level: 'good', 'simulated', 'warn' or 'bad'. counts: (word, number). cures: what to do, one sentence each."""
 
     level: str
     headline: str
@@ -52,15 +53,31 @@ def duration(value_s: float | None) -> str:
     return f"{digits(rounded_s * factor)} {unit}"
 
 
-def mean_with_interval(figures: Mapping[str, Any] | None) -> str:
-    """'46.7 ± 1.2 ms': the mean and half of its 95 % interval; without ± where there is no interval."""
+def mean_with_interval(figures: Latency | None) -> str:
+    """'46.7 ± 1.2 ms': the mean and half of its 95 % interval; without one, the mean and range: '46.7 (40–90) ms'."""
     if figures is None:
         return UNKNOWN
-    unit, factor = time_unit(figures["mean"])
-    if figures["mean_high"] is None:
-        return f"{digits(figures['mean'] * factor)} {unit}"
-    half_s = round(figures["mean_high"] - figures["mean"], 9) + 0.0
-    return f"{digits(figures['mean'] * factor)} ± {digits(half_s * factor, 2)} {unit}"
+    unit, factor = time_unit(figures.mean)
+    mean = digits(figures.mean * factor)
+    if figures.half_width is not None:
+        half_s = round(figures.half_width, 9) + 0.0
+        return f"{mean} ± {digits(half_s * factor, 2)} {unit}"
+    low, high = digits(figures.min * factor), digits(figures.max * factor)
+    return f"{mean} {unit}" if low == high else f"{mean} ({low}{UNKNOWN}{high}) {unit}"
+
+
+def with_interval(ratio: Ratio) -> str:
+    """'6.0× (5.1–7.2×)'; without the brackets where nothing spreads, as in a simulation."""
+    middle = f"{_times(ratio.ratio)}{TIMES}"
+    if ratio.low is None or ratio.high is None:
+        return middle
+    low, high = _times(ratio.low), _times(ratio.high)
+    return middle if low == high else f"{middle} ({low}{UNKNOWN}{high}{TIMES})"
+
+
+def _times(ratio: float) -> str:
+    """Two digits, and three near 1: 1.04 is no '1.0 times faster'."""
+    return digits(ratio, 3 if 0.9 < ratio < 1.1 else 2)
 
 
 def digits(value: float, significant: int = 3) -> str:
@@ -97,154 +114,209 @@ def tier_order(tiers: Iterable[str]) -> list[str]:
     return [tier for tier in known if tier in names] + sorted(names.difference(known))
 
 
-def evidence(summary: Mapping[str, Any]) -> Evidence:
-    """How far the rows may be believed, from their verdicts."""
-    rows = summary["rows"]
-    counts = tuple((word, rows[word]) for word in ("proven", "contradicted", "unproven"))
-    counts = (*counts, ("error" if rows["errors"] == 1 else "errors", rows["errors"]))
-    claimed = any(tier != FREE_LOAD for cell in summary["cells"] for tier in cell["tiers"])
-    measured, used = rows["measured"], rows["counted"]
-    if not measured:
-        return Evidence("bad", "No request was measured", counts, ("Look into logs/ and run it again.",), ())
-    if used == measured:
-        how = "all proven" if claimed else "all answered; a free load claims no tier for a request"
-        headline = f"{plural(measured, 'row')} measured, {how}"
+def evidence(summary: Summary) -> Evidence:
+    """How far the rows may be believed: from their verdicts, and from whether anybody measured them.
+
+    A request that measure.budget ended is counted apart: the load was longer than its time, and nothing is wrong.
+    """
+    rows, made = summary.rows, how_made(summary)
+    cut_off = rows.cut_off or 0
+    proven = "as claimed" if made == "simulated" else "proven"
+    verdicts = ((proven, rows.proven), ("contradicted", rows.contradicted), ("unproven", rows.unproven))
+    counts = [*verdicts, ("error" if rows.errors == 1 else "errors", rows.errors)]
+    if cut_off:
+        counts.append(("cut off by the budget", cut_off))
+    claimed = any(tier != FREE_LOAD for cell in summary.cells for tier in cell.tiers)
+    ended, used = rows.measured - cut_off, rows.counted
+    if not ended:
+        cure = "Raise measure.budget, or ask for less." if cut_off else "Look into logs/ and run it again."
+        headline = "No request was finished" if cut_off else "No request was measured"
+        return Evidence("bad", headline, tuple(counts), (cure,), ())
+    if used == ended:
+        served = "each served by the tier it claims" if made == "simulated" else "all proven"
+        what = served if claimed else "all answered; a free load claims no tier for a request"
     else:
-        headline = f"{plural(measured, 'row')} measured, {used:,} in the figures, {measured - used:,} left out"
-    level = "good" if used == measured else "warn" if used else "bad"
-    return Evidence(level, headline, counts, tuple(_cures(rows)), _reasons(summary))
+        what = f"{used:,} in the figures, {ended - used:,} left out"
+    verb = "simulated, not measured" if made == "simulated" else made
+    good = "good" if made == "measured" else "simulated"
+    level = good if used == ended else "warn" if used else "bad"
+    headline = f"{plural(ended, 'row')} {verb}, {what}"
+    return Evidence(level, headline, tuple(counts), tuple(_cures(rows)), _reasons(summary))
 
 
-def _cures(rows: Mapping[str, int]) -> list[str]:
+def _cures(rows: RunRows) -> list[str]:
     cures = []
-    if rows["contradicted"]:
+    if rows.contradicted:
         cures.append(
             "Contradicted rows were served from elsewhere than the tier under test, and are in no figure. Compare the"
             " report's resolved cache sizes with the configured ones: make room in that tier, or see the engine's log"
             " for a connector that gave up."
         )
-    if rows["unproven"]:
+    if rows.unproven:
         cures.append(
             "For unproven rows the counters do not say who served them. Let nothing else use the engine meanwhile,"
             " and use a version that reports tokens by source (harness doctor lists what is missing)."
         )
-    if rows["errors"]:
+    if rows.errors:
         cures.append("Failed requests are in no figure: see logs/, lower the load or raise measure.request_timeout.")
-    if rows["measured"] - rows["counted"] - rows["errors"] - rows["contradicted"] - rows["unproven"] > 0:
+    known = rows.counted + rows.errors + rows.contradicted + rows.unproven + (rows.cut_off or 0)
+    if rows.measured > known:
         cures.append("Some rows claim a tier and carry no verdict: the run ended before their counters were read.")
     return cures
 
 
-def _reasons(summary: Mapping[str, Any]) -> tuple[tuple[str, int], ...]:
+def _reasons(summary: Summary) -> tuple[tuple[str, int], ...]:
     total: Counter[str] = Counter()
-    for cell in summary["cells"]:
-        for figures in cell["tiers"].values():
-            total.update(figures["left_out_reasons"])
+    for cell in summary.cells:
+        for figures in cell.tiers.values():
+            total.update(figures.left_out_reasons)
     return tuple(total.most_common(5))
 
 
 class _Pair(msgspec.Struct, frozen=True):
-    """A tier against the baseline in one cell. ratio > 1: the tier is faster. distinct: their intervals are apart."""
+    """A tier against the baseline in one cell. ratio above 1: the tier is faster."""
 
     where: str
-    ratio: float
-    distinct: bool
-    tier_s: float
-    baseline_s: float
+    ratio: Ratio
+
+    @property
+    def gain(self) -> bool:
+        return self.ratio.distinct and round(self.ratio.ratio, 2) != 1
+
+    @property
+    def few(self) -> bool:
+        return self.ratio.reason is not None
 
 
-def findings(summary: Mapping[str, Any]) -> list[str]:
-    """What the figures say, one sentence each, computed from the summary."""
-    measured = [cell for cell in summary["cells"] if any(_ttft(tier) for tier in cell["tiers"].values())]
+def findings(summary: Summary) -> list[str]:
+    """What the figures say, one sentence each, computed from the summary; first, of a simulated run, whose they are."""
+    measured = [cell for cell in summary.cells if any(_ttft(tier) for tier in cell.tiers.values())]
     if not measured:
         return ["No row may stand for a tier, so there is no finding."]
     lines = []
-    baseline = _baseline(measured)
-    labels = cell_labels(summary["cells"])
-    for tier in tier_order({tier for cell in measured for tier in cell["tiers"]} - {baseline, FREE_LOAD}):
-        pairs = [pair for cell in measured if (pair := _pair(cell, tier, baseline, labels[cell["key"]]))]
+    baseline, made = _baseline(measured), in_figures(summary)
+    labels = cell_labels(summary.cells)
+    for tier in tier_order({tier for cell in measured for tier in cell.tiers} - {baseline, FREE_LOAD}):
+        pairs = [pair for cell in measured if (pair := _pair(cell, tier, baseline, labels[cell.key]))]
         if pairs:
-            lines.append(_compare(tier, baseline, pairs))
-    lines += _free_load(measured, labels)
+            lines.append(f"{_compared(tier, baseline, pairs)} ({made}typical TTFT{_times_of(pairs)}).")
+    lines += _free_load(measured, labels, made)
     if not lines:
         lines = [
-            f"{baseline}: mean TTFT {mean_with_interval(_ttft(cell['tiers'][baseline]))}{_at(cell, baseline, labels)}."
+            f"{baseline}: {made}mean TTFT {mean_with_interval(_ttft(cell.tiers[baseline]))}"
+            f"{_at(cell, baseline, labels)}."
             for cell in measured[:3]
-            if baseline in cell["tiers"]
+            if baseline in cell.tiers
         ]
-    return lines
+    return [*simulated_notes(summary), *lines, *flat_notes(summary)]
 
 
-def _ttft(tier: Mapping[str, Any] | None) -> dict[str, Any] | None:
-    return tier["metrics"]["ttft_s"] if tier else None
+def _ttft(tier: TierFigures | None) -> Latency | None:
+    return tier.metrics["ttft_s"] if tier else None
 
 
-def _baseline(cells: list[dict[str, Any]]) -> str:
+def _baseline(cells: list[CellFigures]) -> str:
     """What tiers are compared with: recompute, or else the slowest."""
     means: dict[str, float] = {}
     for cell in cells:
-        for tier, group in cell["tiers"].items():
+        for tier, group in cell.tiers.items():
             if figures := _ttft(group):
-                means[tier] = max(means.get(tier, 0.0), figures["mean"])
+                means[tier] = max(means.get(tier, 0.0), figures.mean)
     computed = next((state.name for state in all_states() if state.served_by is None and state.name in means), None)
     return computed or max(sorted(means), key=means.__getitem__)
 
 
-def _pair(cell: Mapping[str, Any], tier: str, baseline: str, label: str) -> _Pair | None:
-    own, base = _ttft(cell["tiers"].get(tier)), _ttft(cell["tiers"].get(baseline))
-    if own is None or base is None or own["mean"] <= 0 or base["mean"] <= 0:
-        return None
-    both = own["mean_high"] is not None and base["mean_high"] is not None
-    distinct = both and (own["mean_high"] < base["mean_low"] or base["mean_high"] < own["mean_low"])
-    where = _at(cell, tier, {cell["key"]: label})
-    return _Pair(where, base["mean"] / own["mean"], distinct, own["mean"], base["mean"])
+def _pair(cell: CellFigures, tier: str, baseline: str, label: str) -> _Pair | None:
+    own, base = _ttft(cell.tiers.get(tier)), _ttft(cell.tiers.get(baseline))
+    ratio = ratio_interval(base.samples, own.samples) if own and base else None
+    return None if ratio is None else _Pair(_at(cell, tier, {cell.key: label}), ratio)
 
 
-def _at(cell: Mapping[str, Any], tier: str, labels: Mapping[str, str]) -> str:
+def _at(cell: CellFigures, tier: str, labels: Mapping[str, str]) -> str:
     """' at prompt_tokens=4097' in a sweep, ' at 4,097 prompt tokens' where all prompts have one length."""
-    if cell["overrides"]:
-        return f" at {labels[cell['key']]}"
-    group = cell["tiers"][tier]
-    each, rest = divmod(group["tokens"]["prompt"], max(1, group["rows"]["counted"]))
+    if cell.overrides:
+        return f" at {labels[cell.key]}"
+    group = cell.tiers[tier]
+    each, rest = divmod(group.tokens.prompt, max(1, group.rows.counted))
     return f" at {each:,} prompt tokens" if each and not rest else ""
 
 
-def _compare(tier: str, baseline: str, pairs: list[_Pair]) -> str:
-    if len(pairs) == 1:
-        pair = pairs[0]
-        against = f"mean TTFT {duration(pair.tier_s)} against {duration(pair.baseline_s)}{pair.where}"
-        if not pair.distinct:
-            return f"{tier}: no difference from {baseline} that these samples can show ({against})."
-        return f"{tier}: {_times(pair.ratio)} than {baseline} ({against})."
-    least, most = (choose(pairs, key=lambda pair: pair.ratio) for choose in (min, max))
-    text = (
-        f"{tier}: from {_times(least.ratio)}{least.where} to {_times(most.ratio)}{most.where} than {baseline}"
-        f" (mean TTFT, {len(pairs)} cells)"
-    )
-    unclear = sum(not pair.distinct for pair in pairs)
-    return text + (f"; {unclear} of them show no difference with these samples." if unclear else ".")
+def _compared(tier: str, baseline: str, pairs: list[_Pair]) -> str:
+    """Clauses: where there is no gain, up to what there is one, what the samples cannot separate, what has too few."""
+    if len(pairs) == 1 and pairs[0].gain:
+        return f"{tier}: {_faster(pairs[0].ratio)} than {baseline}{pairs[0].where}"
+    clear = sorted((pair for pair in pairs if pair.gain), key=lambda pair: pair.ratio.ratio)
+    rest = [pair for pair in pairs if not pair.gain and not pair.few]
+    # One with a ratio that every sample repeats is known to be no gain.
+    equal = [pair for pair in rest if pair.ratio.low == pair.ratio.high or pair.ratio.distinct]
+    open_ = [pair for pair in rest if pair not in equal]
+    few = [pair for pair in pairs if pair.few]
+    clauses = [f"no gain{_places(equal, pairs)}"] if equal else []
+    clauses += _most([pair for pair in clear if pair.ratio.ratio > 1], pairs)
+    clauses += _most([pair for pair in reversed(clear) if pair.ratio.ratio < 1], pairs)
+    if open_:
+        between = f", {with_interval(open_[0].ratio)}" if len(pairs) == 1 else ""
+        clauses.append(f"these samples cannot separate them{between}{_places(open_, pairs)}")
+    if few:
+        clauses.append(f"{TOO_FEW}{_counted(few)}{_places(few, pairs)}")
+    return f"{tier} against {baseline}: {'; '.join(clauses)}"
 
 
-def _times(ratio: float) -> str:
-    return f"{digits(ratio, 2)}{TIMES} faster" if ratio >= 1 else f"{digits(1 / ratio, 2)}{TIMES} slower"
+def _most(pairs: list[_Pair], among: Sequence[_Pair]) -> list[str]:
+    """The clause of the pairs that are all faster, or all slower, the smallest difference first; none without."""
+    if not pairs:
+        return []
+    least, most = pairs[0], pairs[-1]
+    if len(pairs) == 1 or _faster(least.ratio) == _faster(most.ratio):
+        return [f"{_faster(most.ratio)}{_places(pairs, among)}"]
+    return [f"{_faster(least.ratio)}{least.where}, up to {_faster(most.ratio)}{most.where}"]
 
 
-def _free_load(cells: list[dict[str, Any]], labels: Mapping[str, str]) -> list[str]:
-    loads = [(cell, cell["tiers"][FREE_LOAD]) for cell in cells if _ttft(cell["tiers"].get(FREE_LOAD))]
+def _places(pairs: Sequence[_Pair], among: Sequence[_Pair]) -> str:
+    if len(pairs) == len(among) > 1:
+        return f" at all {len(pairs)} points"
+    return "".join(pair.where for pair in pairs[:1]) if len(pairs) == 1 else f" at {len(pairs)} of {len(among)} points"
+
+
+def _counted(pairs: Sequence[_Pair]) -> str:
+    """' (2 and 9; at least 3 each)' of a single pair: the baseline's samples and the tier's."""
+    if len(pairs) > 1:
+        return ""
+    base, own = pairs[0].ratio.samples
+    return f" ({base} and {own}; at least {FEWEST_SAMPLES} each)"
+
+
+def _times_of(pairs: Sequence[_Pair]) -> str:
+    if len(pairs) > 1:
+        return f", {len(pairs)} points"
+    ratio = pairs[0].ratio
+    return f" {duration(ratio.typical_s)} against {duration(ratio.reference_s)}"
+
+
+def _faster(ratio: Ratio) -> str:
+    """'6.0× (5.1–7.2×) faster', or 'slower' by the ratio seen from the other side."""
+    return f"{with_interval(ratio)} faster" if ratio.ratio >= 1 else f"{with_interval(ratio.turned)} slower"
+
+
+def _free_load(cells: list[CellFigures], labels: Mapping[str, str], made: str) -> list[str]:
+    loads = [(cell, ttft) for cell in cells if (ttft := _ttft(cell.tiers.get(FREE_LOAD)))]
     if not loads:
         return []
-    loads.sort(key=lambda pair: pair[1]["metrics"]["ttft_s"]["p50"])
+    loads.sort(key=lambda pair: pair[1].p50)
     if len(loads) > 1:
         (fast, low), (slow, high) = loads[0], loads[-1]
+        if duration(low.p50) == duration(high.p50):
+            return [f"The {made}median TTFT is {duration(low.p50)} at all {len(loads)} points."]
         return [
-            f"Median TTFT from {duration(low['metrics']['ttft_s']['p50'])} at {labels[fast['key']]} to"
-            f" {duration(high['metrics']['ttft_s']['p50'])} at {labels[slow['key']]} ({len(loads)} cells)."
+            f"The {made}median TTFT goes from {duration(low.p50)} at {labels[fast.key]} to {duration(high.p50)} at"
+            f" {labels[slow.key]} ({len(loads)} points)."
         ]
-    group = loads[0][1]
-    ttft, flow = group["metrics"]["ttft_s"], group["throughput"]
-    text = f"TTFT: median {duration(ttft['p50'])}, p90 {duration(ttft['p90'])} over {plural(ttft['n'], 'request')}"
+    cell, ttft = loads[0]
+    flow, hit_rate = cell.tiers[FREE_LOAD].throughput, cell.tiers[FREE_LOAD].tokens.hit_rate
+    p90 = percentile_text(ttft.p90, ttft.n, 0.9)
+    text = f"{made}TTFT: median {duration(ttft.p50)}, p90 {p90} over {plural(ttft.n, 'request')}"
     if flow:
-        text += f"; {digits(flow['requests_per_s'])} requests/s"
-    if group["tokens"]["hit_rate"] is not None:
-        text += f"; {percent(group['tokens']['hit_rate'])} of the prompt tokens came from a cache"
-    return [f"{text}."]
+        text += f"; {digits(flow.requests_per_s)} requests/s"
+    if hit_rate is not None:
+        text += f"; {percent(hit_rate)} of the prompt tokens came from a cache"
+    return [f"{text[:1].upper()}{text[1:]}."]

@@ -108,7 +108,7 @@ def _two_axes(folder: Path) -> Path:
 
 def _cluster(folder: Path) -> Path:
     """A hundred thousand requests over nine cells."""
-    shared = ([], ["disk"], ["cpu", "disk"])
+    shared: tuple[list[str], ...] = ([], ["disk"], ["cpu", "disk"])
     cells = [
         cell(f"{way}-{n}", {"deployment.routing": way, "deployment.shared": tiers})
         for way in ("round-robin", "least-loaded", "prefix-aware")

@@ -9,6 +9,7 @@ from harness.engines.kind import Clock, DiskTier, EngineKind, Packs, Traits
 
 if TYPE_CHECKING:
     from harness.engines.base import Engine
+    from harness.engines.proposal import Proposal, Wanted
     from harness.engines.sim.settings import SimSettings
     from harness.experiment.model import Experiment
     from simulator.models import ModelSpec
@@ -84,12 +85,19 @@ def _check(experiment: Experiment, results: Path) -> None:
     check_disk(Path(disk.path) if disk.path else results, disk.capacity, settings.storage.reserve)
 
 
+def _propose(wanted: Wanted) -> Proposal:
+    from harness.engines.sim.proposal import propose_sim
+
+    return propose_sim(wanted)
+
+
 KIND = EngineKind(
     settings=_settings,
     make=_make,
     disk=_disk,
     traits=_traits,
     packs=_packs,
+    propose=_propose,
     consistent=_consistent,
     check=_check,
     without_gpu=True,

@@ -20,14 +20,13 @@ from harness.engines.sim.storage import StorageDevice, store_facts
 from harness.engines.sim.transfers import Transfers
 from harness.errors import EngineError
 from harness.experiment.model import Experiment
-from harness.records import Capabilities, CellRecord, Counters, Resolved, StorageFigures, Throughput, singly
+from harness.records import CUT_OFF, Capabilities, CellRecord, Counters, Resolved, StorageFigures, Throughput, singly
 from simulator.models import ModelSpec
 from traces.load import Blocked, Done, Load, Send, WaitUntil
 from traces.request import Request, RequestRecord, TokensByTier, stable_id
 from traces.tiers import PAGE_CACHE
 
 _SLICE_S = 0.02
-CUT_OFF = "not finished when the time (measure.budget) was over"
 
 
 def chunk_keys(request: Request, chunk_tokens: int) -> list[int]:

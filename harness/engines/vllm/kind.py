@@ -9,6 +9,7 @@ from harness.engines.kind import Clock, DiskTier, EngineKind, Environment, Packs
 
 if TYPE_CHECKING:
     from harness.engines.base import Engine
+    from harness.engines.proposal import Proposal, Wanted
     from harness.engines.vllm.settings import VllmSettings
     from harness.experiment.model import Experiment
     from simulator.models import ModelSpec
@@ -93,12 +94,20 @@ _WHERE = {
 }
 
 
+def _propose(wanted: Wanted) -> Proposal:
+    from harness.engines.vllm.proposal import propose_vllm
+
+    return propose_vllm(wanted)
+
+
 KIND = EngineKind(
     settings=_settings,
     make=_make,
     disk=_disk,
     traits=_traits,
     packs=_packs,
+    propose=_propose,
+    attaches=True,
     consistent=_consistent,
     check=_check,
     cores=lambda experiment: _section(experiment).cores,

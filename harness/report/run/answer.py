@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
 import msgspec
 
-from harness.report.words import digits, duration, mean_with_interval, percent, plural, tier_order
+from harness.report.simulated import how_made, in_figures
+from harness.report.words import digits, duration, mean_with_interval, percent, percentile_text, plural, tier_order
 from harness.results.manifest import Manifest
-from harness.results.provenance import is_simulated
-from harness.results.summary import FREE_LOAD
+from harness.results.summary import FREE_LOAD, Summary, TierFigures
 from traces.tiers import all_states
 
 _MAX_TILES = 6
@@ -32,39 +29,40 @@ class Tile(msgspec.Struct, frozen=True):
     mark: str = ""
 
 
-def badge(manifest: Manifest) -> Badge:
+def badge(manifest: Manifest, summary: Summary) -> Badge:
+    """A run that has not ended says so before anything else."""
     if manifest.status != "complete":
         return Badge("PARTIAL", "warn")
-    if any(cell.record and cell.record.storage for cell in manifest.cells):
-        return Badge("DEVICE MEASURED, ENGINE SIMULATED", "simulated")
-    return Badge("SIMULATED", "simulated") if is_simulated(manifest.engine) else Badge("MEASURED", "good")
+    made = how_made(summary)
+    return Badge(made.upper(), "good" if made == "measured" else "simulated")
 
 
-def tiles(summary: Mapping[str, Any]) -> list[Tile]:
+def tiles(summary: Summary) -> list[Tile]:
     """A number a tier of a run with one cell, or a load's own; none for a sweep, whose figure follows at once."""
-    if len(summary["cells"]) != 1:
+    if len(summary.cells) != 1:
         return []
-    (cell,) = summary["cells"]
-    if group := cell["tiers"].get(FREE_LOAD):
+    (cell,) = summary.cells
+    if group := cell.tiers.get(FREE_LOAD):
         return _load_tiles(group)
     labels = {state.name: state.label for state in all_states()}
     found = []
-    for tier in tier_order(cell["tiers"]):
-        figures = cell["tiers"][tier]["metrics"]["ttft_s"]
+    for tier in tier_order(cell.tiers):
+        figures = cell.tiers[tier].metrics["ttft_s"]
         if figures:
-            about = f"{plural(figures['n'], 'row')}, p90 {duration(figures['p90'])}"
-            found.append(Tile(labels.get(tier, tier), mean_with_interval(figures), f"mean TTFT, {about}", tier))
+            about = f"{plural(figures.n, 'row')}, p90 {percentile_text(figures.p90, figures.n, 0.9)}"
+            name = f"{in_figures(summary)}mean TTFT"
+            found.append(Tile(labels.get(tier, tier), mean_with_interval(figures), f"{name}, {about}", tier))
     return found[:_MAX_TILES]
 
 
-def _load_tiles(group: Mapping[str, Any]) -> list[Tile]:
-    ttft, flow, rate = group["metrics"]["ttft_s"], group["throughput"], group["tokens"]["hit_rate"]
+def _load_tiles(group: TierFigures) -> list[Tile]:
+    ttft, flow, rate = group.metrics["ttft_s"], group.throughput, group.tokens.hit_rate
     found = []
     if ttft:
-        found = [Tile("median TTFT", duration(ttft["p50"]), f"of {plural(ttft['n'], 'request')}", FREE_LOAD)]
-        found.append(Tile("p90 TTFT", duration(ttft["p90"]), f"slowest {duration(ttft['max'])}", FREE_LOAD))
+        found = [Tile("median TTFT", duration(ttft.p50), f"of {plural(ttft.n, 'request')}", FREE_LOAD)]
+        found.append(Tile("p90 TTFT", duration(ttft.p90), f"slowest {duration(ttft.max)}", FREE_LOAD))
     if flow:
-        found.append(Tile("throughput", f"{digits(flow['requests_per_s'])} requests/s", "completed"))
+        found.append(Tile("throughput", f"{digits(flow.requests_per_s)} requests/s", "completed"))
     if rate is not None:
         found.append(Tile("hit rate", percent(rate), "of prompt tokens came from a cache"))
     return found

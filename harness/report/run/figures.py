@@ -16,6 +16,7 @@ from plotly.subplots import make_subplots
 
 from harness.records import Sample
 from harness.report.axes import Axis, Panel, panels, shortened, value_text
+from harness.report.simulated import FLAT, flat_axes, in_figures
 from harness.report.style import (
     GREY,
     MAX_BOXES,
@@ -31,25 +32,25 @@ from harness.report.style import (
     wide,
 )
 from harness.report.words import NOT_REPORTED, duration, fitting_unit, mean_with_interval, tier_order
-from harness.results.summary import FREE_LOAD, core_slower, counted
+from harness.results.summary import FREE_LOAD, CellFigures, Latency, Summary, core_slower, counted
 from traces.request import RequestRecord
 from traces.tiers import sources
 
 
-def ttft_by_tier(summary: Mapping[str, Any]) -> go.Figure:
+def ttft_by_tier(summary: Summary) -> go.Figure:
     """Mean TTFT with its 95 % interval in one cell: a line a tier, its value written beside its mark."""
-    (cell,) = summary["cells"]
-    found = [(tier, f) for tier in tier_order(cell["tiers"]) if (f := cell["tiers"][tier]["metrics"]["ttft_s"])]
-    unit, factor = fitting_unit([figures["mean"] for _, figures in found])
+    (cell,) = summary.cells
+    found = [(tier, f) for tier in tier_order(cell.tiers) if (f := cell.tiers[tier].metrics["ttft_s"])]
+    unit, factor = fitting_unit([figures.mean for _, figures in found])
     figure = go.Figure()
     for tier, figures in found:
-        half = None if figures["mean_high"] is None else (figures["mean_high"] - figures["mean"]) * factor
+        half = None if figures.half_width is None else figures.half_width * factor
         figure.add_scatter(
-            x=[figures["mean"] * factor],
+            x=[figures.mean * factor],
             y=[safe(tier)],
             error_x={"type": "data", "array": [half], "thickness": 1.5, "width": 5},
             mode="markers+text",
-            text=[duration(figures["mean"])],
+            text=[duration(figures.mean)],
             textposition="top center",
             cliponaxis=False,
             marker={"color": color_of(tier), "symbol": symbol_of(tier), "size": 11},
@@ -57,22 +58,23 @@ def ttft_by_tier(summary: Mapping[str, Any]) -> go.Figure:
             hovertext=[_about(tier, figures)],
             hoverinfo="text",
         )
-    scale = "log" if wide([figures["mean"] for _, figures in found]) else "linear"
-    figure.update_xaxes(title=f"mean TTFT ({unit})", type=scale, rangemode="tozero" if scale == "linear" else "normal")
+    scale = "log" if wide([figures.mean for _, figures in found]) else "linear"
+    figure.update_xaxes(title=f"{in_figures(summary)}mean TTFT ({unit})", type=scale)
+    figure.update_xaxes(rangemode="tozero" if scale == "linear" else "normal")
     order = [safe(tier) for tier, _ in reversed(found)]
     figure.update_yaxes(type="category", categoryorder="array", categoryarray=order, automargin=True)
     figure.update_yaxes(range=[-0.5, len(found) - 0.3])
     return finish(figure.update_layout(showlegend=False), "", height=110 + 46 * len(found))
 
 
-def ttft_by_axis(summary: Mapping[str, Any]) -> go.Figure:
+def ttft_by_axis(summary: Summary) -> go.Figure:
     """Mean with its 95 % interval per tier: along the first numeric axis, a panel for each point of the others.
 
     Points of an axis of names are not joined: there is nothing between them.
     """
-    axis, all_panels = panels(summary["cells"])
+    axis, all_panels = panels(summary.cells)
     shown = all_panels[:MAX_PANELS]
-    means = [f["mean"] for panel in shown for cell in panel.cells for f in _ttfts(cell)]
+    means = [f.mean for panel in shown for cell in panel.cells for f in _ttfts(cell)]
     unit, factor = fitting_unit(means)
     columns = 2 if len(shown) in (2, 4) else min(len(shown), 3)
     lines = -(-len(shown) // columns)
@@ -83,34 +85,34 @@ def ttft_by_axis(summary: Mapping[str, Any]) -> go.Figure:
         subplot_titles=[safe(shortened(panel.title, 48)) for panel in shown] if len(shown) > 1 else None,
         shared_yaxes="all",
     )
-    tiers = tier_order(tier for panel in shown for cell in panel.cells for tier in cell["tiers"])
+    tiers = tier_order(tier for panel in shown for cell in panel.cells for tier in cell.tiers)
     for number, panel in enumerate(shown):
         place = {"row": number // columns + 1, "col": number % columns + 1}
         for tier in tiers:
             trace = _mean_trace(panel, axis, tier, factor)
             figure.add_trace(trace.update(showlegend=not number, legendgroup=tier), **place)
-    _style_x(figure, axis)
+    _style_x(figure, axis, FLAT if axis in flat_axes(summary) else "")
     figure.update_annotations(font_size=12)
     scale = "log" if wide(means) else "linear"
     figure.update_yaxes(type=scale, rangemode="tozero" if scale == "linear" else "normal")
-    figure.update_yaxes(title=f"mean TTFT ({unit})", col=1)
+    figure.update_yaxes(title=f"{in_figures(summary)}mean TTFT ({unit})", col=1)
     note = "" if len(shown) == len(all_panels) else f"The first {len(shown)} of {len(all_panels)} panels are drawn."
     return finish(figure, note, height=280 * lines + 120, min_width=220 * columns + 80)
 
 
-def _ttfts(cell: Mapping[str, Any]) -> list[dict[str, Any]]:
-    return [figures for tier in cell["tiers"].values() if (figures := tier["metrics"]["ttft_s"])]
+def _ttfts(cell: CellFigures) -> list[Latency]:
+    return [figures for tier in cell.tiers.values() if (figures := tier.metrics["ttft_s"])]
 
 
 def _mean_trace(panel: Panel, axis: Axis | None, tier: str, factor: float) -> go.Scatter:
     """One tier's line in one panel; without an axis a point over the tier's own name."""
-    found = [(cell, cell["tiers"][tier]["metrics"]["ttft_s"]) for cell in panel.cells if tier in cell["tiers"]]
-    found = [(cell, figures) for cell, figures in found if figures]
-    halves = [None if f["mean_high"] is None else (f["mean_high"] - f["mean"]) * factor for _, f in found]
+    own = [(cell, cell.tiers[tier].metrics["ttft_s"]) for cell in panel.cells if tier in cell.tiers]
+    found = [(cell, figures) for cell, figures in own if figures]
+    halves = [None if f.half_width is None else f.half_width * factor for _, f in found]
     joined = axis is not None and axis.numeric
     return go.Scatter(
         x=[safe(tier) if axis is None else _x_value(axis, cell) for cell, _ in found],
-        y=[figures["mean"] * factor for _, figures in found],
+        y=[figures.mean * factor for _, figures in found],
         error_y={"type": "data", "array": halves, "thickness": 1.5, "width": 5},
         name=safe(tier),
         mode="lines+markers" if joined else "markers",
@@ -121,27 +123,29 @@ def _mean_trace(panel: Panel, axis: Axis | None, tier: str, factor: float) -> go
     )
 
 
-def _where(axis: Axis | None, cell: Mapping[str, Any]) -> str:
-    return "" if axis is None else f"{axis.name}={value_text(cell['overrides'].get(axis.key))}"
+def _where(axis: Axis | None, cell: CellFigures) -> str:
+    return "" if axis is None else f"{axis.name}={value_text(cell.overrides.get(axis.key))}"
 
 
-def _about(tier: str, figures: Mapping[str, Any], where: str = "") -> str:
+def _about(tier: str, figures: Latency, where: str = "") -> str:
     """What a mark stands for, in words with units."""
     head = f"<b>{safe(tier)}</b>" + (f" at {safe(where)}" if where else "")
-    spread = f"median {duration(figures['p50'])}, slowest {duration(figures['max'])}"
-    return f"{head}<br>mean {mean_with_interval(figures)} (95 %)<br>{spread}<br>n = {figures['n']:,}"
+    spread = f"median {duration(figures.p50)}, slowest {duration(figures.max)}"
+    return f"{head}<br>mean {mean_with_interval(figures)} (95 %)<br>{spread}<br>n = {figures.n:,}"
 
 
-def _x_value(axis: Axis, cell: Mapping[str, Any]) -> Any:
-    value = cell["overrides"].get(axis.key)
+def _x_value(axis: Axis, cell: CellFigures) -> Any:
+    value = cell.overrides.get(axis.key)
     return value if axis.numeric else safe(shortened(value_text(value)))
 
 
-def _style_x(figure: go.Figure, axis: Axis | None) -> None:
+def _style_x(figure: go.Figure, axis: Axis | None, remark: str) -> None:
+    """remark: what a reader has to know of the axis."""
     if axis is None:
         figure.update_xaxes(type="category")
         return
-    figure.update_xaxes(title={"text": safe(axis.name), "standoff": 8})
+    name = f"{axis.name} ({remark})" if remark else axis.name
+    figure.update_xaxes(title={"text": safe(name), "standoff": 8})
     if not axis.numeric:
         order = [safe(shortened(value_text(value))) for value in axis.values]
         figure.update_xaxes(type="category", categoryorder="array", categoryarray=order, automargin=True)

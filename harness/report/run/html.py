@@ -23,11 +23,12 @@ from harness.report.run.answer import badge, tiles
 from harness.report.run.header import header_facts
 from harness.report.run.takeaway import take_away
 from harness.report.run.timeline import slowest, timeline
+from harness.report.simulated import simulated_notes
 from harness.report.words import NOT_REPORTED, UNKNOWN, evidence, findings, percent, plural, tier_order
 from harness.results.folder import read_io, read_rows, read_samples, write_atomically
 from harness.results.manifest import CellEntry, Manifest, read_manifest
 from harness.results.provenance import is_simulated
-from harness.results.summary import FREE_LOAD, core_slower, summarize
+from harness.results.summary import FREE_LOAD, Summary, core_slower, summarize
 from traces.request import RequestRecord
 from traces.tiers import sources
 
@@ -77,7 +78,7 @@ def _context(
     folder: Path, manifest: Manifest, rows: Sequence[RequestRecord], samples: Sequence[Sample]
 ) -> dict[str, Any]:
     summary = summarize(manifest, rows, samples)
-    labels = cell_labels(summary["cells"])
+    labels = cell_labels(summary.cells)
     figure_rows = tables.figure_rows(summary)
     slowest_rows = slowest([row for row in rows if row.phase != "warm"])
     traced = read_io(folder)
@@ -85,11 +86,12 @@ def _context(
         "title": f"{manifest.name} on {manifest.engine}",
         "run": manifest.run_id,
         "manifest": manifest,
-        "badge": badge(manifest),
+        "badge": badge(manifest, summary),
         "header": header_facts(manifest),
         "state": _state(manifest, summary, folder),
         "what": _what(manifest, summary),
         "findings": [*findings(summary), *storage_lines(summary, labels)],
+        "answer_at": len(simulated_notes(summary)),
         "tiles": tiles(summary),
         "answers": _answers(summary),
         "evidence": evidence(summary),
@@ -118,15 +120,15 @@ def _context(
     }
 
 
-def _tables(summary: Mapping[str, Any]) -> list[tuple[str, list[tables.FigureRow]]]:
+def _tables(summary: Summary) -> list[tuple[str, list[tables.FigureRow]]]:
     """(title, rows) of each latency that some row has; TTFT's in any case, for what it leaves out."""
     found = [(title, tables.figure_rows(summary, metric)[:_MAX_TABLE_ROWS]) for metric, title in _TABLES.items()]
     return [(title, rows) for title, rows in found if title == _TABLES["ttft_s"] or any(row.n for row in rows)]
 
 
-def _state(manifest: Manifest, summary: Mapping[str, Any], folder: Path) -> dict[str, str]:
+def _state(manifest: Manifest, summary: Summary, folder: Path) -> dict[str, str]:
     """How the run ended. level '' where there is nothing to say."""
-    held = f"The figures below hold the {plural(summary['rows']['measured'], 'measured row')} that it finished."
+    held = f"The figures below hold the {plural(summary.rows.measured, 'measured row')} that it finished."
     if manifest.status == "complete":
         return {"level": "", "text": "", "error": ""}
     if manifest.status == "failed":
@@ -136,20 +138,20 @@ def _state(manifest: Manifest, summary: Mapping[str, Any], folder: Path) -> dict
     return {"level": "warn", "text": text, "error": manifest.error or ""}
 
 
-def _what(manifest: Manifest, summary: Mapping[str, Any]) -> str:
+def _what(manifest: Manifest, summary: Summary) -> str:
     """One line on what was measured, from the configuration and the rows."""
     first = manifest.cells[0] if manifest.cells else CellEntry(key="")
-    tiers = tier_order(tier for cell in summary["cells"] for tier in cell["tiers"])
+    tiers = tier_order(tier for cell in summary.cells for tier in cell.tiers)
     parts = [f"{first.workload_kind} workload"] if first.workload_kind else []
     if tiers and tiers != [FREE_LOAD]:
         parts.append(f"warm states {', '.join(tiers)}")
     if first.model:
         parts.append(f"model {first.model}")
-    for axis in varied_axes(summary["cells"]):
+    for axis in varied_axes(summary.cells):
         values = [value_text(value) for value in axis.values]
         shown = ", ".join(values) if len(values) <= 8 else f"{values[0]} … {values[-1]} ({len(values)} values)"
         parts.append(f"{axis.name} = {shown}")
-    if any(cell.get("storage") for cell in summary["cells"]):
+    if any(cell.storage for cell in summary.cells):
         parts.append("a real storage device under a simulated engine")
     elif is_simulated(manifest.engine):
         parts.append("simulated: a prediction, not a measurement")
@@ -166,14 +168,14 @@ def _sizes(manifest: Manifest) -> list[tuple[str, str, str]]:
         return []
 
 
-def _answers(summary: Mapping[str, Any]) -> list[Picture]:
+def _answers(summary: Summary) -> list[Picture]:
     """The figures that answer: what each tier takes, what that is spent on, where it pays."""
     found: list[Picture] = []
-    counted = sum(group["rows"]["counted"] > 0 for cell in summary["cells"] for group in cell["tiers"].values())
-    free = all(tier == FREE_LOAD for cell in summary["cells"] for tier in cell["tiers"])
+    counted = sum(group.rows.counted > 0 for cell in summary.cells for group in cell.tiers.values())
+    free = all(tier == FREE_LOAD for cell in summary.cells for tier in cell.tiers)
     if counted > 1:
         mean = "Mean TTFT and its 95 % interval, from the rows that count."
-        one = len(summary["cells"]) == 1
+        one = len(summary.cells) == 1
         figure = figures.ttft_by_tier(summary) if one else figures.ttft_by_axis(summary)
         found.append(picture("ttft", "TTFT" if free else "TTFT by tier", mean, figure, True, "figures"))
     if steps := maps.ladder(summary):
@@ -186,10 +188,10 @@ def _answers(summary: Mapping[str, Any]) -> list[Picture]:
     return found
 
 
-def _details(summary: Mapping[str, Any], rows: Sequence[RequestRecord], samples: Sequence[Sample]) -> list[Picture]:
+def _details(summary: Summary, rows: Sequence[RequestRecord], samples: Sequence[Sample]) -> list[Picture]:
     """The figures behind the answer, as far as they have something to show."""
     measured = [row for row in rows if row.phase != "warm"]
-    labels = cell_labels(summary["cells"])
+    labels = cell_labels(summary.cells)
     found: list[Picture] = []
     if figures.spreads(measured):
         spread = "How TTFT spreads, from the rows that count."
@@ -253,8 +255,8 @@ def _io(found: dict[str, Any] | None) -> dict[str, Any] | None:
     }
 
 
-def _doubts(samples: Sequence[Sample], summary: Mapping[str, Any]) -> list[Doubt]:
-    labels = cell_labels(summary["cells"])
+def _doubts(samples: Sequence[Sample], summary: Summary) -> list[Doubt]:
+    labels = cell_labels(summary.cells)
     found = [sample for sample in samples if sample.verdict in ("contradicted", "unproven")]
     return [
         Doubt(
@@ -270,9 +272,9 @@ def _doubts(samples: Sequence[Sample], summary: Mapping[str, Any]) -> list[Doubt
     ]
 
 
-def _load_counters(samples: Sequence[Sample], summary: Mapping[str, Any]) -> list[tuple[str, str]]:
+def _load_counters(samples: Sequence[Sample], summary: Summary) -> list[tuple[str, str]]:
     """(cell, what the counters moved by) of free loads, which claim no tier for a request."""
-    labels = cell_labels(summary["cells"])
+    labels = cell_labels(summary.cells)
     loads = [sample for sample in samples if sample.tier == FREE_LOAD]
     return [(labels.get(sample.cell, sample.cell), _counters(sample.observed)) for sample in loads]
 

@@ -10,8 +10,11 @@ import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
 from harness.report.axes import Axis, shortened, value_text, varied_axes
+from harness.report.simulated import in_figures
 from harness.report.style import MAX_PANELS, color_of, finish, safe
-from harness.report.words import TIMES, digits, duration, fitting_unit, tier_order
+from harness.report.words import TIMES, digits, duration, fitting_unit, tier_order, with_interval
+from harness.results.summary import CellFigures, Latency, Summary
+from harness.stats import ratio_interval
 from traces.tiers import all_states, tier_named
 
 # Cells hold their number only where it can be read.
@@ -20,17 +23,17 @@ _SLOWER, _EQUAL, _FASTER = "#C2571A", "#E9E6DF", "#2E6FA8"
 _PLAIN = "Cividis"
 
 
-def heat_maps(summary: Mapping[str, Any]) -> go.Figure | None:
+def heat_maps(summary: Summary) -> go.Figure | None:
     """How much faster than recompute each tier is, a panel a tier over a sweep's two axes; None for other sweeps.
 
     A line runs where both are equal. Without recompute there is nothing to compare with: mean TTFT is drawn.
     """
     baseline = next(state.name for state in all_states() if state.served_by is None)
-    axes = varied_axes(summary["cells"])
+    axes = varied_axes(summary.cells)
     if len(axes) != 2:
         return None
     along, across = axes
-    tiers = tier_order({tier for cell in summary["cells"] for tier in cell["tiers"]})
+    tiers = tier_order({tier for cell in summary.cells for tier in cell.tiers})
     compared = [tier for tier in tiers if tier != baseline] if baseline in tiers else []
     shown = (compared or tiers)[:MAX_PANELS]
     columns = min(2, len(shown))
@@ -55,7 +58,7 @@ def heat_maps(summary: Mapping[str, Any]) -> go.Figure | None:
 
 def _add_map(
     figure: go.Figure,
-    summary: Mapping[str, Any],
+    summary: Summary,
     axes: Sequence[Axis],
     tier: str,
     baseline: str | None,
@@ -77,7 +80,7 @@ def _add_map(
 
 
 def _grid(
-    summary: Mapping[str, Any], axes: Sequence[Axis], tier: str, baseline: str | None
+    summary: Summary, axes: Sequence[Axis], tier: str, baseline: str | None
 ) -> tuple[list[list[Any]], list[list[str]], list[list[str]]]:
     """Line by line of the second axis: log2 of the ratio (or seconds), the cell's text, and its tooltip."""
     columns, lines = (len(axis.values) for axis in axes)
@@ -85,49 +88,46 @@ def _grid(
     words = [[""] * columns for _ in range(lines)]
     hover = [[f"{safe(tier)}: not measured"] * columns for _ in range(lines)]
     places = [{value_text(value): place for place, value in enumerate(axis.values)} for axis in axes]
-    for cell in summary["cells"]:
-        column, line = (at[value_text(cell["overrides"].get(axis.key))] for at, axis in zip(places, axes, strict=True))
-        own = _mean(cell, tier)
-        base = _mean(cell, baseline) if baseline else None
-        where = ", ".join(f"{axis.name}={value_text(cell['overrides'].get(axis.key))}" for axis in axes)
-        if own is None or (baseline and base is None):
-            continue
-        if base is None:
-            z[line][column], words[line][column] = own, duration(own)
-            hover[line][column] = f"<b>{safe(tier)}</b> at {safe(where)}<br>mean {duration(own)}"
-            continue
-        z[line][column] = math.log2(base / own)
-        words[line][column] = f"{digits(base / own, 2)}{TIMES}"
-        hover[line][column] = (
-            f"<b>{safe(tier)}</b> at {safe(where)}<br>{digits(base / own, 2)}{TIMES} as fast as {safe(str(baseline))}"
-            f"<br>mean {duration(own)} against {duration(base)}"
-        )
+    for cell in summary.cells:
+        column, line = (at[value_text(cell.overrides.get(axis.key))] for at, axis in zip(places, axes, strict=True))
+        where = ", ".join(f"{axis.name}={value_text(cell.overrides.get(axis.key))}" for axis in axes)
+        head = f"<b>{safe(tier)}</b> at {safe(where)}"
+        own, base = _ttft(cell, tier), _ttft(cell, baseline)
+        if baseline is None:
+            if own:
+                z[line][column], words[line][column] = own.mean, duration(own.mean)
+                hover[line][column] = f"{head}<br>mean {duration(own.mean)}"
+        elif own and base and (ratio := ratio_interval(base.samples, own.samples)):
+            z[line][column] = math.log2(ratio.ratio)
+            words[line][column] = f"{digits(ratio.ratio, 2)}{TIMES}"
+            times = f"typical TTFT {duration(ratio.typical_s)} against {duration(ratio.reference_s)}"
+            hover[line][column] = f"{head}<br>{with_interval(ratio)} as fast as {safe(baseline)}<br>{times}"
     return z, words, hover
 
 
-def _mean(cell: Mapping[str, Any], tier: str | None) -> float | None:
-    group = cell["tiers"].get(tier)
-    figures = group["metrics"]["ttft_s"] if group else None
-    return figures["mean"] if figures and figures["mean"] > 0 else None
+def _ttft(cell: CellFigures, tier: str | None) -> Latency | None:
+    group = cell.tiers.get(tier) if tier else None
+    return group.metrics["ttft_s"] if group else None
 
 
 def _colours(compared: bool) -> dict[str, Any]:
     if not compared:
-        return {"colorscale": _PLAIN, "colorbar": {"title": "mean TTFT (s)", "thickness": 12}}
+        return {"colorscale": _PLAIN, "colorbar": {"title": "TTFT (s)", "thickness": 12}}
     powers = range(-4, 8)
     ticks = {"tickvals": list(powers), "ticktext": [f"{digits(2.0**power, 3)}{TIMES}" for power in powers]}
     scale = [[0.0, _SLOWER], [0.5, _EQUAL], [1.0, _FASTER]]
     return {"colorscale": scale, "cmid": 0, "colorbar": {"title": "faster", "thickness": 12, **ticks}}
 
 
-def ladder(summary: Mapping[str, Any]) -> go.Figure | None:
+def ladder(summary: Summary) -> go.Figure | None:
     """Mean TTFT by what it is spent on: each proven state against the state that lacks only its last step.
 
     None where states do not stand on each other: several cells, no state of the engine's own tier, or nothing above it.
     """
-    if len(summary["cells"]) != 1:
+    if len(summary.cells) != 1:
         return None
-    means = {tier: mean for tier in summary["cells"][0]["tiers"] if (mean := _mean(summary["cells"][0], tier))}
+    (cell,) = summary.cells
+    means = {tier: found.mean for tier in cell.tiers if (found := _ttft(cell, tier))}
     parts = _steps(means)
     if len(parts) < 2:
         return None
@@ -152,7 +152,10 @@ def ladder(summary: Mapping[str, Any]) -> go.Figure | None:
         textposition="middle right", cliponaxis=False, showlegend=False, hoverinfo="skip",
     )  # fmt: skip
     figure.update_layout(barmode="stack", legend={"traceorder": "normal"})
-    figure.update_xaxes(title=f"mean TTFT ({unit})", range=[0, 1.12 * factor * max(means[state] for state in parts)])
+    figure.update_xaxes(
+        title=f"{in_figures(summary)}mean TTFT ({unit})",
+        range=[0, 1.12 * factor * max(means[state] for state in parts)],
+    )
     rows = [safe(state) for state in reversed(order)]
     figure.update_yaxes(type="category", categoryorder="array", categoryarray=rows, automargin=True)
     return finish(figure, "", height=150 + 40 * len(order))

@@ -10,6 +10,7 @@ import msgspec
 from harness.experiment.units import format_bytes
 from harness.records import Resolved
 from harness.report.axes import cell_labels
+from harness.report.simulated import how_made
 from harness.report.words import (
     NOT_REPORTED,
     UNKNOWN,
@@ -17,11 +18,12 @@ from harness.report.words import (
     duration,
     mean_with_interval,
     percent,
+    percentile_text,
     tier_order,
     too_few,
 )
 from harness.results.manifest import CellEntry
-from harness.results.summary import FREE_LOAD
+from harness.results.summary import FREE_LOAD, RowCounts, Summary, TierFigures
 from traces.request import RequestRecord
 from traces.tiers import sources
 
@@ -100,43 +102,52 @@ class SlowRow(msgspec.Struct, frozen=True):
     cached: str
 
 
-def figure_rows(summary: Mapping[str, Any], metric: str = "ttft_s") -> list[FigureRow]:
-    return [_figure_row(cell, tier, group, metric) for cell, tier, group in _groups(summary)]
+def figure_rows(summary: Summary, metric: str = "ttft_s") -> list[FigureRow]:
+    proven = "simulated" if how_made(summary) == "simulated" else "proven"
+    return [_figure_row(cell, tier, group, metric, proven) for cell, tier, group in _groups(summary)]
 
 
-def _groups(summary: Mapping[str, Any]) -> Iterator[tuple[str, str, dict[str, Any]]]:
-    labels = cell_labels(summary["cells"])
-    for cell in summary["cells"]:
-        for tier in tier_order(cell["tiers"]):
-            yield labels[cell["key"]], tier, cell["tiers"][tier]
+def _groups(summary: Summary) -> Iterator[tuple[str, str, TierFigures]]:
+    labels = cell_labels(summary.cells)
+    for cell in summary.cells:
+        for tier in tier_order(cell.tiers):
+            yield labels[cell.key], tier, cell.tiers[tier]
 
 
-def _figure_row(cell: str, tier: str, group: Mapping[str, Any], metric: str) -> FigureRow:
-    figures, rows = group["metrics"][metric], group["rows"]
-    n = figures["n"] if figures else 0
-    needed = figures["samples_for_5_percent"] if figures else None
+def _figure_row(cell: str, tier: str, group: TierFigures, metric: str, proven: str) -> FigureRow:
+    """proven: the word for rows that count. A simulator's rows are never called proven, nor a free load's unmarked."""
+    figures, rows = group.metrics[metric], group.rows
+    n = figures.n if figures else 0
+    needed = figures.samples_for_5_percent if figures else None
     return FigureRow(
         cell=cell,
         tier=tier,
         n=n,
         mean=mean_with_interval(figures),
         percentiles=tuple(
-            Percentile(duration(figures[name] if figures else None), bool(n) and too_few(n, share))
+            Percentile(duration(getattr(figures, name) if figures else None), bool(n) and too_few(n, share))
             for name, share in _PERCENTILES.items()
         ),
-        slowest=duration(figures["max"] if figures else None),
-        cv=percent(figures["cv"] if figures else None),
+        slowest=duration(figures.max if figures else None),
+        cv=percent(figures.cv if figures else None),
         samples=UNKNOWN if needed is None else f"{needed:,}",
-        hit_tokens=_tokens(group["tokens"]["cached"]),
-        verdicts=_verdicts(rows),
-        left_out=rows["measured"] - rows["counted"],
-        reasons=tuple(group["left_out_reasons"].items()),
+        hit_tokens=_tokens(group.tokens.cached),
+        verdicts=_verdicts(rows, proven),
+        left_out=rows.measured - rows.counted - (rows.cut_off or 0),
+        reasons=tuple(group.left_out_reasons.items()),
     )
 
 
-def _verdicts(rows: Mapping[str, int]) -> str:
-    errors = "error" if rows["errors"] == 1 else "errors"
-    verdicts = [(word, rows[word]) for word in ("proven", "contradicted", "unproven")] + [(errors, rows["errors"])]
+def _verdicts(rows: RowCounts, proven: str) -> str:
+    """How many rows have which verdict; proven: the word for those that count."""
+    errors = "error" if rows.errors == 1 else "errors"
+    verdicts = [
+        (proven, rows.counted if proven != "proven" else rows.proven),
+        ("contradicted", rows.contradicted),
+        ("unproven", rows.unproven),
+        (errors, rows.errors),
+        ("cut off", rows.cut_off or 0),
+    ]
     return ", ".join(f"{number:,} {word}" for word, number in verdicts if number) or UNKNOWN
 
 
@@ -157,47 +168,57 @@ def slow_rows(slowest: Sequence[RequestRecord], labels: Mapping[str, str]) -> li
     ]
 
 
-def lag_rows(summary: Mapping[str, Any]) -> list[LagRow]:
+def lag_rows(summary: Summary) -> list[LagRow]:
     found = []
     for cell, tier, group in _groups(summary):
-        lag, ttft = group["metrics"]["send_lag_s"], group["metrics"]["ttft_s"]
+        lag, ttft = group.metrics["send_lag_s"], group.metrics["ttft_s"]
         if lag is None or ttft is None:
             continue
-        share = lag["p99"] / ttft["p50"] if ttft["p50"] > 0 else None
+        share = lag.p99 / ttft.p50 if ttft.p50 > 0 else None
+        p99 = percentile_text(lag.p99, lag.n, 0.99)
         late, told = (share is not None and share > limit for limit in (LAG_LIMIT, LAG_TOLD))
-        found.append(LagRow(cell, tier, duration(lag["p50"]), duration(lag["p99"]), percent(share), late, told))
+        found.append(LagRow(cell, tier, duration(lag.p50), p99, percent(share), late, told))
     return found
 
 
-def flow_rows(summary: Mapping[str, Any]) -> list[FlowRow]:
+def flow_rows(summary: Summary) -> list[FlowRow]:
     found = []
+    output_of = dict(_storage_outputs(summary))
     for cell, _, group in _groups(summary):
-        if flow := group["throughput"]:
-            output = flow["output_tokens_per_s"]
+        if flow := group.throughput:
+            output = output_of.get(cell, flow.output_tokens_per_s)
             found.append(
                 FlowRow(
                     cell,
-                    f"{digits(flow['requests_per_s'])}/s",
-                    f"{digits(flow['prompt_tokens_per_s'])}/s",
+                    f"{digits(flow.requests_per_s)}/s",
+                    f"{digits(flow.prompt_tokens_per_s)}/s",
                     NOT_REPORTED if output is None else f"{digits(output)}/s",
-                    NOT_REPORTED if group["tokens"]["hit_rate"] is None else percent(group["tokens"]["hit_rate"]),
+                    NOT_REPORTED if group.tokens.hit_rate is None else percent(group.tokens.hit_rate),
                 )
             )
     return found
 
 
-def source_rows(summary: Mapping[str, Any]) -> list[SourceRow]:
+def _storage_outputs(summary: Summary) -> Iterator[tuple[str, float | None]]:
+    """Output tokens a second of loads that storage alone served: by the device's clock, as its own findings say it."""
+    labels = cell_labels(summary.cells)
+    for cell in summary.cells:
+        if cell.storage and cell.storage.throughput and (wall := cell.storage.throughput.get("wall_clock")):
+            yield labels[cell.key], wall.tokens_per_s
+
+
+def source_rows(summary: Summary) -> list[SourceRow]:
     return [
         SourceRow(
             cell,
             tier,
-            _verdicts(group["rows"]),
-            f"{group['tokens']['prompt']:,}",
-            tuple(_tokens(group["tokens"].get(source)) for source in sources()),
-            _device_read(group["counters"]),
+            _verdicts(group.rows, "simulated" if how_made(summary) == "simulated" else "proven"),
+            f"{group.tokens.prompt:,}",
+            tuple(_tokens(group.tokens.by_source.get(source)) for source in sources()),
+            _device_read(group.counters),
         )
         for cell, tier, group in _groups(summary)
-        if group["rows"]["counted"]
+        if group.rows.counted
     ]
 
 

@@ -5,35 +5,52 @@ from __future__ import annotations
 import itertools
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Sequence
 from types import TracebackType
-from typing import Any
 
 from rich.box import SIMPLE_HEAD
 from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
 from rich.live import Live
+from rich.measure import Measurement
 from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
 from harness.report.axes import cell_labels
 from harness.report.io.storage_words import storage_lines
+from harness.report.run.header import header_facts
 from harness.report.run.tables import FigureRow, FlowRow, figure_rows, flow_rows, lag_rows
-from harness.report.words import digits, evidence, findings, plural
+from harness.report.simulated import how_made
+from harness.report.words import THIN_NOTE, digits, evidence, findings, plural
 from harness.results.manifest import Manifest
+from harness.results.summary import Summary
 
 _LINE_EVERY_S = 10.0
 _REDRAWS_PER_S = 4
-_COLORS = {"good": "green", "warn": "yellow", "bad": "red"}
+_COLORS = {"good": "green", "simulated": "magenta", "warn": "yellow", "bad": "red"}
 _MAX_ROWS = 200
 _WIDE = 110
+_MEAN = "TTFT ± 95 %"
+_WORDS = ("cell", "tier", "verdicts")
+_ALL_COLUMNS = ("cell", "tier", "n", _MEAN, "p50", "p90", "p99", "hit tokens", "verdicts", "left out")
+# In a narrow terminal the first of these that fits, each cell with a table of its own.
+_NARROWER = (
+    ("tier", "n", _MEAN, "p50", "p90", "p99", "verdicts"),
+    ("tier", "n", _MEAN, "p50", "p90", "verdicts"),
+    ("tier", "n", _MEAN, "p50", "verdicts"),
+    ("tier", "n", _MEAN),
+    ("tier", _MEAN),
+)
+_UNLIMITED = 10_000  # columns
 
 
-def render_summary(summary: Mapping[str, Any], manifest: Manifest) -> RenderableType:
+def render_summary(summary: Summary, manifest: Manifest) -> RenderableType:
     """The run's figures as a table, with what the evidence is worth and what it shows."""
     judged = evidence(summary)
-    head = f"{manifest.name} on {summary['engine']}: {summary['status']}"
+    made = how_made(summary)
+    head = f"{manifest.name} on {summary.engine}: {summary.status}{'' if made == 'measured' else f', {made}'}"
     parts: list[RenderableType] = [Text(printable(head), style="bold")]
+    parts += [Text(printable(f"  {label}: {value}"), style="dim") for label, value in header_facts(manifest)]
     if manifest.error:
         parts.append(Text(printable(manifest.error), style="red"))
     rows = figure_rows(summary)
@@ -42,17 +59,19 @@ def render_summary(summary: Mapping[str, Any], manifest: Manifest) -> Renderable
     if len(rows) > _MAX_ROWS:
         parts.append(Text(f"the first {_MAX_ROWS} of {len(rows):,} lines; summary.json has all"))
     if any(percentile.thin for row in rows for percentile in row.percentiles):
-        parts.append(Text("* fewer values than this percentile needs: no more than the largest one seen", style="dim"))
+        parts.append(Text(THIN_NOTE, style="dim"))
     parts += [Text(printable(_flow(flow))) for flow in flow_rows(summary)[:_MAX_ROWS]]
     parts.append(Text(judged.headline, style=_COLORS[judged.level]))
     parts += [Text(printable(f"  {number:,} left out: {reason}")) for reason, number in judged.reasons]
     parts += [Text(f"  {cure}") for cure in judged.cures]
+    if cut_off := summary.rows.cut_off:
+        parts.append(Text(f"  {plural(cut_off, 'request')} cut off by measure.budget, as it was asked: in no figure"))
     late = [row for row in lag_rows(summary) if row.late]
     if late:
         worst = f"{plural(len(late), 'line')} with a p99 send lag above 5 % of the median TTFT, e.g. {late[0].tier}"
         parts.append(Text(f"Sent late: {worst} {late[0].p99}; give the load loop a core of its own", style="yellow"))
     parts += [
-        Text(printable(line)) for line in [*findings(summary), *storage_lines(summary, cell_labels(summary["cells"]))]
+        Text(printable(line)) for line in [*findings(summary), *storage_lines(summary, cell_labels(summary.cells))]
     ]
     return Group(*parts)
 
@@ -69,32 +88,37 @@ class _Figures:
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         if options.max_width >= _WIDE:
-            yield _table(self._rows, wide=True)
+            yield _table(self._rows, _ALL_COLUMNS)
             return
+        narrow = next((names for names in _NARROWER if self._fits(console, options, names)), _NARROWER[-1])
         for cell, rows in itertools.groupby(self._rows, key=lambda row: row.cell):
             yield Text(printable(cell))
-            yield _table(list(rows), wide=False)
+            yield _table(list(rows), narrow)
+
+    def _fits(self, console: Console, options: ConsoleOptions, names: Sequence[str]) -> bool:
+        anything = options.update(width=_UNLIMITED)
+        return Measurement.get(console, anything, _table(self._rows, names)).maximum <= options.max_width
 
 
-def _table(rows: list[FigureRow], wide: bool) -> Table:
+def _table(rows: list[FigureRow], names: Sequence[str]) -> Table:
+    """The columns of these names. No cell is cut; in a narrow table verdicts stand below each other."""
     table = Table(box=SIMPLE_HEAD, pad_edge=False)
-    for name in ("cell", "tier") if wide else ("tier",):
-        table.add_column(name)
-    for name in ("n", "TTFT ± 95 %", "p50", "p90", "p99", *(("hit tokens",) if wide else ())):
-        table.add_column(name, justify="right", no_wrap=True)
-    table.add_column("verdicts")
-    if wide:
-        table.add_column("left out", justify="right")
+    for name in names:
+        table.add_column(name, justify="left" if name in _WORDS else "right", no_wrap=True)
     previous = None
     for row in rows:
         percentiles = (Text(f"{p.text}*" if p.thin else p.text, "dim" if p.thin else "") for p in row.percentiles)
-        common = (Text(printable(row.tier)), Text(f"{row.n:,}"), Text(row.mean), *percentiles)
-        if wide:
-            cell = Text("" if row.cell == previous else printable(row.cell))
-            left_out = Text(f"{row.left_out:,}", style="yellow" if row.left_out else "")
-            table.add_row(cell, *common, Text(row.hit_tokens), Text(row.verdicts), left_out)
-        else:
-            table.add_row(*common, Text(row.verdicts))
+        columns = {
+            "cell": Text("" if row.cell == previous else printable(row.cell)),
+            "tier": Text(printable(row.tier)),
+            "n": Text(f"{row.n:,}"),
+            _MEAN: Text(row.mean),
+            **dict(zip(("p50", "p90", "p99"), percentiles, strict=True)),
+            "hit tokens": Text(row.hit_tokens),
+            "verdicts": Text(row.verdicts if names is _ALL_COLUMNS else row.verdicts.replace(", ", ",\n")),
+            "left out": Text(f"{row.left_out:,}", style="yellow" if row.left_out else ""),
+        }
+        table.add_row(*(columns[name] for name in names))
         previous = row.cell
     return table
 
@@ -179,16 +203,16 @@ class ProgressLine:
         self.note(" · ".join([self._label, *self._words(now_s)]))
 
     def _words(self, now_s: float) -> list[str]:
-        gone_s = max(0.0, now_s - self._started_s)
+        elapsed_s = max(0.0, now_s - self._started_s)
         done, total = self._done, self._total
         words = [f"{done:,}" if total is None else f"{done:,} of {total:,}"]
         if self._state:
             words.append(self._state)
         if total is not None and 0 < done < total:
-            words.append(f"about {clock_text(gone_s / done * (total - done))} left")
-        words.append(f"{clock_text(gone_s)} gone")
-        if done and gone_s > 0:
-            words.append(f"{digits(done / gone_s)}/s")
+            words.append(f"about {clock_text(elapsed_s / done * (total - done))} left")
+        words.append(f"{clock_text(elapsed_s)} elapsed")
+        if done and elapsed_s > 0:
+            words.append(f"{digits(done / elapsed_s)}/s")
         return words
 
     def _bar(self) -> RenderableType:

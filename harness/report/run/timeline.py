@@ -10,6 +10,7 @@ import numpy as np
 import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
+from harness.records import CUT_OFF
 from harness.report.style import (
     GREY,
     MAX_BINS,
@@ -40,7 +41,8 @@ class _Stretch(msgspec.Struct):
 
 
 def timeline(rows: Sequence[RequestRecord], labels: Mapping[str, str]) -> go.Figure:
-    """TTFT at the time of sending, coloured by tier, with the verdict as symbol; above it the requests that failed,
+    """TTFT at the time of sending, coloured by tier, with the verdict as symbol; above it the requests that failed
+    or were cut off,
     below it a free load's requests in flight. Stretches whose clocks overlap (each begins at 0 in virtual time) are
     laid end to end.
 
@@ -58,10 +60,10 @@ def timeline(rows: Sequence[RequestRecord], labels: Mapping[str, str]) -> go.Fig
         groups.setdefault((row.expected_tier or FREE_LOAD, _state(row)), []).append(row)
     chosen = _chosen(groups)
     for (tier, state), group in chosen.items():
-        line = 1 if state == "error" else 1 + failed
+        line = 1 if state in _NOT_DONE else 1 + failed
         figure.add_trace(_dots(group, tier, state, stretches, factor, places), row=line, col=1)
     if failed:
-        figure.update_yaxes(title="failed", range=[-1, 1], showticklabels=False, zeroline=False, row=1, col=1)
+        figure.update_yaxes(title="not<br>done", range=[-1, 1], showticklabels=False, zeroline=False, row=1, col=1)
     if free:
         x, in_flight = requests_in_flight(rows, stretches)
         line_look = {"shape": "hv", "color": color_of(FREE_LOAD), "width": 1}
@@ -106,8 +108,8 @@ def _notes(drawn: int, total: int, stretches: Mapping[Any, _Stretch]) -> str:
     return " ".join(note for note in notes if note)
 
 
-# Of rows that a tier's figures hold.
-_PLAIN = ("proven", "no claim")
+# Of rows that a tier's figures hold, and of those that have no TTFT.
+_PLAIN, _NOT_DONE = ("proven", "no claim"), ("error", "cut off")
 
 
 def _failed(row: RequestRecord) -> bool:
@@ -116,7 +118,7 @@ def _failed(row: RequestRecord) -> bool:
 
 def _state(row: RequestRecord) -> str:
     if _failed(row):
-        return "error"
+        return "cut off" if row.error == CUT_OFF else "error"
     return row.verdict or ("no claim" if row.expected_tier is None else "unproven")
 
 
@@ -128,7 +130,7 @@ def _dots(
     factor: float,
     places: Mapping[int, int],
 ) -> go.Scatter:
-    heights = [0.0 if state == "error" or row.ttft_s is None else row.ttft_s * factor for row in group]
+    heights = [0.0 if state in _NOT_DONE or row.ttft_s is None else row.ttft_s * factor for row in group]
     # What a tier's figures leave out must stand out among those that they hold.
     size = 6 if state in _PLAIN else 10
     # Tiers differ in their marks as well as in their colours; a mark of doubt is one for all tiers.

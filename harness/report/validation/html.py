@@ -255,7 +255,7 @@ def terminal_table(document: Document) -> Table:
     names = _names(document)
     table = Table(box=None, header_style="dim", padding=(0, 2, 0, 0))
     for number, head in enumerate(("point", *names, "error", "90 % interval", "n", "verdict")):
-        table.add_column(head, justify="left" if number in (0, 6) else "right", no_wrap=number != 0)
+        table.add_column(head, justify="left" if number in (0, 6) else "right", no_wrap=True)
     for label, point in zip(point_labels(document.points), document.points, strict=True):
         if figure := figures.judged_ttft(point.figures):
             line = _line(label, point, figure)

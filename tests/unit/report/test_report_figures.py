@@ -14,18 +14,18 @@ from harness.report.axes import cell_labels, panels, varied_axes
 from harness.report.run import figures
 from harness.report.run.timeline import slowest, timeline
 from harness.results.manifest import CellEntry
-from harness.results.summary import summarize
+from harness.results.summary import CellFigures, Summary, summarize
 from tests.support.report_runs import cell, manifest, row, sample
 from traces.request import RequestRecord
 
 
-def summary_of(rows: Sequence[RequestRecord], cells: Sequence[CellEntry] = ()) -> dict[str, Any]:
+def summary_of(rows: Sequence[RequestRecord], cells: Sequence[CellEntry] = ()) -> Summary:
     return summarize(manifest(cells), rows)
 
 
-def plain(cells: Sequence[CellEntry]) -> list[dict[str, Any]]:
+def plain(cells: Sequence[CellEntry]) -> list[CellFigures]:
     """As a summary holds them."""
-    return [{"key": each.key, "overrides": each.overrides} for each in cells]
+    return summary_of([], cells).cells
 
 
 def traces(figure: Any) -> dict[str, Any]:
@@ -37,15 +37,17 @@ GRID = [cell(f"{b},{h}", {"cache.backend": b, "workload.hit_rate": h}) for b in 
 
 
 def test_a_sweep_runs_along_its_axis_with_intervals() -> None:
-    rows = [row("gpu", t, cell="n=513") for t in (0.009, 0.011)] + [row("gpu", t, cell="n=4097") for t in (0.09, 0.11)]
+    rows = [row("gpu", t, cell="n=513") for t in (0.009, 0.01, 0.011)]
+    rows += [row("gpu", t, cell="n=4097") for t in (0.09, 0.1, 0.11)]
     rows += [row("recompute", t, cell="n=4097") for t in (2.9, 3.1)]
     figure = figures.ttft_by_axis(summary_of(rows, SWEEP))
     gpu, recompute = traces(figure)["gpu"], traces(figure)["recompute"]
     assert list(gpu.x) == [513, 4097]
     assert list(recompute.x) == [4097]
     assert gpu.y == pytest.approx([10.0, 100.0])
-    # Two values: Student's t of one degree of freedom (12.706) times half their distance.
-    assert gpu.error_y.array == pytest.approx([12.7062, 127.062], rel=1e-4)
+    # Three samples: Student's t of two degrees of freedom (4.3027) times 1 ms over the root of 3. Two say nothing.
+    assert gpu.error_y.array == pytest.approx([2.48413, 24.8413], rel=1e-4)
+    assert recompute.error_y.array == (None,)
     assert figure.layout.yaxis.title.text == "mean TTFT (ms)"
     assert (figure.layout.yaxis.type, figure.layout.xaxis.type) == ("log", "log")
     assert [each.line.color for each in (gpu, recompute)] == [style.color_of("gpu"), style.color_of("recompute")]
@@ -173,7 +175,7 @@ def test_the_timeline_shows_verdicts_and_errors() -> None:
     # A failed request has no TTFT: it stands in a strip of its own, above the axis of times.
     assert (found["gpu, error"].yaxis, found["gpu"].yaxis) == ("y", "y2")
     assert figure.layout.yaxis.domain[0] > figure.layout.yaxis2.domain[1]
-    assert (figure.layout.yaxis.title.text, figure.layout.yaxis.showticklabels) == ("failed", False)
+    assert (figure.layout.yaxis.title.text, figure.layout.yaxis.showticklabels) == ("not<br>done", False)
 
 
 def test_cells_whose_clocks_overlap_are_laid_end_to_end() -> None:

@@ -44,7 +44,29 @@ def test_the_table_holds_the_figures() -> None:
     assert "gpu 3 100 ± 25 ms 100 ms 108 ms* 110 ms* 12,288 3 proven, 1 contradicted 1" in table
     assert "5 rows measured, 4 in the figures, 1 left out" in lines
     assert "  1 left out: cpu served it" in lines
-    assert any(line.startswith("gpu: no difference from recompute that these samples can show") for line in lines)
+    few = "gpu against recompute: too few samples to compare (1 and 3; at least 3 each) at 4,097 prompt tokens"
+    assert any(line.startswith(few) for line in lines)
+    assert not any("no difference" in line for line in lines)
+
+
+@pytest.mark.parametrize(
+    ("columns", "heads"),
+    [
+        (72, "tier n TTFT ± 95 % p50 p90 p99"),
+        (54, "tier n TTFT ± 95 % p50 verdicts"),
+        (34, "tier n TTFT ± 95 %"),
+        (27, "tier TTFT ± 95 %"),
+    ],
+)
+def test_a_narrow_terminal_drops_columns_and_never_cuts_the_tier(columns: int, heads: str) -> None:
+    text = io.StringIO()
+    known = manifest()
+    rows = [row(tier, t) for tier in ("disk", "disk_cold") for t in (0.09, 0.10, 0.11)]
+    Console(file=text, width=columns).print(render_summary(summarize(known, rows), known))
+    lines = [" ".join(line.split()) for line in text.getvalue().splitlines()]
+    assert any(line.startswith(heads) for line in lines), lines
+    assert sum(line.startswith(("disk 3", "disk 100", "disk_cold 3", "disk_cold 100")) for line in lines) == 2
+    assert not any("…" in line for line in lines)
 
 
 def test_a_narrow_terminal_keeps_every_number_whole() -> None:
@@ -95,12 +117,12 @@ def test_a_percentile_needs_a_value_beyond_it(n: int, share: float, few: bool) -
 
 def test_findings_of_a_sweep_name_its_ends() -> None:
     cells = [cell(str(n), {"workload.prompt_tokens": n}) for n in (513, 4097)]
-    rows = [row("gpu", t, cell=str(n)) for n in (513, 4097) for t in (0.0999, 0.1001)]
-    rows += [row("recompute", t, cell="513") for t in (0.299, 0.301)]
-    rows += [row("recompute", t, cell="4097") for t in (3.29, 3.31)]
+    rows = [row("gpu", t, cell=str(n)) for n in (513, 4097) for t in (0.0999, 0.1, 0.1001)]
+    rows += [row("recompute", t, cell="513") for t in (0.299, 0.3, 0.301)]
+    rows += [row("recompute", t, cell="4097") for t in (3.29, 3.3, 3.31)]
     assert words.findings(summarize(manifest(cells), rows)) == [
-        f"gpu: from 3.0{words.TIMES} faster at prompt_tokens=513 to 33{words.TIMES} faster at prompt_tokens=4097"
-        " than recompute (mean TTFT, 2 cells)."
+        f"gpu against recompute: 3.0{words.TIMES} faster at prompt_tokens=513, up to 33{words.TIMES} faster at"
+        " prompt_tokens=4097 (typical TTFT, 2 points)."
     ]
 
 
@@ -137,9 +159,9 @@ def test_without_a_terminal_progress_is_a_line_every_ten_seconds() -> None:
             progress.advance()
         progress.note("engine restarted")
     assert text.getvalue().splitlines() == [
-        "tiers · 80 of 200 · gpu, 4097 tokens · about 0:15 left · 0:10 gone · 8.00/s",
+        "tiers · 80 of 200 · gpu, 4097 tokens · about 0:15 left · 0:10 elapsed · 8.00/s",
         "engine restarted",
-        "tiers · 150 of 200 · gpu, 4097 tokens · about 0:06 left · 0:19 gone · 8.00/s",
+        "tiers · 150 of 200 · gpu, 4097 tokens · about 0:06 left · 0:19 elapsed · 8.00/s",
     ]
 
 
@@ -150,7 +172,7 @@ def test_a_second_start_ends_the_first_count() -> None:
         progress.advance(3)
         clock.now_s = 2.0
         progress.start(1, "measure")
-    assert text.getvalue().splitlines() == ["warm · 3 · 0:02 gone · 1.50/s", "measure · 0 of 1 · 0:00 gone"]
+    assert text.getvalue().splitlines() == ["warm · 3 · 0:02 elapsed · 1.50/s", "measure · 0 of 1 · 0:00 elapsed"]
 
 
 def test_on_a_terminal_the_bar_shows_the_counts() -> None:
@@ -162,7 +184,7 @@ def test_on_a_terminal_the_bar_shows_the_counts() -> None:
         progress.advance(4)
         progress.note("a note")
     written = text.getvalue()
-    assert "4 of 10 · cpu [2J · about 0:03 left · 0:02 gone · 2.00/s" in written
+    assert "4 of 10 · cpu [2J · about 0:03 left · 0:02 elapsed · 2.00/s" in written
     assert "a note" in written
     assert "\x1b[2J" not in written
 

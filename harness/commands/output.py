@@ -1,0 +1,55 @@
+"""What commands print: tables that nothing wraps where a program reads them, JSON on request, the report's path."""
+
+from __future__ import annotations
+
+import sys
+import webbrowser
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+from cyclopts import Parameter
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+_UNWRAPPED = 10_000  # columns: wider than any line
+
+
+@Parameter(name="*")
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """How a command that prints figures answers: options that all of them have."""
+
+    as_json: Annotated[
+        bool, Parameter(name="--json", negative=(), help="Prints the figures as JSON, and nothing else.")
+    ] = False
+    browse: Annotated[bool, Parameter(name="--open", negative=(), help="Opens the report in a browser.")] = False
+
+
+IN_WORDS = Answer()
+
+
+def console() -> Console:
+    """Where figures go: the terminal at its width; into a pipe or a file without wrapping."""
+    from rich.console import Console
+
+    return Console() if sys.stdout.isatty() else Console(width=_UNWRAPPED)
+
+
+def print_json(content: Any) -> None:
+    """One JSON document of a struct, or of plain values."""
+    import msgspec
+
+    print(msgspec.json.format(msgspec.json.encode(content), indent=1).decode())
+
+
+def name_report(folder: Path, before: str = "", browse: bool = False) -> None:
+    """Prints where the report is, as a link where the terminal has links, and opens it if asked to."""
+    from rich.text import Text
+
+    page = folder / "report.html"
+    link = Text(str(page), style=f"link {page.resolve().as_uri()}")
+    console().print(Text.assemble(before, "report: ", link), soft_wrap=True)
+    if browse and not webbrowser.open(page.resolve().as_uri()):
+        print(f"harness: no browser could be started; open {page.resolve()}", file=sys.stderr)

@@ -1,0 +1,83 @@
+"""What a simulated run says of itself: whose machine it stands for, and which of its curves say nothing."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from harness.report.axes import Axis, value_text, varied_axes
+from harness.results.provenance import is_simulated
+from harness.results.summary import CellFigures, Summary
+
+Made = Literal["measured", "simulated", "device measured, engine simulated"]
+FLAT = "not modelled here: flat by construction"
+# Two times that agree to so many digits are one time: a virtual clock's sums differ in the last ones.
+_DIGITS = 6
+
+
+def how_made(summary: Summary) -> Made:
+    """How a run's times came to be. Mode storage moves its bytes on a real device, under a simulated engine."""
+    if not is_simulated(summary.engine):
+        return "measured"
+    mixed = any(cell.storage for cell in summary.cells)
+    return "device measured, engine simulated" if mixed else "simulated"
+
+
+def in_figures(summary: Summary) -> str:
+    """What stands before a metric's name in a table, an axis or a title: 'simulated ', or nothing."""
+    return "simulated " if how_made(summary) == "simulated" else ""
+
+
+def simulated_notes(summary: Summary) -> list[str]:
+    """Sentences that stand before the findings of a simulated run; none of a measured one."""
+    made = how_made(summary)
+    if made == "measured":
+        return []
+    if made != "simulated":
+        return ["The storage device is real; the engine and its other tiers are simulated."]
+    presets = dict.fromkeys(cell.preset for cell in summary.cells if cell.preset)
+    told = [
+        f"Simulated with {preset.name}, which stands for {preset.machine} ({preset.date}): a prediction, not a"
+        f" measurement. {preset.standing[:1].upper()}{preset.standing[1:]}."
+        for preset in presets
+    ]
+    return told or ["Simulated: a prediction, not a measurement."]
+
+
+def flat_axes(summary: Summary) -> list[Axis]:
+    """Axes of a simulated sweep along which no time changes, whatever else was varied.
+
+    The preset has no term for such an axis (a chunk size, a file system), or none that this load reaches: a curve along
+    it is flat by construction and says nothing of a machine.
+    """
+    if how_made(summary) != "simulated":
+        return []
+    return [axis for axis in varied_axes(summary.cells) if _is_flat(summary.cells, axis)]
+
+
+def flat_notes(summary: Summary) -> list[str]:
+    return [
+        f"{axis.name} changes no simulated time: the preset has no term for it, or none that this load reaches. Its"
+        " curve is flat by construction, and no finding."
+        for axis in flat_axes(summary)
+    ]
+
+
+def _is_flat(cells: list[CellFigures], axis: Axis) -> bool:
+    """Whether cells that differ in this axis alone have the same times; not where no two of them have any."""
+    groups: dict[tuple[tuple[str, str], ...], list[dict[str, Any]]] = {}
+    for cell in cells:
+        others = tuple((key, value_text(value)) for key, value in cell.overrides.items() if key != axis.key)
+        if times := _times(cell):
+            groups.setdefault(others, []).append(times)
+    compared = [group for group in groups.values() if len(group) > 1]
+    return bool(compared) and all(times == group[0] for group in compared for times in group)
+
+
+def _times(cell: CellFigures) -> dict[str, Any]:
+    """Mean, median and largest of each latency by tier, rounded."""
+    return {
+        f"{tier} {name}": tuple(f"{value:.{_DIGITS}g}" for value in (found.mean, found.p50, found.max))
+        for tier, figures in cell.tiers.items()
+        for name, found in figures.metrics.items()
+        if found is not None and name != "send_lag_s"
+    }

@@ -1,0 +1,218 @@
+"""What a report may not say: 'no difference' of too few samples, 'measured' of a simulation, 'failed' of what the
+budget cut off, ± of requests that waited for each other, a curve along an axis that the model lacks."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from harness.records import (
+    CUT_OFF,
+    CellRecord,
+    LatencyParts,
+    OperationFigures,
+    PresetFacts,
+    Resolved,
+    StorageFigures,
+    Throughput,
+)
+from harness.report.io.storage_words import storage_lines
+from harness.report.run import figures
+from harness.report.run.tables import figure_rows, flow_rows
+from harness.report.simulated import FLAT, flat_axes, how_made
+from harness.report.words import TIMES, UNKNOWN, evidence, findings, mean_with_interval
+from harness.results.manifest import CellEntry
+from harness.results.summary import Summary, summarize
+from tests.support.report_runs import cell, manifest, row
+from tests.unit.report.test_report_terminal import shown
+
+PRESET = PresetFacts(
+    name="rtx-a5000-nfs",
+    machine="RTX A5000 24 GiB, NFS",
+    date="2026-11",
+    standing="3 of its 10 fitted rows and 0 of 2 others pass ±5%",
+)
+
+
+def summary_of(rows: list[Any], cells: list[CellEntry] | None = None, engine: str = "fake") -> Summary:
+    return summarize(manifest(cells or [cell()], engine=engine), rows)
+
+
+def simulated(key: str = "base", overrides: dict[str, Any] | None = None) -> CellEntry:
+    return cell(key, overrides or {}, resolved=Resolved(preset=PRESET))
+
+
+# ---- ratios
+
+
+def test_two_samples_of_a_54_fold_difference_are_too_few_to_compare() -> None:
+    rows = [row("recompute", t) for t in (2.8, 4.556)] + [row("gpu", t) for t in (0.066, 0.068, 0.069)]
+    found = summary_of(rows)
+    (line,) = findings(found)
+    assert line.startswith("gpu against recompute: too few samples to compare (2 and 3; at least 3 each)")
+    assert "difference" not in line
+    recompute = found.cells[0].tiers["recompute"].metrics["ttft_s"]
+    assert recompute is not None and recompute.mean_low is recompute.mean_high is recompute.half_width is None
+    assert mean_with_interval(recompute) == f"3.68 (2.80{UNKNOWN}4.56) s"
+
+
+def test_an_interval_that_would_reach_below_zero_is_shown_as_a_range() -> None:
+    found = summary_of([row("gpu", t) for t in (0.1, 0.2, 0.9)]).cells[0].tiers["gpu"].metrics["ttft_s"]
+    assert found is not None and found.mean_low is not None and found.mean_low < 0 and found.half_width is None
+    assert mean_with_interval(found) == f"400 (100{UNKNOWN}900) ms"
+
+
+def test_what_samples_can_and_cannot_separate() -> None:
+    rows = [row("recompute", t) for t in (1.0, 1.3, 1.1)] + [row("cpu", t) for t in (1.1, 1.0, 1.2)]
+    (line,) = findings(summary_of(rows))
+    assert line.startswith(f"cpu against recompute: these samples cannot separate them, 1.03{TIMES} (")
+    rows = [row("recompute", t) for t in (1.0, 1.3, 1.1)] + [row("gpu", t) for t in (0.1, 0.11, 0.12)]
+    (line,) = findings(summary_of(rows))
+    assert line.startswith(f"gpu: 10{TIMES} (") and "faster than recompute at 4,097 prompt tokens (typical TTFT" in line
+
+
+def test_a_sweep_says_where_there_is_no_gain_and_up_to_what_there_is_one() -> None:
+    cells = [cell(f"h{hit}", {"workload.hit_rate": hit}) for hit in (0.0, 0.5, 1.0)]
+    rows = [row("recompute", 6.1, cell=each.key) for each in cells for _ in range(3)]
+    for key, ttft_s in (("h0.0", 6.12), ("h0.5", 3.05), ("h1.0", 1.0)):
+        rows += [row("cpu", ttft_s, cell=key) for _ in range(3)]
+    assert findings(summary_of(rows, cells)) == [
+        f"cpu against recompute: no gain at hit_rate=0.0; 2.0{TIMES} faster at hit_rate=0.5, up to 6.1{TIMES} faster at"
+        " hit_rate=1.0 (typical TTFT, 3 points)."
+    ]
+
+
+# ---- samples
+
+
+def test_requests_sent_together_are_one_sample() -> None:
+    """Two at a time, 0.854 and 1.6 s, three times over: every sample says the same."""
+    rows = [row("gpu", t, sample=number) for number in range(3) for t in (0.854, 1.6)]
+    found = summary_of(rows).cells[0].tiers["gpu"].metrics["ttft_s"]
+    assert found is not None and (found.n, len(found.sample_means)) == (6, 3)
+    assert found.half_width == pytest.approx(0) and mean_with_interval(found) == "1.23 ± 0 s"
+
+
+def test_a_free_load_is_one_sample_and_shows_its_range() -> None:
+    rows = [row(None, t, sample=0) for t in (0.1, 0.4, 2.0, 9.0)]
+    (line,) = figure_rows(summary_of(rows))
+    assert line.mean == f"2.88 (0.1{UNKNOWN}9.00) s" and line.samples == UNKNOWN
+
+
+# ---- cut off
+
+
+def test_requests_cut_off_by_the_budget_are_counted_apart_without_a_cure_for_failures() -> None:
+    rows = [row(None, 0.1 * n, at_s=n) for n in range(1, 11)]
+    rows += [row(None, None, at_s=20 + n, error=CUT_OFF) for n in range(29)]
+    found = summary_of(rows)
+    judged = evidence(found)
+    assert (found.rows.errors, found.rows.cut_off, found.rows.counted) == (0, 29, 10)
+    assert judged.level == "good" and judged.headline.startswith("10 rows measured, all answered")
+    assert judged.cures == () == judged.reasons and ("cut off by the budget", 29) in judged.counts
+    assert ("errors", 0) in judged.counts
+    (line,) = figure_rows(found)
+    assert (line.verdicts, line.left_out, line.reasons) == ("29 cut off", 0, ())
+    text = shown(rows)
+    assert "29 requests cut off by measure.budget" in text and "error" not in text and "request_timeout" not in text
+    failed = evidence(summary_of([*rows, row(None, None, at_s=60)]))
+    assert failed.level == "warn" and len(failed.cures) == 1
+
+
+def test_a_run_of_which_nothing_was_finished_says_what_to_raise() -> None:
+    judged = evidence(summary_of([row(None, None, error=CUT_OFF)]))
+    assert (judged.level, judged.headline) == ("bad", "No request was finished")
+    assert judged.cures == ("Raise measure.budget, or ask for less.",)
+
+
+# ---- one figure, one number
+
+
+def test_output_tokens_a_second_are_one_number_wherever_they_stand() -> None:
+    """By the rows' own span it would be 5.05/s; the device's findings have the time to the budget's end."""
+    rows = [row(None, 0.9, at_s=float(n), output_tokens=5) for n in range(10)]
+    nothing = LatencyParts(total={}, device={}, host={})
+    moved = OperationFigures(operations=0, asked_bytes=0, moved_bytes=0, device_bytes=None, latency_s=nothing)
+    storage = StorageFigures(
+        io="threads",
+        page_cache=None,
+        operations_sha256="",
+        failed_operations=0,
+        errors={},
+        moved_over_s=None,
+        cumulative_io_s=1.0,
+        read=moved,
+        write=moved,
+        throughput={"wall_clock": Throughput(tokens_per_s=5.0, formula="output tokens / elapsed time")},
+    )
+    found = summary_of(rows, [cell(record=CellRecord(storage=storage))], "sim")
+    assert flow_rows(found)[0].output_tokens == "5.00/s"
+    (line,) = storage_lines(found, {"base": "base"})
+    assert line.startswith("base: Output: 5.00 tokens/s")
+    assert how_made(found) == "device measured, engine simulated" and evidence(found).level == "simulated"
+
+
+# ---- simulated
+
+
+def test_a_simulated_row_says_so_in_table_headline_sentence_axis_and_terminal() -> None:
+    rows = [row(tier, t) for tier, t in (("recompute", 7.6), ("gpu", 0.2)) for _ in range(3)]
+    found = summary_of(rows, [simulated()], "sim")
+    judged = evidence(found)
+    assert judged.level == "simulated"
+    assert judged.headline == "6 rows simulated, not measured, each served by the tier it claims"
+    assert ("as claimed", 6) in judged.counts and not any(word == "proven" for word, _ in judged.counts)
+    assert [line.verdicts for line in figure_rows(found)] == ["3 simulated", "3 simulated"]
+    whose, line = findings(found)
+    assert whose == (
+        "Simulated with rtx-a5000-nfs, which stands for RTX A5000 24 GiB, NFS (2026-11): a prediction, not a"
+        " measurement. 3 of its 10 fitted rows and 0 of 2 others pass ±5%."
+    )
+    assert f"gpu: 38{TIMES} faster than recompute" in line and "simulated typical TTFT" in line
+    assert figures.ttft_by_axis(found).layout.yaxis.title.text == "simulated mean TTFT (s)"
+    text = shown(rows, cells=[simulated()], engine="sim")
+    assert "complete, simulated" in text and "preset's validation: 3 of its 10 fitted rows" in text
+    assert "proven" not in text and "rows measured" not in text
+    load = evidence(summary_of([row(None, 0.1)], [simulated()], "sim"))
+    assert load.level == "simulated" and load.headline.startswith("1 row simulated, not measured, all answered")
+
+
+def test_rows_that_a_simulator_leaves_out_still_warn() -> None:
+    rows = [row("gpu", 0.2), row("gpu", 0.2, verdict="contradicted", verdict_reason="cpu served it")]
+    assert evidence(summary_of(rows, [simulated()], "sim")).level == "warn"
+
+
+# ---- axes without a term
+
+
+def swept(times_s: dict[int, float], engine: str) -> Summary:
+    cells = [simulated(f"c{chunk}", {"cache.chunk_tokens": chunk}) for chunk in times_s]
+    rows = [row("recompute", 6.4, cell=f"c{chunk}") for chunk in times_s for _ in range(3)]
+    rows += [row("cpu", t, cell=f"c{chunk}") for chunk, t in times_s.items() for _ in range(3)]
+    return summary_of(rows, cells, engine)
+
+
+def test_an_axis_that_changes_no_simulated_time_is_marked_in_finding_and_chart() -> None:
+    flat = swept({16: 1.36, 64: 1.36, 256: 1.36}, "sim")
+    assert [axis.name for axis in flat_axes(flat)] == ["chunk_tokens"]
+    _, line, mark = findings(flat)
+    assert f"cpu against recompute: 4.7{TIMES} faster at all 3 points" in line
+    assert mark.startswith("chunk_tokens changes no simulated time: the preset has no term for it")
+    assert figures.ttft_by_axis(flat).layout.xaxis.title.text == f"chunk_tokens ({FLAT})"
+
+
+def test_an_axis_that_has_a_term_or_was_measured_is_not_marked() -> None:
+    for found in (swept({16: 1.36, 64: 1.2}, "sim"), swept({16: 1.36, 64: 1.36}, "fake")):
+        assert flat_axes(found) == [] and not any("flat by construction" in line for line in findings(found))
+        assert FLAT not in figures.ttft_by_axis(found).layout.xaxis.title.text
+
+
+def test_of_two_axes_only_the_flat_one_is_marked() -> None:
+    cells = [
+        simulated(f"{tokens} {chunk}", {"workload.prompt_tokens": tokens, "cache.chunk_tokens": chunk})
+        for tokens in (513, 1025)
+        for chunk in (16, 64)
+    ]
+    rows = [row("gpu", 0.1 if each.key.startswith("513") else 0.2, cell=each.key) for each in cells]
+    assert [axis.name for axis in flat_axes(summary_of(rows, cells, "sim"))] == ["chunk_tokens"]
