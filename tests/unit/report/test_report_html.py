@@ -164,7 +164,7 @@ def test_contradicted_rows_are_counted_explained_and_left_out(tmp_path: Path) ->
     assert page.classes["evidence"] == "banner warn"
     line = page.rows["figures"][1]
     assert (line[2], line[3]) == ("2", "200 ms")
-    assert line[10].startswith("3") and f"1 {TIMES} cpu served 4096 tokens" in line[9]
+    assert line[10].startswith("3") and f"1 {TIMES} cpu served 4096 tokens" in line[10]
     assert page.rows["doubts"][1:] == [
         ["base", "disk", "2", "contradicted", "cpu served 4096 tokens",
          "cpu_hit_tokens 4,096, disk_hit_tokens 0", "disk_hit_tokens 4,096"],

@@ -26,7 +26,7 @@ def test_a_sweep_of_two_axes_is_a_map_with_a_line_where_both_are_equal() -> None
     assert [list(words) for words in cells.text] == [[f"0.5{TIMES}", f"1.0{TIMES}"], [f"2.0{TIMES}", f"8.0{TIMES}"]]
     assert cells.hovertext[1][1] == (
         f"<b>disk</b> at prompt_tokens=4097, hit_rate=0.5<br>8.0{TIMES} as fast as recompute"
-        "<br>mean 125 ms against 1.00 s"
+        "<br>typical TTFT 125 ms against 1.00 s"
     )
     assert (line.type, line.contours.start, line.contours.end) == ("contour", 0, 0)
     assert list(figure.layout.xaxis.ticktext) == ["513", "4097"]
