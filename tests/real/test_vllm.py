@@ -196,8 +196,8 @@ def test_servers_that_run_already_are_measured_and_left_running(tmp_path: Path) 
     (tmp_path / "ours" / "logs").mkdir(parents=True)
     said: list[str] = []
 
-    async def asked(*arguments: str) -> str:
-        process = harness(*arguments)
+    async def asked(*arguments: str | Path | None) -> str:
+        process = harness(*map(str, arguments))
         out, errors = await asyncio.to_thread(process.communicate, timeout=300)
         assert process.returncode == 0, errors
         return out
