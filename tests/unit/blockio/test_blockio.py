@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from harness.blockio.characterize import block_figures, byte_checks, covered_s, file_figures, page_cache_share, split
-from harness.blockio.fio import as_the_run
+from harness.blockio.fio import FIXED, Job, as_the_run, fill_command, read_command
 from harness.blockio.replay import iolog, lengths, operations, replay, run_operations
 from harness.collectors import bpf
 from harness.collectors.bpf import BlockRequest, FileCall, lost_events, read_block, read_files
@@ -193,6 +193,25 @@ def test_a_replay_moves_the_same_bytes_at_the_same_places(tmp_path: Path) -> Non
     assert (read, written) == (160, 150) and not list(tmp_path.iterdir())
     log = iolog(steps, Path("/d")).splitlines()
     assert log[0] == "fio version 2 iolog" and "/d/chunk-0 write 100 50" in log and log[-1] == "/d/chunk-1 close"
+
+
+def test_the_fixed_jobs_are_those_of_the_paper_s_appendices() -> None:
+    psync, uring = (read_command(Path("/d"), job, 256 << 20, seconds=120) for job in FIXED)
+    both = {"--rw=randread", "--bs=131072", "--direct=1", "--time_based", "--runtime=120", "--ramp_time=10000ms"}
+    assert both | {"--ioengine=psync", "--numjobs=32", "--iodepth=1"} <= set(psync)
+    assert both | {"--ioengine=io_uring", "--numjobs=4", "--iodepth=64"} <= set(uring)
+    assert {"--registerfiles=1", "--fixedbufs=1"} <= set(uring) - set(psync)
+    fill = fill_command(Path("/d"), FIXED[0], 256 << 20)
+    assert "--rw=write" in fill and "--size=8388608" in fill and not any("time" in option for option in fill)
+    assert all(len(set(command)) == len(command) for command in (psync, uring, fill))
+
+
+@pytest.mark.parametrize(("sequential", "random", "reads"), [(7, 2, "read"), (2, 7, "randread")])
+def test_the_run_s_own_job_reads_as_the_run_did(sequential: int, random: int, reads: str) -> None:
+    sizes = {"4096": 9, "131072": 1}
+    read = {"requests": 10, "sizes": sizes, "depth": 3.6, "sequential": sequential, "random": random}
+    job = as_the_run({"traces": [{"block": {"read": read}}]})
+    assert job == Job("as the run", "io_uring", 131072, 1, 4, reads)  # type: ignore[arg-type]
 
 
 def test_what_was_not_traced_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
