@@ -16,6 +16,7 @@ import msgspec
 
 from harness.errors import FioError
 from harness.experiment.units import format_bytes
+from harness.results.traced import IoFigures
 
 
 class Job(msgspec.Struct, frozen=True):
@@ -78,11 +79,10 @@ def _run(folder: Path, job: Job, direction: str, seconds: int, file_bytes: int) 
     return side["bw_bytes"], side["clat_ns"]["percentile"]["50.000000"] / 1e9
 
 
-def as_the_run(io: dict[str, object]) -> Job:
+def as_the_run(io: IoFigures) -> Job:
     """A job with a traced run's mean read depth and the request size that carried the most bytes."""
-    trace = io["traces"][0]  # type: ignore[index]
-    read = trace["block"]["read"]
-    if not read["requests"]:
+    read = io.traces[0].block.read
+    if not read.depth:
         raise FioError("the run's trace holds no reads; measure disk_cold in a traced run")
-    size = max(read["sizes"], key=lambda low: int(low) * read["sizes"][low])
-    return Job("as the run", "io_uring", int(size), 1, max(1, round(read["depth"])))
+    size = max(read.sizes, key=lambda low: low * read.sizes[low])
+    return Job("as the run", "io_uring", size, 1, max(1, round(read.depth)))

@@ -154,16 +154,6 @@ def read_traces(path: Path) -> list[tuple[Path, IoTrace]]:
     return [(file.parent, msgspec.json.decode(file.read_bytes(), type=IoTrace)) for file in found]
 
 
-def write_io(path: Path, io: dict[str, Any]) -> None:
-    write_atomically(path / "io.json", _pretty(io))
-
-
-def read_io(path: Path) -> dict[str, Any] | None:
-    """What `harness io characterize` found; None where nothing was traced."""
-    file = path / "io.json"
-    return msgspec.json.decode(file.read_bytes(), type=dict[str, Any]) if file.exists() else None
-
-
 def write_summary(path: Path, summary: dict[str, Any]) -> None:
     write_atomically(path / "summary.json", _pretty(summary))
 

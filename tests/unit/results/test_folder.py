@@ -134,9 +134,7 @@ def test_traces_are_counted_and_read_in_their_order(tmp_path: Path) -> None:
     ]
 
 
-def test_io_and_summary_are_written_whole(tmp_path: Path) -> None:
-    assert results.read_io(tmp_path) is None
-    results.write_io(tmp_path, {"a": 1})
+def test_a_summary_is_written_whole(tmp_path: Path) -> None:
     results.write_summary(tmp_path, {"b": [2]})
-    assert results.read_io(tmp_path) == {"a": 1} and not list(tmp_path.glob("*.tmp"))
+    assert not list(tmp_path.glob("*.tmp"))
     assert (tmp_path / "summary.json").read_text() == '{\n "b": [\n  2\n ]\n}\n'
