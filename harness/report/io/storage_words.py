@@ -3,24 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Any
-
-import msgspec
 
 from harness.experiment.units import format_bytes
 from harness.records import OperationFigures, StorageFigures
 from harness.report.words import digits, duration, plural
+from harness.results.summary import Summary
 
 _NAMES = {"wall_clock": "Output", "per_io_time": "Output per I/O time", "storage": "KV moved"}
 
 
-def storage_lines(summary: Mapping[str, Any], labels: Mapping[str, str]) -> list[str]:
+def storage_lines(summary: Summary, labels: Mapping[str, str]) -> list[str]:
     """Sentences on every cell that a real device served."""
-    return [line for cell in summary["cells"] if cell.get("storage") for line in _lines(cell, labels[cell["key"]])]
+    return [line for cell in summary.cells if cell.storage for line in _lines(cell.storage, labels[cell.key])]
 
 
-def _lines(cell: Mapping[str, Any], label: str) -> Iterator[str]:
-    figures = msgspec.convert(cell["storage"], StorageFigures)
+def _lines(figures: StorageFigures, label: str) -> Iterator[str]:
     for name, one in (figures.throughput or {}).items():
         rate = "unknown" if one.tokens_per_s is None else f"{digits(one.tokens_per_s)} tokens/s"
         yield f"{label}: {_NAMES.get(name, name)}: {rate} ({one.formula})."

@@ -106,7 +106,7 @@ def test_sequential_requests_depth_and_times() -> None:
     reads = [request(0, 4096, 0.0, 0.010), request(8, 4096, 0.005, 0.015), request(100, 512, 0.1, 0.11)]
     figures = block_figures(reads)
     assert (figures.requests, figures.bytes, figures.sequential, figures.random) == (3, 8704, 1, 1)
-    assert figures.sizes == {"512": 1, "4096": 2}
+    assert figures.sizes == {512: 1, 4096: 2}
     assert figures.busy_s == pytest.approx(0.025) and figures.depth == pytest.approx(0.03 / 0.025)
     assert figures.d2c_s.p50 == pytest.approx(0.01) and figures.q2d_s.mean == pytest.approx(0.001)
     empty = block_figures([])

@@ -183,7 +183,7 @@ def test_storage_alone_moves_what_the_load_says(tmp_path: Path) -> None:
     assert rates["wall_clock"]["tokens_per_s"] == pytest.approx(output / found["elapsed_s"])
     assert rates["per_io_time"]["tokens_per_s"] == pytest.approx(output / found["cumulative_io_s"])
     assert rates["storage"]["tokens_per_s"] == pytest.approx((written + hits + again) * 64 / found["elapsed_s"])
-    assert seal(folder)["cells"][0]["storage"] == found
+    assert msgspec.to_builtins(seal(folder).cells[0].storage) == found
     assert "Output per I/O time" in (folder / "report.html").read_text()
 
 

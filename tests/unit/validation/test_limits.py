@@ -55,11 +55,8 @@ def test_what_the_model_lacks_is_told_of_the_points_that_miss() -> None:
 def test_the_host_is_told_where_its_core_was_timed_and_something_misses() -> None:
     slow = side(*[(1e-4 * (1 + i / 10), 0.02 * (1 + i / 10)) for i in range(10)])
     (host,) = said(point("prefix", 1, 0.2), side=slow)
-    assert (
-        "took at least 45% longer" in host
-        and "one of ten at least 81%" in host
-        and "correlation with TTFT 1.00" in host
-    )
+    assert "took at least 45% longer" in host and "one of ten at least 81%" in host
+    assert "correlation with TTFT 1.00" in host
     assert said(point("prefix", 1, 0.0), side=slow) == []
     assert said(point("prefix", 1, 0.2), side=side((None, 0.1), (None, 0.2))) == []
 
