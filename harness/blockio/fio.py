@@ -23,6 +23,7 @@ import msgspec
 
 from harness.errors import FioError
 from harness.experiment.units import format_bytes
+from harness.results.traced import IoFigures
 
 
 class Job(msgspec.Struct, frozen=True):
@@ -107,12 +108,11 @@ def _run(command: list[str], direction: str, folder: Path) -> tuple[float, float
     return side["bw_bytes"], side["clat_ns"]["percentile"]["50.000000"] / 1e9
 
 
-def as_the_run(io: dict[str, object]) -> Job:
+def as_the_run(io: IoFigures) -> Job:
     """A job with a traced run's mean read depth, its order, and the request size that carried the most bytes."""
-    trace = io["traces"][0]  # type: ignore[index]
-    read = trace["block"]["read"]
-    if not read["requests"]:
+    read = io.traces[0].block.read
+    if not read.depth:
         raise FioError("the run's trace holds no reads; measure disk_cold in a traced run")
-    size = max(read["sizes"], key=lambda low: int(low) * read["sizes"][low])
-    order: Literal["randread", "read"] = "read" if read["sequential"] >= read["random"] else "randread"
-    return Job("as the run", "io_uring", int(size), 1, max(1, round(read["depth"])), order)
+    size = max(read.sizes, key=lambda low: low * read.sizes[low])
+    order: Literal["randread", "read"] = "read" if read.sequential >= read.random else "randread"
+    return Job("as the run", "io_uring", size, 1, max(1, round(read.depth)), order)

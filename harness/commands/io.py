@@ -21,7 +21,7 @@ def characterize(*folders: Annotated[Path, Parameter(help="Folders of runs that 
     """
     from harness.report.io.tables import render_traces
     from harness.report.refresh import seal
-    from harness.results.folder import read_io
+    from harness.results.traced import read_io
 
     if not folders:
         raise ConfigError("no folder given; name a traced run's, e.g. harness io characterize results/*")
@@ -55,7 +55,7 @@ def baseline(
     """
     from harness.blockio.fio import FIXED, as_the_run, measure
     from harness.experiment.units import format_bytes
-    from harness.results.folder import read_io
+    from harness.results.traced import read_io
 
     io = None if run is None else read_io(run)
     if run is not None and io is None:
@@ -70,8 +70,8 @@ def baseline(
             f" p50 {found.write_p50_s * 1000:8.2f} ms",
             flush=True,
         )
-    for trace in io["traces"] if io else []:
-        reached = trace["block"]["read"]["bytes_per_s"] or 0.0
+    for trace in io.traces if io else []:
+        reached = trace.block.read.bytes_per_s or 0.0
         print(f"{run}: {format_bytes(reached)}/s while reading, {reached / best:.1%} of fio's best")
     return DONE
 

@@ -12,7 +12,7 @@ from harness.records import IoTrace, Resolved
 from harness.report.io.tables import render_traces
 from harness.report.refresh import seal
 from harness.report.words import UNKNOWN
-from harness.results.folder import read_io
+from harness.results.traced import read_io
 from tests.support.report_runs import cell, folder_of, row
 from tests.unit.report.test_report_html import Page
 
