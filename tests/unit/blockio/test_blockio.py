@@ -14,7 +14,7 @@ from harness.blockio.characterize import (
     page_cache_share,
     split,
 )
-from harness.blockio.fio import as_the_run
+from harness.blockio.fio import FIXED, as_the_run, fill_command, read_command
 from harness.blockio.replay import iolog, lengths, operations, replay, run_operations
 from harness.collectors import bpf
 from harness.collectors.bpf import BlockRequest, FileCall, lost_events, read_block, read_files
@@ -203,6 +203,17 @@ def test_a_replay_moves_the_same_bytes_at_the_same_places(tmp_path: Path) -> Non
     assert log[0] == "fio version 2 iolog" and "/d/chunk-0 write 100 50" in log and log[-1] == "/d/chunk-1 close"
 
 
+def test_the_fixed_jobs_are_those_of_the_paper_s_appendices() -> None:
+    psync, uring = (read_command(Path("/d"), job, 256 << 20, seconds=120) for job in FIXED)
+    both = {"--rw=randread", "--bs=131072", "--direct=1", "--time_based", "--runtime=120", "--ramp_time=10000ms"}
+    assert both | {"--ioengine=psync", "--numjobs=32", "--iodepth=1"} <= set(psync)
+    assert both | {"--ioengine=io_uring", "--numjobs=4", "--iodepth=64"} <= set(uring)
+    assert {"--registerfiles=1", "--fixedbufs=1"} <= set(uring) - set(psync)
+    fill = fill_command(Path("/d"), FIXED[0], 256 << 20)
+    assert "--rw=write" in fill and "--size=8388608" in fill and not any("time" in option for option in fill)
+    assert all(len(set(command)) == len(command) for command in (psync, uring, fill))
+
+
 def traced(reads: list[BlockRequest]) -> IoFigures:
     """One trace with these reads, and nothing else."""
     about = IoTrace(
@@ -228,10 +239,12 @@ def traced(reads: list[BlockRequest]) -> IoFigures:
     return IoFigures(run="r", engine="vllm", traces=[trace])
 
 
-def test_a_job_is_as_deep_as_the_run_and_has_the_size_that_carried_most() -> None:
+def test_a_job_is_as_deep_and_ordered_as_the_run_and_has_the_size_that_carried_most() -> None:
     reads = [request(8 * number, 4096, 1.0, 1.1) for number in range(3)] + [request(99, 65536, 1.0, 1.1)]
     job = as_the_run(traced(reads))
-    assert (job.block_bytes, job.depth) == (65536, 4)
+    assert (job.block_bytes, job.depth, job.reads) == (65536, 4, "read")
+    scattered = [request(1000 * number, 4096, 1.0, 1.1) for number in range(3)]
+    assert as_the_run(traced(scattered)).reads == "randread"
 
 
 def test_traced_io_is_read_back_equal(tmp_path: Path) -> None:
@@ -239,8 +252,14 @@ def test_traced_io_is_read_back_equal(tmp_path: Path) -> None:
     io = traced([request(0, 4096, 1.0, 1.1), BlockRequest(1.0, 1.005, None, 8, 8192, False)])
     write_io(tmp_path, io)
     assert read_io(tmp_path) == io and not list(tmp_path.glob("*.tmp"))
-    (tmp_path / "io.json").write_text("{")
-    with pytest.raises(ResultsError, match=r"cannot be read .*harness io characterize"):
+
+
+@pytest.mark.parametrize("content", ["{", "[]", '{"run": "a", "engine": "b", "traces": []}', '{"traces": [{}]}'])
+def test_io_of_another_shape_is_told_on_one_line(tmp_path: Path, content: str) -> None:
+    (tmp_path / "io.json").write_text(content)
+    with pytest.raises(
+        ResultsError, match=r"^[^\n]*io\.json: cannot be read [^\n]*; remove it, [^\n]*characterize[^\n]*$"
+    ):
         read_io(tmp_path)
 
 
