@@ -8,13 +8,14 @@ from typing import Annotated
 from cyclopts import Parameter
 
 from harness.commands.errors import DONE, told
-from harness.commands.output import IN_WORDS, Answer, name_report, print_json
+from harness.commands.output import IN_WORDS, OutputChoice, name_report, print_json
 from harness.errors import ConfigError, FioError, ReplayError
 
 
 @told
 def characterize(
-    *folders: Annotated[Path, Parameter(help="Folders of runs that had storage.trace.")], answer: Answer = IN_WORDS
+    *folders: Annotated[Path, Parameter(help="Folders of runs that had storage.trace.")],
+    answer: OutputChoice = IN_WORDS,
 ) -> int:
     """Compares what runs did to their block devices and files.
 

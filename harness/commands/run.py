@@ -10,7 +10,7 @@ from cyclopts import Parameter
 
 from harness.commands.errors import DONE, RUN_FAILED, command_line, told
 from harness.commands.options import EngineChoice, Out, Overrides, Resume, Size
-from harness.commands.output import IN_WORDS, Answer, console, name_report, print_json
+from harness.commands.output import IN_WORDS, OutputChoice, console, name_report, print_json
 from harness.engines import ENGINES
 from harness.errors import ConfigError, EngineError, Interrupted, ResultsError
 
@@ -35,7 +35,7 @@ def run(
     size: Size = None,
     out: Out = None,
     resume: Resume = None,
-    answer: Answer = IN_WORDS,
+    answer: OutputChoice = IN_WORDS,
 ) -> int:
     """Measures an experiment's base point.
 
@@ -56,7 +56,7 @@ def sweep(
     size: Size = None,
     out: Out = None,
     resume: Resume = None,
-    answer: Answer = IN_WORDS,
+    answer: OutputChoice = IN_WORDS,
 ) -> int:
     """Measures every point of the file's `sweep` axes, into one folder.
 
@@ -73,7 +73,7 @@ def _plan(experiment: Path | None, overrides: list[str] | None, size: str | None
     return None if experiment is None else load_experiment(experiment, overrides or [], size)
 
 
-def _measured(request: RunRequest, answer: Answer) -> int:
+def _measured(request: RunRequest, answer: OutputChoice) -> int:
     from harness.measure.run import run as run_cells
     from harness.report.refresh import seal
     from harness.report.run.terminal import ProgressLine, render_summary

@@ -19,6 +19,7 @@ ALLOWED = {
     "harness/caches/lmcache.py": "LMCache's answer to /status",
     "harness/collectors/bpf.py": "bpftrace's JSON lines",
     "harness/commands/device.py": "pydantic's error dictionaries",
+    "harness/engines/vllm/found.py": "LMCache's answer to /status",
     "harness/engines/vllm/process.py": "vLLM's answer to /server_info",
     "harness/experiment/read.py": "pydantic's error dictionaries",
     "harness/results/manifest.py": "it owns manifest.json, and may not know the workload whose kind it reads",
