@@ -71,3 +71,8 @@ def short_names(keys: Sequence[str]) -> dict[str, str]:
 
 def value_text(value: Any) -> str:
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
+
+
+def shortened(text: str, limit: int = 28) -> str:
+    """A label that leaves room for its neighbours."""
+    return text if len(text) <= limit else f"{text[: limit - 1]}…"

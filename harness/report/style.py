@@ -10,19 +10,20 @@ import plotly.graph_objects as go
 from harness.results.summary import FREE_LOAD
 from traces.tiers import COMPUTED, all_states, sources, state_names
 
-# Okabe and Ito's colours, which colour-blind readers can distinguish. Each state keeps its own in every figure.
+# After Okabe and Ito's colours, which colour-blind readers can distinguish, in shades that stand out on white and on
+# the dark page alike (contrast 3:1 or more). Each state keeps its own in every figure, and no other meaning has it.
 _COLORS = {
     COMPUTED: "#D55E00",
     "recompute": "#D55E00",
     "gpu": "#009E73",
     "cpu": "#2B83C6",
-    "disk": "#E69F00",
-    "disk_cold": "#CC79A7",
-    FREE_LOAD: "#56B4E9",
+    "disk": "#B97A00",
+    "disk_cold": "#C05A9C",
+    FREE_LOAD: "#7A6FD0",
 }
 # For states and tiers that are not named above, in their order.
-_MORE_COLORS = ("#8C6BB1", "#A6761D", "#1B7837", "#E7298A")
-GREY = "#8A8A8A"
+_MORE_COLORS = ("#8C6BB1", "#5E7F3A", "#3F7F8C", "#E7298A")
+GREY = "#7D7D7D"
 
 
 def color_of(name: str) -> str:
@@ -45,17 +46,26 @@ VERDICT_SYMBOLS = {
     "unproven": "diamond-open",
     "no claim": "circle",
     "error": "triangle-down-open",
+    "cut off": "line-ns-open",
 }
 MAX_DOTS = 6_000
 MAX_CURVE_POINTS = 1_000
 MAX_BINS = 2_000
 MAX_PANELS = 12
 MAX_CELLS = 40
+MAX_BOXES = 16
+MAX_SLOWEST = 50
 _LOG_FROM = 5.0
 
 
-def thinning_note(drawn: int, total: int, noun: str) -> str:
-    return "" if drawn >= total else f"{drawn:,} of {total:,} {noun}s are drawn, evenly chosen; the figures use all."
+# Of a load's requests that are drawn in any case: readers look for them.
+SLOWEST_SHARE = 0.01
+
+
+def thinning_note(drawn: int, total: int, noun: str, always: str = "") -> str:
+    """What a figure leaves out. always: which are never left out."""
+    how = f"{always}; the others evenly chosen" if always else "evenly chosen"
+    return "" if drawn >= total else f"{drawn:,} of {total:,} {noun}s are drawn: {how}. The figures use all."
 
 
 def wide(values: Sequence[float]) -> bool:
@@ -67,14 +77,24 @@ def safe(text: str) -> str:
     return html.escape(text, quote=False)
 
 
-def finish(figure: go.Figure, note: str, height: int = 380) -> go.Figure:
+def known_marks() -> list[tuple[str, str]]:
+    """(name, colour) of every state and of a free load, for the page's own marks."""
+    return [(name, color_of(name)) for name in (*state_names(), FREE_LOAD)]
+
+
+def _title_lines(figure: go.Figure) -> int:
+    """Lines of text above the panels: the legend stands above them."""
+    return max((str(note.text).count("<br>") + 1 for note in figure.layout.annotations if note.text), default=0)
+
+
+def finish(figure: go.Figure, note: str, height: int = 380, min_width: int = 0) -> go.Figure:
+    """The look that all figures share. min_width: pixels below which the page scrolls the figure sideways."""
     return figure.update_layout(
         template="none",
         height=height,
-        margin={"l": 64, "r": 16, "t": 56, "b": 56},
+        margin={"l": 64, "r": 16, "t": 56 + 18 * _title_lines(figure), "b": 56},
         legend={"orientation": "h", "yref": "container", "y": 1, "yanchor": "top", "x": 0},
         paper_bgcolor="rgba(0,0,0,0)",
         plot_bgcolor="rgba(0,0,0,0)",
-        modebar={"bgcolor": "rgba(0,0,0,0)", "color": GREY, "activecolor": GREY},
-        meta={"note": note},
+        meta={"note": note, "min_width": min_width},
     )

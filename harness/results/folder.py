@@ -164,17 +164,18 @@ def write_parquet(path: Path, rows: Iterable[RequestRecord]) -> None:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    table: list[dict[str, Any]] = []
-    for row in rows:
-        flat = msgspec.structs.asdict(row)
-        by_tier = flat.pop("tokens_by_tier")
-        flat["token_s"] = list(row.token_s)
-        flat |= {f"{source}_tokens": by_tier.get(source) for source in sources()}
-        flat |= {"ttft_s": row.ttft_s, "e2e_s": row.e2e_s, "tpot_s": row.tpot_s}
-        table.append(flat)
     temporary = path / "requests.parquet.tmp"
-    pq.write_table(pa.Table.from_pylist(table), temporary)
+    pq.write_table(pa.Table.from_pylist([flat_row(row) for row in rows]), temporary)
     temporary.replace(path / "requests.parquet")
+
+
+def flat_row(row: RequestRecord) -> dict[str, Any]:
+    """A row as one line of a table: a column a field, and one a tier for its tokens."""
+    flat = msgspec.structs.asdict(row)
+    by_tier = flat.pop("tokens_by_tier")
+    flat["token_s"] = list(row.token_s)
+    flat |= {f"{source}_tokens": by_tier.get(source) for source in sources()}
+    return flat | {"ttft_s": row.ttft_s, "e2e_s": row.e2e_s, "tpot_s": row.tpot_s}
 
 
 def write_atomically(path: Path, data: bytes) -> None:

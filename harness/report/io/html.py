@@ -13,14 +13,19 @@ from harness.report.style import GREY, finish, safe
 from harness.report.words import THIN_MARK, THIN_NOTE, too_few
 from harness.results.traced import IoFigures
 
-_COLORS = {"read": "#2B83C6", "write": "#D55E00"}
-_PART_COLORS = {"engine_s": "#009E73", "lookup_s": "#56B4E9", "host_s": "#E69F00", "device_s": "#CC79A7"}
-_ORDERS = {"sequential": "#009E73", "random": "#D55E00"}
+# None of these colours is a tier's or a verdict's; a pattern tells them apart without colour.
+_COLORS = {"read": "#3B6FB6", "write": "#A0522D"}
+_PATTERNS = {"read": "", "write": "/"}
+_PART_COLORS = {"engine_s": "#5E7F3A", "lookup_s": "#6C7681", "host_s": "#3F7F8C", "device_s": "#A0527A"}
+_PART_PATTERNS = {"engine_s": "", "lookup_s": ".", "host_s": "/", "device_s": "x"}
+_ORDERS = {"sequential": ("#6C7681", ""), "random": ("#A0527A", "/")}
 _LATENCIES = {"q2d_s": "queue to device (Q2D)", "d2c_s": "device to completion (D2C)"}
 _SHARES = {"p50": 0.5, "p90": 0.9, "p99": 0.99}
-_PERCENTILES = {"p50": "#56B4E9", "p90": "#2B83C6", "p99": "#1C3F6E"}
+_PERCENTILES = {"p50": "#6F8FAF", "p90": "#3B6FB6", "p99": "#6B5BC4"}
 _MAX_BARS = 60
 MAX_COLUMNS = 6
+# Pixels that a trace's column needs at least.
+_WIDTH = 190
 
 
 def _columns(io: IoFigures, heights: list[int], **shared: Any) -> go.Figure:
@@ -31,6 +36,10 @@ def _columns(io: IoFigures, heights: list[int], **shared: Any) -> go.Figure:
     )
 
 
+def _marker(side: str) -> dict[str, Any]:
+    return {"color": _COLORS[side], "pattern": {"shape": _PATTERNS[side], "solidity": 0.3}}
+
+
 def both_timelines(io: IoFigures) -> go.Figure:
     """The device's bytes and queue depth per 100 ms, and the requests' waits for their first token, on one clock."""
     figure = _columns(io, [2, 1, 1], shared_xaxes=True, shared_yaxes="rows", vertical_spacing=0.06)
@@ -38,7 +47,7 @@ def both_timelines(io: IoFigures) -> go.Figure:
         held, column = trace.timeline, number + 1
         starts = [start - trace.started_s for start in held.start_s]
         for side in DIRECTIONS:
-            look = {"offset": 0, "width": 0.1, "marker_color": _COLORS[side], "name": side, "legendgroup": side}
+            look = {"offset": 0, "width": 0.1, "marker": _marker(side), "name": side, "legendgroup": side}
             rates = [count * 10 / 2**20 for count in getattr(held, f"{side}_bytes")]
             figure.add_bar(x=starts, y=rates, showlegend=not number, row=1, col=column, **look)
             figure.add_bar(x=starts, y=getattr(held, f"{side}_depth"), showlegend=False, row=2, col=column, **look)
@@ -52,7 +61,12 @@ def both_timelines(io: IoFigures) -> go.Figure:
         figure.update_yaxes(rangemode="tozero", row=row)
         figure.update_yaxes(title=title, row=row, col=1)
     figure.update_xaxes(title="seconds traced", row=3)
-    return finish(figure, "A grey line is a request, from its sending to its first token.", height=560)
+    return finish(
+        figure,
+        "A grey line is a request, from its sending to its first token.",
+        height=560,
+        min_width=_WIDTH * len(io.traces),
+    )
 
 
 def order(io: IoFigures) -> go.Figure:
@@ -62,16 +76,17 @@ def order(io: IoFigures) -> go.Figure:
         held = trace.timeline
         starts = [start - trace.started_s for start in held.start_s]
         for row, side in enumerate(DIRECTIONS, 1):
-            for how, color in _ORDERS.items():
+            for how, (color, pattern) in _ORDERS.items():
                 figure.add_bar(
-                    x=starts, y=getattr(held, f"{side}_{how}"), offset=0, width=0.1, marker_color=color, name=how,
+                    x=starts, y=getattr(held, f"{side}_{how}"), offset=0, width=0.1, name=how,
+                    marker={"color": color, "pattern": {"shape": pattern}},
                     legendgroup=how, showlegend=not number and row == 1, row=row, col=number + 1,
                 )  # fmt: skip
     figure.update_layout(barmode="stack")
     for row, side in enumerate(DIRECTIONS, 1):
         figure.update_yaxes(title=f"{side}s", row=row, col=1)
     figure.update_xaxes(title="seconds traced", row=2)
-    return finish(figure, "", height=440)
+    return finish(figure, "", height=440, min_width=_WIDTH * len(io.traces))
 
 
 def sizes(io: IoFigures) -> go.Figure:
@@ -83,11 +98,11 @@ def sizes(io: IoFigures) -> go.Figure:
         for side in DIRECTIONS:
             counts = [trace.block.of(side).sizes.get(low, 0) for low in lows]
             figure.add_bar(
-                x=names, y=counts, name=side, marker_color=_COLORS[side], showlegend=not number, row=1, col=number + 1
+                x=names, y=counts, name=side, marker=_marker(side), showlegend=not number, row=1, col=number + 1
             )
     figure.update_xaxes(type="category", categoryorder="array", categoryarray=names, title="request size, from")
     figure.update_yaxes(title="requests", col=1)
-    return finish(figure, "")
+    return finish(figure, "", min_width=_WIDTH * len(io.traces))
 
 
 def latencies(io: IoFigures) -> go.Figure:
@@ -116,11 +131,19 @@ def whose_time(io: IoFigures) -> go.Figure:
         left_out |= len(shown) < trace.requests_from_disk
         for part, name in PARTS.items():
             figure.add_bar(
-                x=[safe(request.id) for request in shown], y=[getattr(request, part) * 1000 for request in shown],
-                name=name, marker_color=_PART_COLORS[part], legendgroup=part, showlegend=not number, row=1,
+                x=[safe(request.id) for request in shown],
+                y=[getattr(request, part) * 1000 for request in shown],
+                name=name,
+                marker={"color": _PART_COLORS[part], "pattern": {"shape": _PART_PATTERNS[part], "solidity": 0.2}},
+                hovertemplate="%{x}: %{y:.3g} ms<extra>%{fullData.name}</extra>",
+                legendgroup=part,
+                showlegend=not number,
+                row=1,
                 col=number + 1,
-            )  # fmt: skip
+            )
     figure.update_layout(barmode="stack")
     figure.update_xaxes(showticklabels=False, title="requests, as they were sent")
     figure.update_yaxes(title="TTFT (ms)", col=1)
-    return finish(figure, f"The first {_MAX_BARS} of each are drawn." if left_out else "")
+    return finish(
+        figure, f"The first {_MAX_BARS} of each are drawn." if left_out else "", min_width=_WIDTH * len(io.traces)
+    )

@@ -6,6 +6,7 @@ a part of HTML in its labels.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -14,10 +15,11 @@ import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
 from harness.records import Sample
-from harness.report.axes import Axis, Panel, panels, value_text
+from harness.report.axes import Axis, Panel, panels, shortened, value_text
 from harness.report.simulated import FLAT, flat_axes, in_figures
 from harness.report.style import (
     GREY,
+    MAX_BOXES,
     MAX_CELLS,
     MAX_CURVE_POINTS,
     MAX_DOTS,
@@ -29,17 +31,50 @@ from harness.report.style import (
     thinning_note,
     wide,
 )
-from harness.report.words import NOT_REPORTED, fitting_unit, tier_order
+from harness.report.words import NOT_REPORTED, duration, fitting_unit, mean_with_interval, tier_order
 from harness.results.summary import FREE_LOAD, CellFigures, Latency, Summary, core_slower, counted
 from traces.request import RequestRecord
 from traces.tiers import sources
 
 
-def ttft_by_axis(summary: Summary, metric: str = "ttft_s") -> go.Figure:
-    """Mean with its 95 % interval per tier: along the first numeric axis, a panel for each point of the others."""
+def ttft_by_tier(summary: Summary) -> go.Figure:
+    """Mean TTFT with its 95 % interval in one cell: a line a tier, its value written beside its mark."""
+    (cell,) = summary.cells
+    found = [(tier, f) for tier in tier_order(cell.tiers) if (f := cell.tiers[tier].metrics["ttft_s"])]
+    unit, factor = fitting_unit([figures.mean for _, figures in found])
+    figure = go.Figure()
+    for tier, figures in found:
+        half = None if figures.half_width is None else figures.half_width * factor
+        figure.add_scatter(
+            x=[figures.mean * factor],
+            y=[safe(tier)],
+            error_x={"type": "data", "array": [half], "thickness": 1.5, "width": 5},
+            mode="markers+text",
+            text=[duration(figures.mean)],
+            textposition="top center",
+            cliponaxis=False,
+            marker={"color": color_of(tier), "symbol": symbol_of(tier), "size": 11},
+            name=safe(tier),
+            hovertext=[_about(tier, figures)],
+            hoverinfo="text",
+        )
+    scale = "log" if wide([figures.mean for _, figures in found]) else "linear"
+    figure.update_xaxes(title=f"{in_figures(summary)}mean TTFT ({unit})", type=scale)
+    figure.update_xaxes(rangemode="tozero" if scale == "linear" else "normal")
+    order = [safe(tier) for tier, _ in reversed(found)]
+    figure.update_yaxes(type="category", categoryorder="array", categoryarray=order, automargin=True)
+    figure.update_yaxes(range=[-0.5, len(found) - 0.3])
+    return finish(figure.update_layout(showlegend=False), "", height=110 + 46 * len(found))
+
+
+def ttft_by_axis(summary: Summary) -> go.Figure:
+    """Mean with its 95 % interval per tier: along the first numeric axis, a panel for each point of the others.
+
+    Points of an axis of names are not joined: there is nothing between them.
+    """
     axis, all_panels = panels(summary.cells)
     shown = all_panels[:MAX_PANELS]
-    means = [f.mean for panel in shown for cell in panel.cells for f in _metrics(cell, metric)]
+    means = [f.mean for panel in shown for cell in panel.cells for f in _ttfts(cell)]
     unit, factor = fitting_unit(means)
     columns = 2 if len(shown) in (2, 4) else min(len(shown), 3)
     lines = -(-len(shown) // columns)
@@ -47,49 +82,61 @@ def ttft_by_axis(summary: Summary, metric: str = "ttft_s") -> go.Figure:
         rows=lines,
         cols=columns,
         vertical_spacing=0.28 / lines,
-        subplot_titles=[safe(panel.title) for panel in shown] if len(shown) > 1 else None,
+        subplot_titles=[safe(shortened(panel.title, 48)) for panel in shown] if len(shown) > 1 else None,
         shared_yaxes="all",
     )
     tiers = tier_order(tier for panel in shown for cell in panel.cells for tier in cell.tiers)
     for number, panel in enumerate(shown):
         place = {"row": number // columns + 1, "col": number % columns + 1}
         for tier in tiers:
-            trace = _mean_trace(panel, axis, tier, metric, factor)
+            trace = _mean_trace(panel, axis, tier, factor)
             figure.add_trace(trace.update(showlegend=not number, legendgroup=tier), **place)
     _style_x(figure, axis, FLAT if axis in flat_axes(summary) else "")
     figure.update_annotations(font_size=12)
-    figure.update_yaxes(type="log" if wide(means) else "linear")
-    figure.update_yaxes(title=f"{in_figures(summary)}mean {metric.removesuffix('_s').upper()} ({unit})", col=1)
+    scale = "log" if wide(means) else "linear"
+    figure.update_yaxes(type=scale, rangemode="tozero" if scale == "linear" else "normal")
+    figure.update_yaxes(title=f"{in_figures(summary)}mean TTFT ({unit})", col=1)
     note = "" if len(shown) == len(all_panels) else f"The first {len(shown)} of {len(all_panels)} panels are drawn."
-    return finish(figure, note, height=280 * lines + 120)
+    return finish(figure, note, height=280 * lines + 120, min_width=220 * columns + 80)
 
 
-def _metrics(cell: CellFigures, metric: str) -> list[Latency]:
-    return [figures for tier in cell.tiers.values() if (figures := tier.metrics[metric])]
+def _ttfts(cell: CellFigures) -> list[Latency]:
+    return [figures for tier in cell.tiers.values() if (figures := tier.metrics["ttft_s"])]
 
 
-def _mean_trace(panel: Panel, axis: Axis | None, tier: str, metric: str, factor: float) -> go.Scatter:
+def _mean_trace(panel: Panel, axis: Axis | None, tier: str, factor: float) -> go.Scatter:
     """One tier's line in one panel; without an axis a point over the tier's own name."""
-    own = [(cell, cell.tiers[tier].metrics[metric]) for cell in panel.cells if tier in cell.tiers]
+    own = [(cell, cell.tiers[tier].metrics["ttft_s"]) for cell in panel.cells if tier in cell.tiers]
     found = [(cell, figures) for cell, figures in own if figures]
     halves = [None if f.half_width is None else f.half_width * factor for _, f in found]
+    joined = axis is not None and axis.numeric
     return go.Scatter(
         x=[safe(tier) if axis is None else _x_value(axis, cell) for cell, _ in found],
         y=[figures.mean * factor for _, figures in found],
         error_y={"type": "data", "array": halves, "thickness": 1.5, "width": 5},
         name=safe(tier),
-        mode="markers" if axis is None else "lines+markers",
+        mode="lines+markers" if joined else "markers",
         marker={"color": color_of(tier), "symbol": symbol_of(tier), "size": 9},
         line={"color": color_of(tier), "width": 2},
-        customdata=[[figures.n, figures.p50 * factor] for _, figures in found],
-        hovertemplate="%{x}: %{y:.4g}<br>n = %{customdata[0]}, median %{customdata[1]:.4g}"
-        "<extra>%{fullData.name}</extra>",
+        hovertext=[_about(tier, figures, _where(axis, cell)) for cell, figures in found],
+        hoverinfo="text",
     )
+
+
+def _where(axis: Axis | None, cell: CellFigures) -> str:
+    return "" if axis is None else f"{axis.name}={value_text(cell.overrides.get(axis.key))}"
+
+
+def _about(tier: str, figures: Latency, where: str = "") -> str:
+    """What a mark stands for, in words with units."""
+    head = f"<b>{safe(tier)}</b>" + (f" at {safe(where)}" if where else "")
+    spread = f"median {duration(figures.p50)}, slowest {duration(figures.max)}"
+    return f"{head}<br>mean {mean_with_interval(figures)} (95 %)<br>{spread}<br>n = {figures.n:,}"
 
 
 def _x_value(axis: Axis, cell: CellFigures) -> Any:
     value = cell.overrides.get(axis.key)
-    return value if axis.numeric else safe(value_text(value))
+    return value if axis.numeric else safe(shortened(value_text(value)))
 
 
 def _style_x(figure: go.Figure, axis: Axis | None, remark: str) -> None:
@@ -100,13 +147,54 @@ def _style_x(figure: go.Figure, axis: Axis | None, remark: str) -> None:
     name = f"{axis.name} ({remark})" if remark else axis.name
     figure.update_xaxes(title={"text": safe(name), "standoff": 8})
     if not axis.numeric:
-        order = [safe(value_text(value)) for value in axis.values]
-        figure.update_xaxes(type="category", categoryorder="array", categoryarray=order)
+        order = [safe(shortened(value_text(value))) for value in axis.values]
+        figure.update_xaxes(type="category", categoryorder="array", categoryarray=order, automargin=True)
         return
-    figure.update_xaxes(type="log" if wide(axis.values) else "linear")
-    if len(axis.values) <= MAX_PANELS:
-        values = sorted(axis.values)
-        figure.update_xaxes(tickmode="array", tickvals=values, ticktext=[f"{value:,}" for value in values])
+    values = sorted(axis.values)
+    scale = "log" if wide(values) and not _evenly(values) else "linear"
+    figure.update_xaxes(type=scale)
+    if len(values) <= MAX_PANELS:
+        shown = _apart([math.log(value) if scale == "log" else value for value in values])
+        ticks = [values[place] for place in shown]
+        figure.update_xaxes(tickmode="array", tickvals=ticks, ticktext=[f"{value:,}" for value in ticks])
+
+
+def _evenly(values: Sequence[float]) -> bool:
+    steps = np.diff(values)
+    return len(steps) > 2 and float(steps.max()) < 1.01 * float(steps.min())
+
+
+def _apart(places: Sequence[float]) -> list[int]:
+    """Which of some ascending places can have a label without touching the one before: at least 9 % of the whole."""
+    least, shown = 0.09 * (places[-1] - places[0]), [0]
+    for number, place in enumerate(places[1:], 1):
+        if place - places[shown[-1]] >= least:
+            shown.append(number)
+    return shown
+
+
+def spreads(rows: Sequence[RequestRecord]) -> bool:
+    """Whether some tier's TTFT differs between its rows by more than 1 %: else there is no distribution to draw."""
+    ends: dict[tuple[str, str], tuple[float, float]] = {}
+    for row in rows:
+        if counted(row) and row.ttft_s is not None:
+            low, high = ends.get(key := (row.cell, row.expected_tier or FREE_LOAD), (row.ttft_s, row.ttft_s))
+            ends[key] = min(low, row.ttft_s), max(high, row.ttft_s)
+    return any(high > 1.01 * low for low, high in ends.values())
+
+
+def mixed_sources(rows: Sequence[RequestRecord]) -> bool:
+    """Whether a figure says more than the proof's table: rows left out, tokens of no source, or a tier of several."""
+    answered = [row for row in rows if row.error is None]
+    if any(not counted(row) or not row.tokens_by_tier for row in answered):
+        return bool(answered)
+    by_group: dict[tuple[str, str | None], dict[str, int]] = {}
+    for row in answered:
+        totals = by_group.setdefault((row.cell, row.expected_tier), {})
+        for source, tokens in row.tokens_by_tier.items():
+            totals[source] = totals.get(source, 0) + (tokens or 0)
+    seconds = [(sorted(totals.values())[-2:-1] or [0])[0] / (sum(totals.values()) or 1) for totals in by_group.values()]
+    return any(share > 0.02 for share in seconds)
 
 
 def distribution(rows: Sequence[RequestRecord], labels: Mapping[str, str]) -> go.Figure:
@@ -139,7 +227,7 @@ def _cumulative(groups: Mapping[tuple[str, str], Any], unit: str, factor: float,
             name=f"{safe(tier)} (n={len(values):,})",
             mode="lines",
             line={"shape": "hv", "color": color_of(tier), "width": 2},
-            hovertemplate="%{y:.1%} within %{x:.4g}<extra>%{fullData.name}</extra>",
+            hovertemplate=f"%{{y:.1%}} of requests within %{{x:.3g}} {unit}<extra>%{{fullData.name}}</extra>",
         )
     figure.update_xaxes(title=f"TTFT ({unit})", type=scale)
     figure.update_yaxes(title="share of requests", tickformat=".0%", range=[0, 1.02])
@@ -154,29 +242,43 @@ def _boxes(
     factor: float,
     scale: str,
 ) -> go.Figure:
-    figure, shown = go.Figure(), cells[:MAX_CELLS]
+    """Quartiles with the 5th and 95th percentile, and the slowest of all as a mark of its own.
+
+    plotly would call a whisker's end 'max': the boxes are silent, and the marks say what each figure is.
+    """
+    figure, shown = go.Figure(), cells[:MAX_BOXES]
     for tier in tier_order(tier for _, tier in groups):
         own = [(cell, groups[cell, tier]) for cell in shown if (cell, tier) in groups]
+        x = [_stacked(labels.get(cell, cell)) for cell, _ in own]
         low, q1, median, q3, high = (
             [float(np.quantile(values, share)) * factor for _, values in own] for share in (0.05, 0.25, 0.5, 0.75, 0.95)
         )
+        look = {"name": safe(tier), "legendgroup": tier, "offsetgroup": tier}
         figure.add_box(
-            x=[_stacked(labels.get(cell, cell)) for cell, _ in own],
-            lowerfence=low,
-            q1=q1,
-            median=median,
-            q3=q3,
-            upperfence=high,
-            name=safe(tier),
-            marker={"color": color_of(tier)},
-        )
-    figure.update_layout(boxmode="group")
+            x=x, lowerfence=low, q1=q1, median=median, q3=q3, upperfence=high, hoverinfo="skip",
+            marker={"color": color_of(tier)}, **look,
+        )  # fmt: skip
+        hover = {"hovertext": [_spread(tier, values) for _, values in own], "hoverinfo": "text", "showlegend": False}
+        middle = {"color": color_of(tier), "symbol": symbol_of(tier), "size": 8}
+        figure.add_scatter(x=x, y=median, mode="markers", marker=middle, **look, **hover)
+        largest = [float(values[-1]) * factor for _, values in own]
+        top = {"color": color_of(tier), "symbol": f"{symbol_of(tier)}-open", "size": 6}
+        figure.add_scatter(x=x, y=largest, mode="markers", marker=top, **look, **hover)
+    figure.update_layout(boxmode="group", scattermode="group")
     figure.update_xaxes(type="category", automargin=True)
     figure.update_yaxes(title=f"TTFT ({unit})", type=scale)
-    note = "Boxes are quartiles, whiskers the 5th and 95th percentile."
+    note = "Boxes are quartiles, whiskers the 5th and 95th percentile; the open mark above is the slowest."
     if len(shown) < len(cells):
-        note += f" The first {len(shown)} of {len(cells)} cells are drawn."
-    return finish(figure, note)
+        note += f" The first {len(shown)} of {len(cells)} cells are drawn; the table has all."
+    return finish(figure, note, min_width=70 * len(shown))
+
+
+def _spread(tier: str, values: Any) -> str:
+    low, q1, median, q3, high = (duration(float(np.quantile(values, share))) for share in (0.05, 0.25, 0.5, 0.75, 0.95))
+    return (
+        f"<b>{safe(tier)}</b>, n = {len(values):,}<br>slowest {duration(float(values[-1]))}<br>p95 {high}<br>"
+        f"quartiles {q1} to {q3}<br>median {median}<br>p5 {low}<br>fastest {duration(float(values[0]))}"
+    )
 
 
 def tokens_by_source(rows: Sequence[RequestRecord], labels: Mapping[str, str]) -> go.Figure:
@@ -201,7 +303,8 @@ def tokens_by_source(rows: Sequence[RequestRecord], labels: Mapping[str, str]) -
         means = [_mean([row.tokens_by_tier.get(source) for row in groups[key]]) for key in keys]
         left = [total - (mean or 0.0) for total, mean in zip(left, means, strict=True)]
         if any(mean is not None for mean in means):
-            figure.add_bar(x=x, y=means, name=source, marker={"color": color_of(source)})
+            hover = "%{y:,.0f} tokens a request<extra>%{fullData.name}</extra>"
+            figure.add_bar(x=x, y=means, name=source, marker={"color": color_of(source)}, hovertemplate=hover)
     if any(rest > 1e-9 for rest in left):
         pattern = {"shape": "/", "fgcolor": GREY, "bgcolor": "rgba(0,0,0,0)"}
         rest = [max(0.0, value) for value in left]
@@ -232,11 +335,11 @@ def host_noise(samples: Sequence[Sample]) -> go.Figure:
     figure = go.Figure()
     chosen = list(range(0, len(samples), -(-len(samples) // MAX_DOTS) or 1))
     fields = {
-        "steal": ([s.host.steal_share for s in samples], "#D55E00"),
-        "other processes": ([s.host.foreign_cpu_share for s in samples], "#2B83C6"),
-        "the engine's core, slower than at its best": (core_slower(samples), "#6A8F3C"),
+        "steal": ([s.host.steal_share for s in samples], "#B3261E", "x"),
+        "other processes": ([s.host.foreign_cpu_share for s in samples], "#3B6FB6", "circle"),
+        "the engine's core, slower than at its best": (core_slower(samples), "#6A8F3C", "diamond"),
     }
-    for name, (values, color) in fields.items():
+    for name, (values, color, symbol) in fields.items():
         points = [(place + 1, values[place]) for place in chosen]
         points = [(place, value) for place, value in points if value is not None]
         if points:
@@ -245,7 +348,8 @@ def host_noise(samples: Sequence[Sample]) -> go.Figure:
                 y=[value for _, value in points],
                 name=name,
                 mode="markers",
-                marker={"color": color, "size": 5},
+                marker={"color": color, "symbol": symbol, "size": 6},
+                hovertemplate="sample %{x}: %{y:.1%}<extra>%{fullData.name}</extra>",
             )
     figure.update_xaxes(title="sample, in the order measured")
     figure.update_yaxes(title="share", tickformat=".1%", rangemode="tozero")

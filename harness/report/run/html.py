@@ -8,12 +8,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import jinja2
 import msgspec
-import plotly.graph_objects as go
 import yaml
-from markupsafe import Markup
-from plotly.offline import get_plotlyjs
 
 from harness.errors import ResultsError
 from harness.records import Counters, Sample
@@ -21,8 +17,13 @@ from harness.report.axes import cell_labels, value_text, varied_axes
 from harness.report.io import html as io
 from harness.report.io import tables as io_tables
 from harness.report.io.storage_words import storage_lines
-from harness.report.run import figures, tables
-from harness.report.run.timeline import timeline
+from harness.report.page import Picture, picture, render_page
+from harness.report.run import figures, maps, tables
+from harness.report.run.answer import badge, tiles
+from harness.report.run.header import header_facts
+from harness.report.run.takeaway import take_away
+from harness.report.run.timeline import slowest, timeline
+from harness.report.simulated import simulated_notes
 from harness.report.words import NOT_REPORTED, UNKNOWN, evidence, findings, percent, plural, tier_order
 from harness.results.folder import read_rows, read_samples, write_atomically
 from harness.results.manifest import CellEntry, Manifest, read_manifest
@@ -32,24 +33,11 @@ from harness.results.traced import IoFigures, read_io
 from traces.request import RequestRecord
 from traces.tiers import sources
 
-_TEMPLATES = Path(__file__).parent.parent / "templates"
 _TABLES = {"ttft_s": "TTFT", "e2e_s": "End to end", "tpot_s": "Time per output token"}
 _MAX_TABLE_ROWS = 500
 _MAX_DOUBTS = 30
 _LOG_TAIL_BYTES = 4096
 _MAX_LOGS = 5
-
-
-class Picture(msgspec.Struct, frozen=True):
-    """A figure with the words around it. json: safe inside a script element."""
-
-    id: str
-    title: str
-    caption: str
-    note: str
-    json: str
-    height: int
-    log_toggle: bool
 
 
 class Doubt(msgspec.Struct, frozen=True):
@@ -87,33 +75,33 @@ def _with_all_cells(manifest: Manifest, rows: Sequence[RequestRecord]) -> Manife
     return msgspec.structs.replace(manifest, cells=[*manifest.cells, *more])
 
 
-def render_page(template: str, context: Mapping[str, Any]) -> str:
-    """A page from one of the templates, with the chart library inside it."""
-    environment = jinja2.Environment(
-        loader=jinja2.FileSystemLoader(_TEMPLATES),
-        autoescape=True,
-        undefined=jinja2.StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    return environment.get_template(template).render(context, plotly_js=Markup(get_plotlyjs()))
-
-
 def _context(
     folder: Path, manifest: Manifest, rows: Sequence[RequestRecord], samples: Sequence[Sample]
 ) -> dict[str, Any]:
-    summary = summarize(manifest, rows)
+    summary = summarize(manifest, rows, samples)
+    labels = cell_labels(summary.cells)
     figure_rows = tables.figure_rows(summary)
+    slowest_rows = slowest([row for row in rows if row.phase != "warm"])
+    traced = read_io(folder)
     return {
+        "title": f"{manifest.name} on {manifest.engine}",
+        "run": manifest.run_id,
         "manifest": manifest,
+        "badge": badge(manifest, summary),
+        "header": header_facts(manifest),
         "state": _state(manifest, summary, folder),
         "what": _what(manifest, summary),
-        "findings": [*findings(summary), *storage_lines(summary, cell_labels(summary.cells))],
+        "findings": [*findings(summary), *storage_lines(summary, labels)],
+        "answer_at": len(simulated_notes(summary)),
+        "tiles": tiles(summary),
+        "answers": _answers(summary),
         "evidence": evidence(summary),
         "doubts": _doubts(samples, summary),
         "load_counters": _load_counters(samples, summary)[:_MAX_TABLE_ROWS],
-        "pictures": [*_pictures(summary, rows, samples), *_io_pictures(traced := read_io(folder))],
+        "details": _details(summary, rows, samples),
+        "slowest": tables.slow_rows(slowest_rows, labels),
         "io": _io(traced),
+        "io_pictures": _io_pictures(traced),
         "tables": _tables(summary),
         "table_rows": len(figure_rows),
         "shown_rows": min(len(figure_rows), _MAX_TABLE_ROWS),
@@ -121,12 +109,14 @@ def _context(
         "flows": tables.flow_rows(summary)[:_MAX_TABLE_ROWS],
         "source_names": sources(),
         "sources": tables.source_rows(summary)[:_MAX_TABLE_ROWS],
-        "lags": tables.lag_rows(summary)[:_MAX_TABLE_ROWS],
-        "environment": [*_environment(manifest), *_noise(samples)],
-        "cells": _cells(manifest, cell_labels(summary.cells))[:_MAX_TABLE_ROWS],
+        "lags": [row for row in tables.lag_rows(summary) if row.worth_telling][:_MAX_TABLE_ROWS],
+        "noise": _noise(samples),
+        "environment": _environment(manifest),
+        "cells": _cells(manifest, labels)[:_MAX_TABLE_ROWS],
         "sizes": _sizes(manifest),
         "config": _yaml(manifest.cells[0].config) if manifest.cells else "",
         "commands": _commands(manifest, folder),
+        "take_away": take_away(rows),
         "logs": _log_tails(folder) if manifest.status != "complete" else [],
     }
 
@@ -179,24 +169,42 @@ def _sizes(manifest: Manifest) -> list[tuple[str, str, str]]:
         return []
 
 
-def _pictures(summary: Summary, rows: Sequence[RequestRecord], samples: Sequence[Sample]) -> list[Picture]:
-    """The figures that have something to show."""
+def _answers(summary: Summary) -> list[Picture]:
+    """The figures that answer: what each tier takes, what that is spent on, where it pays."""
+    found: list[Picture] = []
+    counted = sum(group.rows.counted > 0 for cell in summary.cells for group in cell.tiers.values())
+    free = all(tier == FREE_LOAD for cell in summary.cells for tier in cell.tiers)
+    if counted > 1:
+        mean = "Mean TTFT and its 95 % interval, from the rows that count."
+        one = len(summary.cells) == 1
+        figure = figures.ttft_by_tier(summary) if one else figures.ttft_by_axis(summary)
+        found.append(picture("ttft", "TTFT" if free else "TTFT by tier", mean, figure, True, "figures"))
+    if steps := maps.ladder(summary):
+        spent = "Each bar holds the mean TTFT of the state above it in this list, and what its own last step adds."
+        found.append(picture("ladder", "What TTFT is spent on", spent, steps, table="figures"))
+    if pays := maps.heat_maps(summary):
+        where = "How many times as fast as recompute; the line runs where both are equal. Blue: faster, brown: slower."
+        title, caption = ("TTFT over both axes", "Mean TTFT.") if free else ("Where it pays", where)
+        found.append(picture("map", title, caption, pays, table="figures"))
+    return found
+
+
+def _details(summary: Summary, rows: Sequence[RequestRecord], samples: Sequence[Sample]) -> list[Picture]:
+    """The figures behind the answer, as far as they have something to show."""
     measured = [row for row in rows if row.phase != "warm"]
     labels = cell_labels(summary.cells)
     found: list[Picture] = []
-    if sum(group.rows.counted > 0 for cell in summary.cells for group in cell.tiers.values()) > 1:
-        mean = "Mean TTFT and its 95 % interval, from the rows that count."
-        found.append(picture("ttft", "TTFT by tier", mean, figures.ttft_by_axis(summary), log_toggle=True))
-    if summary.rows.counted:
+    if figures.spreads(measured):
         spread = "How TTFT spreads, from the rows that count."
-        found.append(picture("distribution", "Distribution", spread, figures.distribution(measured, labels)))
-    if any(row.error is None for row in measured):
+        spread_figure = figures.distribution(measured, labels)
+        found.append(picture("distribution", "Distribution", spread, spread_figure, True, "figures"))
+    if figures.mixed_sources(measured):
         sources = "Where the KV of a request's prompt came from, by the counters. A bar for rows left out stands apart."
         bars = figures.tokens_by_source(measured, labels)
-        found.append(picture("sources", "Prompt tokens by source", sources, bars))
+        found.append(picture("sources", "Prompt tokens by source", sources, bars, table="source-table"))
     if measured:
-        dots = "Each measured request when it was sent. The symbol is its verdict; look for drift and for outliers."
-        found.append(picture("timeline", "Timeline", dots, timeline(measured, labels), log_toggle=True))
+        dots = "Each measured request when it was sent. A cross, an open diamond or a triangle is a row without proof."
+        found.append(picture("timeline", "Timeline", dots, timeline(measured, labels), True, "slowest"))
     watched = [s for s in samples if s.host.steal_share is not None or s.host.foreign_cpu_share is not None]
     if len(watched) > 1:
         noise = (
@@ -246,19 +254,6 @@ def _io(found: IoFigures | None) -> dict[str, Any] | None:
         "files": io_tables.file_rows(found)[:_MAX_TABLE_ROWS],
         "file_total": sum(trace.files.files for trace in found.traces),
     }
-
-
-def picture(name: str, title: str, caption: str, figure: go.Figure, log_toggle: bool = False) -> Picture:
-    """A figure for a page, under an id of its own there."""
-    note = figure.layout.meta["note"]
-    return Picture(name, title, caption, note, script_json(figure.to_json()), figure.layout.height, log_toggle)
-
-
-def script_json(text: str) -> Markup:
-    """JSON that cannot end the script element it stands in, nor open another."""
-    for char in "<>&\u2028\u2029":
-        text = text.replace(char, f"\\u{ord(char):04x}")
-    return Markup(text)
 
 
 def _doubts(samples: Sequence[Sample], summary: Summary) -> list[Doubt]:

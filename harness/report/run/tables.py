@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -23,10 +23,11 @@ from harness.report.words import (
     too_few,
 )
 from harness.results.manifest import CellEntry
-from harness.results.summary import Summary, TierFigures
+from harness.results.summary import FREE_LOAD, RowCounts, Summary, TierFigures
+from traces.request import RequestRecord
 from traces.tiers import sources
 
-LAG_LIMIT = 0.05
+LAG_LIMIT, LAG_TOLD = 0.05, 0.01
 _PERCENTILES = {"p50": 0.5, "p90": 0.9, "p99": 0.99}
 
 
@@ -45,6 +46,7 @@ class FigureRow(msgspec.Struct, frozen=True):
     n: int
     mean: str
     percentiles: tuple[Percentile, ...]
+    slowest: str
     cv: str
     samples: str
     hit_tokens: str
@@ -54,7 +56,8 @@ class FigureRow(msgspec.Struct, frozen=True):
 
 
 class LagRow(msgspec.Struct, frozen=True):
-    """How late requests were sent. late: the 99th percentile is more than 5 % of the median TTFT."""
+    """How late requests were sent. late: the 99th percentile is more than 5 % of the median TTFT. worth_telling: it is
+    more than 1 %."""
 
     cell: str
     tier: str
@@ -62,6 +65,7 @@ class LagRow(msgspec.Struct, frozen=True):
     p99: str
     share: str
     late: bool
+    worth_telling: bool
 
 
 class FlowRow(msgspec.Struct, frozen=True):
@@ -74,12 +78,29 @@ class FlowRow(msgspec.Struct, frozen=True):
 
 
 class SourceRow(msgspec.Struct, frozen=True):
-    """Prompt tokens of the rows that count: in all, and by source in the order of tiers.sources."""
+    """Prompt tokens of the rows that count: in all, and by source in the order of tiers.sources. device_read: what the
+    cache server got from its device meanwhile."""
 
     cell: str
     tier: str
+    verdicts: str
     prompt: str
     sources: tuple[str, ...]
+    device_read: str
+
+
+class SlowRow(msgspec.Struct, frozen=True):
+    """One of the slowest requests. cached: prompt tokens that some cache served, by the engine's own usage."""
+
+    id: str
+    cell: str
+    tier: str
+    verdict: str
+    sent_s: str
+    ttft: str
+    e2e: str
+    prompt_tokens: str
+    cached: str
 
 
 def figure_rows(summary: Summary, metric: str = "ttft_s") -> list[FigureRow]:
@@ -99,15 +120,6 @@ def _figure_row(cell: str, tier: str, group: TierFigures, metric: str, proven: s
     figures, rows = group.metrics[metric], group.rows
     n = figures.n if figures else 0
     needed = figures.samples_for_5_percent if figures else None
-    errors = "error" if rows.errors == 1 else "errors"
-    cut_off = rows.cut_off or 0
-    verdicts = [
-        (proven, rows.counted if proven != "proven" else rows.proven),
-        ("contradicted", rows.contradicted),
-        ("unproven", rows.unproven),
-        (errors, rows.errors),
-        ("cut off", cut_off),
-    ]
     return FigureRow(
         cell=cell,
         tier=tier,
@@ -117,13 +129,44 @@ def _figure_row(cell: str, tier: str, group: TierFigures, metric: str, proven: s
             Percentile(duration(getattr(figures, name) if figures else None), bool(n) and too_few(n, share))
             for name, share in _PERCENTILES.items()
         ),
+        slowest=duration(figures.max if figures else None),
         cv=percent(figures.cv if figures else None),
         samples=UNKNOWN if needed is None else f"{needed:,}",
         hit_tokens=_tokens(group.tokens.cached),
-        verdicts=", ".join(f"{number:,} {word}" for word, number in verdicts if number) or UNKNOWN,
-        left_out=rows.measured - rows.counted - cut_off,
+        verdicts=_verdicts(rows, proven),
+        left_out=rows.measured - rows.counted - (rows.cut_off or 0),
         reasons=tuple(group.left_out_reasons.items()),
     )
+
+
+def _verdicts(rows: RowCounts, proven: str) -> str:
+    """How many rows have which verdict; proven: the word for those that count."""
+    errors = "error" if rows.errors == 1 else "errors"
+    verdicts = [
+        (proven, rows.counted if proven != "proven" else rows.proven),
+        ("contradicted", rows.contradicted),
+        ("unproven", rows.unproven),
+        (errors, rows.errors),
+        ("cut off", rows.cut_off or 0),
+    ]
+    return ", ".join(f"{number:,} {word}" for word, number in verdicts if number) or UNKNOWN
+
+
+def slow_rows(slowest: Sequence[RequestRecord], labels: Mapping[str, str]) -> list[SlowRow]:
+    return [
+        SlowRow(
+            id=row.id,
+            cell=labels.get(row.cell, row.cell),
+            tier=row.expected_tier or FREE_LOAD,
+            verdict=row.verdict or UNKNOWN,
+            sent_s=f"{row.sent_s:,.3f}",
+            ttft=duration(row.ttft_s),
+            e2e=duration(row.e2e_s),
+            prompt_tokens=f"{row.prompt_tokens:,}",
+            cached=_tokens(row.cached_tokens),
+        )
+        for row in slowest
+    ]
 
 
 def lag_rows(summary: Summary) -> list[LagRow]:
@@ -133,8 +176,9 @@ def lag_rows(summary: Summary) -> list[LagRow]:
         if lag is None or ttft is None:
             continue
         share = lag.p99 / ttft.p50 if ttft.p50 > 0 else None
-        late = share is not None and share > LAG_LIMIT
-        found.append(LagRow(cell, tier, duration(lag.p50), percentile_text(lag.p99, lag.n, 0.99), percent(share), late))
+        p99 = percentile_text(lag.p99, lag.n, 0.99)
+        late, told = (share is not None and share > limit for limit in (LAG_LIMIT, LAG_TOLD))
+        found.append(LagRow(cell, tier, duration(lag.p50), p99, percent(share), late, told))
     return found
 
 
@@ -170,12 +214,19 @@ def source_rows(summary: Summary) -> list[SourceRow]:
         SourceRow(
             cell,
             tier,
+            _verdicts(group.rows, "simulated" if how_made(summary) == "simulated" else "proven"),
             f"{group.tokens.prompt:,}",
             tuple(_tokens(group.tokens.by_source.get(source)) for source in sources()),
+            _device_read(group.counters),
         )
         for cell, tier, group in _groups(summary)
         if group.rows.counted
     ]
+
+
+def _device_read(counters: Mapping[str, int | None]) -> str:
+    known = [value for name, value in counters.items() if name.endswith("device_read_bytes")]
+    return NOT_REPORTED if not known or None in known else format_bytes(sum(value or 0 for value in known))
 
 
 def _tokens(value: int | None) -> str:

@@ -10,19 +10,23 @@ import numpy as np
 import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
+from harness.records import CUT_OFF
 from harness.report.style import (
     GREY,
     MAX_BINS,
     MAX_DOTS,
     MAX_PANELS,
+    MAX_SLOWEST,
+    SLOWEST_SHARE,
     VERDICT_SYMBOLS,
     color_of,
     finish,
     safe,
+    symbol_of,
     thinning_note,
     wide,
 )
-from harness.report.words import fitting_unit
+from harness.report.words import duration, fitting_unit
 from harness.results.summary import FREE_LOAD
 from traces.request import RequestRecord
 
@@ -37,46 +41,84 @@ class _Stretch(msgspec.Struct):
 
 
 def timeline(rows: Sequence[RequestRecord], labels: Mapping[str, str]) -> go.Figure:
-    """TTFT at the time of sending, coloured by tier, with the verdict as symbol; below it a free load's requests in
-    flight. Stretches whose clocks overlap (each begins at 0 in virtual time) are laid end to end."""
+    """TTFT at the time of sending, coloured by tier, with the verdict as symbol; above it the requests that failed
+    or were cut off,
+    below it a free load's requests in flight. Stretches whose clocks overlap (each begins at 0 in virtual time) are
+    laid end to end.
+
+    A dot of one of the slowest requests carries its place in their table (`slowest`) as custom data.
+    """
     stretches = _stretches(rows)
-    free = any(row.expected_tier is None for row in rows)
-    figure = make_subplots(rows=2 if free else 1, cols=1, shared_xaxes=True, row_heights=[2, 1] if free else None)
+    failed, free = any(_failed(row) for row in rows), any(row.expected_tier is None for row in rows)
+    heights = [0.12] * failed + [1.0] + [0.5] * free
+    figure = make_subplots(rows=len(heights), cols=1, shared_xaxes=True, row_heights=heights, vertical_spacing=0.05)
     ttfts = [row.ttft_s for row in rows if row.ttft_s is not None]
     unit, factor = fitting_unit(ttfts)
-    floor_s = min(ttfts, default=0.0)
+    places = {id(row): place for place, row in enumerate(slowest(rows))}
     groups: dict[tuple[str, str], list[RequestRecord]] = {}
     for row in rows:
         groups.setdefault((row.expected_tier or FREE_LOAD, _state(row)), []).append(row)
-    # Each group is thinned by itself: a stride over interleaved tiers could miss one of them altogether.
-    stride = -(-len(rows) // MAX_DOTS) or 1
-    chosen = {key: group[::stride] for key, group in groups.items()}
+    chosen = _chosen(groups)
     for (tier, state), group in chosen.items():
-        figure.add_trace(_dots(group, tier, state, stretches, factor, floor_s), row=1, col=1)
+        line = 1 if state in _NOT_DONE else 1 + failed
+        figure.add_trace(_dots(group, tier, state, stretches, factor, places), row=line, col=1)
+    if failed:
+        figure.update_yaxes(title="not<br>done", range=[-1, 1], showticklabels=False, zeroline=False, row=1, col=1)
     if free:
         x, in_flight = requests_in_flight(rows, stretches)
-        line = {"shape": "hv", "color": color_of(FREE_LOAD), "width": 1}
-        figure.add_scatter(x=x, y=in_flight, mode="lines", line=line, name="in flight", showlegend=False, row=2, col=1)
-        figure.update_yaxes(title="in flight", rangemode="tozero", row=2, col=1)
-    figure.update_yaxes(title=f"TTFT ({unit})", type="log" if wide(ttfts) else "linear", row=1, col=1)
-    figure.update_xaxes(title="sent, seconds from the run's start", row=2 if free else 1, col=1)
+        line_look = {"shape": "hv", "color": color_of(FREE_LOAD), "width": 1}
+        hover = "%{y} in flight at %{x:.3f} s<extra></extra>"
+        figure.add_scatter(x=x, y=in_flight, mode="lines", line=line_look, name="in flight", showlegend=False,
+                           hovertemplate=hover, row=len(heights), col=1)  # fmt: skip
+        figure.update_yaxes(title="in flight", rangemode="tozero", row=len(heights), col=1)
+    scale = "log" if wide(ttfts) else "linear"
+    figure.update_yaxes(title=f"TTFT ({unit})", type=scale, row=1 + failed, col=1)
+    figure.update_xaxes(title="sent, seconds from the run's start", row=len(heights), col=1)
     _mark_cells(figure, stretches, labels)
     drawn = sum(map(len, chosen.values()))
-    return finish(figure, _notes(drawn, len(rows), groups, stretches), height=520 if free else 380)
+    return finish(figure, _notes(drawn, len(rows), stretches), height=380 + 60 * failed + 140 * free)
 
 
-def _notes(drawn: int, total: int, groups: Mapping[tuple[str, str], Any], stretches: Mapping[Any, _Stretch]) -> str:
-    notes = [thinning_note(drawn, total, "request")]
-    if any(state == "error" for _, state in groups):
-        notes.append("A failed request has no TTFT: it is drawn at the lowest one seen.")
+def slowest(rows: Sequence[RequestRecord]) -> list[RequestRecord]:
+    """The requests with the longest TTFT, the longest first, as many as the report's table holds."""
+    answered = [row for row in rows if row.ttft_s is not None and row.error is None]
+    return sorted(answered, key=lambda row: -(row.ttft_s or 0.0))[:MAX_SLOWEST]
+
+
+def _chosen(groups: Mapping[tuple[str, str], Sequence[RequestRecord]]) -> dict[tuple[str, str], list[RequestRecord]]:
+    """The requests that are drawn: all that failed or prove nothing, the slowest, and an even choice of the others."""
+    plain = [row for (_, state), group in groups.items() if state in _PLAIN for row in group]
+    most = -(-len(plain) // round(1 / SLOWEST_SHARE))
+    always = {id(row) for row in sorted(plain, key=lambda row: -(row.ttft_s or 0.0))[:most]}
+    # Each group is thinned by itself: a stride over interleaved tiers could miss one of them altogether.
+    stride = -(-(len(plain) - most) // MAX_DOTS) or 1
+    chosen: dict[tuple[str, str], list[RequestRecord]] = {}
+    for (tier, state), group in groups.items():
+        others = [row for row in group if id(row) not in always]
+        kept = always | {id(row) for row in others[::stride]}
+        chosen[tier, state] = [row for row in group if state not in _PLAIN or id(row) in kept]
+    return chosen
+
+
+def _notes(drawn: int, total: int, stretches: Mapping[Any, _Stretch]) -> str:
+    always = f"the slowest {SLOWEST_SHARE:.0%} and all that failed or prove nothing"
+    notes = [thinning_note(drawn, total, "request", always)]
     if any(stretch.shift_s > 0 for stretch in stretches.values()):
         notes.append("Cells whose clocks overlap are laid end to end.")
     return " ".join(note for note in notes if note)
 
 
+# Of rows that a tier's figures hold, and of those that have no TTFT.
+_PLAIN, _NOT_DONE = ("proven", "no claim"), ("error", "cut off")
+
+
+def _failed(row: RequestRecord) -> bool:
+    return row.error is not None or row.ttft_s is None
+
+
 def _state(row: RequestRecord) -> str:
-    if row.error is not None or row.ttft_s is None:
-        return "error"
+    if _failed(row):
+        return "cut off" if row.error == CUT_OFF else "error"
     return row.verdict or ("no claim" if row.expected_tier is None else "unproven")
 
 
@@ -86,25 +128,31 @@ def _dots(
     state: str,
     stretches: Mapping[tuple[str, int], _Stretch],
     factor: float,
-    floor_s: float,
+    places: Mapping[int, int],
 ) -> go.Scatter:
-    heights = [floor_s if row.ttft_s is None else row.ttft_s for row in group]
+    heights = [0.0 if state in _NOT_DONE or row.ttft_s is None else row.ttft_s * factor for row in group]
     # What a tier's figures leave out must stand out among those that they hold.
-    size = 6 if state in ("proven", "no claim") else 10
+    size = 6 if state in _PLAIN else 10
+    # Tiers differ in their marks as well as in their colours; a mark of doubt is one for all tiers.
+    symbol = symbol_of(tier) if state == "proven" else VERDICT_SYMBOLS[state]
     return go.Scatter(
         x=np.array([row.sent_s + stretches[row.cell, row.attempt].shift_s for row in group]),
-        y=np.array(heights) * factor,
-        text=[safe(_hover(row)) for row in group],
-        name=safe(tier if state in ("proven", "no claim") else f"{tier}, {state}"),
+        y=np.array(heights),
+        text=[_hover(row) for row in group],
+        customdata=[places.get(id(row)) for row in group] if any(id(row) in places for row in group) else None,
+        name=safe(tier if state in _PLAIN else f"{tier}, {state}"),
         mode="markers",
-        marker={"color": color_of(tier), "symbol": VERDICT_SYMBOLS[state], "size": size},
-        hovertemplate="%{text}<br>%{y:.4g} at %{x:.3f} s<extra>%{fullData.name}</extra>",
+        marker={"color": color_of(tier), "symbol": symbol, "size": size},
+        hovertemplate="%{text}<br>sent at %{x:.2f} s<extra>%{fullData.name}</extra>",
     )
 
 
 def _hover(row: RequestRecord) -> str:
-    text = f"{row.id}: {row.error or row.verdict_reason}" if row.error or row.verdict_reason else row.id
-    return text if len(text) <= 120 else f"{text[:119]}…"
+    """Which request it is and what it got; why it stands in no figure."""
+    text = row.id if row.ttft_s is None or row.error else f"{row.id}: TTFT {duration(row.ttft_s)}"
+    if reason := row.error or row.verdict_reason:
+        text = f"{text}: {reason}"
+    return safe(text if len(text) <= 120 else f"{text[:119]}…")
 
 
 def _stretches(rows: Sequence[RequestRecord]) -> dict[tuple[str, int], _Stretch]:
@@ -150,5 +198,9 @@ def _mark_cells(figure: go.Figure, stretches: Mapping[tuple[str, int], _Stretch]
         # A name that does not fit over its cell would lie on the next one's.
         fits = stretch.end_s - stretch.begin_s > whole_s / 8
         text = safe(labels.get(stretch.cell, stretch.cell)) if fits else ""
-        line = {"color": GREY, "dash": "dot", "width": 1}
-        figure.add_vline(x=stretch.begin_s + stretch.shift_s, line=line, annotation_text=text, annotation_font_size=10)
+        line, place = {"color": GREY, "dash": "dot", "width": 1}, stretch.begin_s + stretch.shift_s
+        figure.add_vline(x=place, line=line)
+        figure.add_annotation(
+            x=place, y=1, xref="x", yref="paper", text=text, font={"size": 10}, showarrow=False,
+            xanchor="left", yanchor="bottom",
+        )  # fmt: skip

@@ -15,9 +15,11 @@ from harness.report.style import (
     MAX_CURVE_POINTS,
     MAX_DOTS,
     MAX_PANELS,
+    SLOWEST_SHARE,
     color_of,
     finish,
     safe,
+    symbol_of,
     thinning_note,
     wide,
 )
@@ -26,8 +28,11 @@ from harness.results.summary import FREE_LOAD
 from harness.validation.equivalence import Figure, PointResult
 from harness.validation.points import Point
 
-VERDICT_COLORS = {"pass": "#009E73", "fail": "#D55E00", "not resolvable": "#8A8A8A"}
-_BAND = "rgba(0,158,115,0.12)"
+# A verdict has a mark as well as a colour, and neither is a tier's.
+_VERDICTS = {"pass": ("#1B7F5A", "circle"), "fail": ("#C8342B", "x"), "not resolvable": (GREY, "diamond-open")}
+_BAND = "rgba(27,127,90,0.14)"
+_SIDES = (("#3B6FB6", "solid"), ("#B97A00", "dash"))
+_MIN_WIDTH = 560
 _PRIMARY = "ttft_mean_s"
 # A point's label, its figures, and the rows of both sides.
 Pair = tuple[str, PointResult, Point, Point]
@@ -63,7 +68,7 @@ def errors(points: Sequence[PointResult], labels: Sequence[str], margin: float, 
     means = [judged_ttft(point.noise if noise else point.figures) for point in points]
     pairs = [(label, f) for label, f in zip(labels, means, strict=True) if f]
     kinds = {label: ttft_kind(point) for label, point in zip(labels, points, strict=True)}
-    for verdict, color in VERDICT_COLORS.items():
+    for verdict, (color, symbol) in _VERDICTS.items():
         own = [(label, f, f.error) for label, f in pairs if f.verdict == verdict and f.error is not None]
         figure.add_scatter(
             x=[error for _, _, error in own],
@@ -80,13 +85,13 @@ def errors(points: Sequence[PointResult], labels: Sequence[str], margin: float, 
             " %{customdata[1]:.4g} s against %{customdata[2]:.4g} s",
             name=verdict,
             mode="markers",
-            marker={"color": color, "size": 8},
+            marker={"color": color, "symbol": symbol, "size": 9},
         )
     figure.add_vrect(x0=-margin, x1=margin, fillcolor=_BAND, line_width=0, layer="below")
     figure.update_xaxes(title="relative error of TTFT", tickformat="+.0%", zeroline=True)
     order = [safe(label) for label, _ in reversed(pairs)]
     figure.update_yaxes(type="category", categoryorder="array", categoryarray=order, automargin=True)
-    return finish(figure, "", height=140 + 22 * len(pairs))
+    return finish(figure, "", height=140 + 22 * len(pairs), min_width=_MIN_WIDTH)
 
 
 def agreement(points: Sequence[PointResult], labels: Sequence[str], margin: float, names: tuple[str, str]) -> go.Figure:
@@ -109,7 +114,7 @@ def agreement(points: Sequence[PointResult], labels: Sequence[str], margin: floa
             text=[safe(label) for label, _ in own],
             name=safe(tier),
             mode="markers",
-            marker={"color": color_of(tier), "size": 9},
+            marker={"color": color_of(tier), "symbol": symbol_of(tier), "size": 9},
         )
     kind = "log" if wide(values) else "linear"
     figure.update_xaxes(title=f"{safe(names[0])}: TTFT ({unit})", type=kind)
@@ -125,7 +130,7 @@ def residuals(points: Sequence[PointResult], margin: float) -> go.Figure | None:
         return None
     columns = min(3, len(axes))
     lines = -(-len(axes) // columns)
-    figure = make_subplots(rows=lines, cols=columns, shared_yaxes="all", vertical_spacing=0.35 / lines)
+    figure = make_subplots(rows=lines, cols=columns, shared_yaxes="all", vertical_spacing=0.45 / lines)
     for number, axis in enumerate(axes):
         place = {"row": number // columns + 1, "col": number % columns + 1}
         for tier in dict.fromkeys(point.tier for point in known):
@@ -134,7 +139,7 @@ def residuals(points: Sequence[PointResult], margin: float) -> go.Figure | None:
                 x=[safe(value_text(point.axes[axis])) for point in own],
                 y=[_error(point) for point in own],
                 mode="markers",
-                marker={"color": color_of(tier), "size": 8},
+                marker={"color": color_of(tier), "symbol": symbol_of(tier), "size": 8},
                 name=safe(tier),
                 legendgroup=tier,
                 showlegend=not number,
@@ -145,7 +150,7 @@ def residuals(points: Sequence[PointResult], margin: float) -> go.Figure | None:
         figure.add_hrect(y0=-margin, y1=margin, fillcolor=_BAND, line_width=0, layer="below", **place)
     figure.update_yaxes(tickformat="+.0%")
     figure.update_yaxes(title="error of TTFT", col=1)
-    return finish(figure, "", height=240 * lines + 120)
+    return finish(figure, "", height=300 * lines + 120, min_width=240 * columns + 60)
 
 
 def _values(points: Sequence[PointResult], axis: str) -> set[Any]:
@@ -168,13 +173,14 @@ def distributions(pairs: Sequence[Pair], names: tuple[str, str]) -> go.Figure:
         place = {"row": number // columns + 1, "col": number % columns + 1}
         both = [np.sort([row.ttft_s or 0.0 for row in point.rows]) for point in (reference, candidate)]
         unit, factor = fitting_unit([float(v) for values in both for v in (values[0], values[-1])])
-        for values, name, color in zip(both, names, ("#2B83C6", "#E69F00"), strict=True):
+        for values, name, (color, dash) in zip(both, names, _SIDES, strict=True):
             ranks = np.unique(np.linspace(1, len(values), min(len(values), MAX_CURVE_POINTS)).astype(int))
             trace = go.Scatter(
                 x=values[ranks - 1] * factor,
                 y=ranks / len(values),
                 mode="lines",
-                line={"shape": "hv", "color": color, "width": 2},
+                line={"shape": "hv", "color": color, "width": 2, "dash": dash},
+                hovertemplate=f"%{{y:.1%}} of requests within %{{x:.3g}} {unit}<extra>%{{fullData.name}}</extra>",
                 name=safe(name),
                 legendgroup=name,
                 showlegend=not number,
@@ -184,7 +190,7 @@ def distributions(pairs: Sequence[Pair], names: tuple[str, str]) -> go.Figure:
     figure.update_yaxes(tickformat=".0%", range=[0, 1.02])
     figure.update_annotations(font_size=12)
     note = "" if len(shown) == len(pairs) else f"The first {len(shown)} of {len(pairs)} points are drawn."
-    return finish(figure, note, height=300 * lines + 120)
+    return finish(figure, note, height=300 * lines + 120, min_width=240 * columns + 60)
 
 
 def _distance(point: PointResult) -> str:
@@ -204,13 +210,22 @@ def request_pairs(pairs: Sequence[Pair], names: tuple[str, str]) -> go.Figure | 
     for label, reference, candidate in loads:
         theirs = {row.id: row.ttft_s for row in candidate.rows}
         dots = [(row.ttft_s, theirs[row.id], row.id) for row in reference.rows if theirs.get(row.id) and row.ttft_s]
-        stride = -(-len(dots) * len(loads) // MAX_DOTS) or 1
-        total, drawn = total + len(dots), drawn + len(dots[::stride])
-        x, y, text = zip(*dots[::stride], strict=True) if dots else ((), (), ())
-        figure.add_scatter(x=x, y=y, text=list(map(safe, text)), mode="markers", name=safe(label), marker={"size": 5})
+        # The slowest on either side are drawn in any case.
+        dots.sort(key=lambda dot: -max(dot[0], dot[1] or 0.0))
+        slow = -(-len(dots) // round(1 / SLOWEST_SHARE))
+        stride = -(-(len(dots) - slow) * len(loads) // MAX_DOTS) or 1
+        chosen = dots[:slow] + dots[slow::stride]
+        total, drawn = total + len(dots), drawn + len(chosen)
+        x, y, text = zip(*chosen, strict=True) if chosen else ((), (), ())
+        hover = "%{text}<br>%{x:.3g} s, on the other side %{y:.3g} s<extra></extra>"
+        names_of = list(map(safe, text))
+        marker = {"size": 5, "color": color_of(FREE_LOAD)}
+        figure.add_scatter(
+            x=x, y=y, text=names_of, mode="markers", name=safe(label), marker=marker, hovertemplate=hover
+        )
     figure.add_scatter(x=[1e-4, 1e4], y=[1e-4, 1e4], mode="lines", line={"color": GREY, "width": 1}, showlegend=False)
     spread = [value for trace in figure.data[:-1] for value in (*trace.x, *trace.y)]
     limits = [float(np.log10(min(spread) * 0.8)), float(np.log10(max(spread) * 1.25))] if spread else None
     figure.update_xaxes(title=f"{safe(names[0])}: TTFT (s)", type="log", range=limits)
     figure.update_yaxes(title=f"{safe(names[1])}: TTFT (s)", type="log", range=limits)
-    return finish(figure, thinning_note(drawn, total, "request"))
+    return finish(figure, thinning_note(drawn, total, "request", f"the slowest {SLOWEST_SHARE:.0%}"))

@@ -12,7 +12,7 @@ from rich.table import Table
 
 from harness.experiment.units import format_bytes
 from harness.report.axes import value_text
-from harness.report.run.html import Picture, picture, render_page
+from harness.report.page import Picture, picture, render_page
 from harness.report.validation import figures
 from harness.report.words import TIMES, UNKNOWN, digits, duration, percent, plural
 from harness.results.folder import write_atomically
@@ -29,6 +29,9 @@ _HEADLINES = {
 
 
 _MAX_NAMED = 8
+# Axes that a point's label holds already.
+_NAMED = ("tier", "workload")
+_WORST_FIRST = ("fail", "not resolvable", "pass")
 
 
 class Line(msgspec.Struct, frozen=True):
@@ -59,12 +62,16 @@ def write_comparison(
 def _context(
     document: Document, labels: Sequence[str], reference: Side | None, candidate: Side | None
 ) -> dict[str, Any]:
+    names = _names(document)
     return {
+        "title": f"{document.name}: {names[1]} against {names[0]}",
+        "run": document.name,
         "doc": document,
-        "names": _names(document),
+        "names": names,
         "level": LEVELS[document.verdict],
         "headline": _HEADLINES[document.verdict].format(margin=document.margin),
         "findings": comparison_findings(document),
+        "shown_findings": _MAX_NAMED,
         "metrics": [_metric_cells(line, document.points) for line in document.metrics],
         "pictures": _pictures(document, labels, reference, candidate),
         "lines": lines(document, labels),
@@ -77,7 +84,8 @@ def _names(document: Document) -> tuple[str, str]:
     ours, theirs = document.reference, document.candidate
     if ours.engine != theirs.engine:
         return ours.engine, theirs.engine
-    return f"{ours.engine} {ours.runs[0]}", f"{theirs.engine} {theirs.runs[0]}"
+    names = f"{ours.engine} {ours.runs[0]}", f"{theirs.engine} {theirs.runs[0]}"
+    return names if names[0] != names[1] else (f"{names[0]} (reference)", f"{names[1]} (candidate)")
 
 
 def _pictures(
@@ -117,7 +125,7 @@ def point_labels(points: Sequence[PointResult]) -> list[str]:
     axes = list(points[0].axes) if points else []
     varied = [axis for axis in axes if len({value_text(point.axes[axis]) for point in points}) > 1]
     return [
-        " ".join([point.tier, *(_axis_text(a, point.axes[a]) for a in varied if a not in ("tier", "workload"))])
+        " ".join(filter(None, [point.tier, *(_axis_text(a, point.axes[a]) for a in varied if a not in _NAMED)]))
         for point in points
     ]
 
@@ -173,11 +181,13 @@ def comparison_findings(document: Document) -> list[str]:
 
 
 def lines(document: Document, labels: Sequence[str]) -> list[Line]:
-    return [
+    """A line a figure of each point, what fails first."""
+    found = [
         _line(label, point, figure)
         for label, point in zip(labels, document.points, strict=True)
         for figure in (*point.figures, *point.counts)
     ]
+    return sorted(found, key=lambda line: _WORST_FIRST.index(line.verdict))
 
 
 def _line(label: str, point: PointResult, figure: Figure) -> Line:
@@ -199,7 +209,10 @@ def _line(label: str, point: PointResult, figure: Figure) -> Line:
 def amount(metric: str, value: float) -> str:
     if metric.endswith("_s") and metric.startswith("ttft"):
         return duration(value)
-    return format_bytes(value) if metric.endswith("_bytes") else digits(value, 6 if metric.endswith("tokens") else 3)
+    if metric.endswith("_bytes"):
+        return format_bytes(value)
+    # A count is a whole number: 513, and not 513.000.
+    return f"{value:,.0f}" if value == round(value) else digits(value, 6 if metric.endswith("tokens") else 3)
 
 
 def signed(share: float | None) -> str:

@@ -12,7 +12,7 @@ from harness.records import HostSample
 from harness.report import style
 from harness.report.axes import cell_labels, panels, varied_axes
 from harness.report.run import figures
-from harness.report.run.timeline import timeline
+from harness.report.run.timeline import slowest, timeline
 from harness.results.manifest import CellEntry
 from harness.results.summary import CellFigures, Summary, summarize
 from tests.support.report_runs import cell, manifest, row, sample
@@ -53,15 +53,17 @@ def test_a_sweep_runs_along_its_axis_with_intervals() -> None:
     assert [each.line.color for each in (gpu, recompute)] == [style.color_of("gpu"), style.color_of("recompute")]
 
 
-def test_without_a_sweep_tiers_are_points_in_their_order() -> None:
-    figure = figures.ttft_by_axis(summary_of([row("disk", 2.0), row("gpu", 1.0), row("recompute", 3.0)]))
-    assert [(trace.name, list(trace.x), list(trace.y)) for trace in figure.data] == [
-        ("recompute", ["recompute"], [3.0]),
-        ("gpu", ["gpu"], [1.0]),
-        ("disk", ["disk"], [2.0]),
+def test_without_a_sweep_tiers_are_lines_in_their_order_with_their_values() -> None:
+    figure = figures.ttft_by_tier(summary_of([row("disk", 2.0), row("gpu", 1.0), row("recompute", 3.0)]))
+    assert [(trace.name, list(trace.x), list(trace.text)) for trace in figure.data] == [
+        ("recompute", [3.0], ["3.00 s"]),
+        ("gpu", [1.0], ["1.00 s"]),
+        ("disk", [2.0], ["2.00 s"]),
     ]
-    assert figure.data[0].error_y.array[0] is None
-    assert figure.layout.yaxis.title.text == "mean TTFT (s)"
+    assert figure.data[0].error_x.array[0] is None
+    assert figure.data[0].hovertext[0].endswith("median 3.00 s, slowest 3.00 s<br>n = 1")
+    assert figure.layout.xaxis.title.text == "mean TTFT (s)"
+    assert list(figure.layout.yaxis.categoryarray) == ["disk", "gpu", "recompute"]
 
 
 def test_two_axes_give_a_panel_for_each_value_of_the_other() -> None:
@@ -78,6 +80,9 @@ def test_names_along_x_are_categories_in_the_sweeps_order() -> None:
     figure = figures.ttft_by_axis(summary_of([row("disk", 0.1, cell=name) for name in ("zfs", "ext4")], cells))
     assert figure.layout.xaxis.type == "category"
     assert list(figure.layout.xaxis.categoryarray) == ["zfs", "ext4"]
+    # Between two names there is nothing that a line could stand for.
+    assert [trace.mode for trace in figure.data] == ["markers"]
+    assert figure.layout.yaxis.rangemode == "tozero"
 
 
 def test_more_panels_than_fit_are_counted() -> None:
@@ -116,10 +121,18 @@ def test_a_long_distribution_is_thinned_to_its_true_ranks() -> None:
 
 def test_several_cells_are_boxes_of_their_quartiles() -> None:
     rows = [row("gpu", n / 10, cell="n=513") for n in range(1, 6)] + [row("gpu", 1.0, cell="n=4097")]
-    (box,) = figures.distribution(rows, cell_labels(plain(SWEEP))).data
+    box, medians, slowest = figures.distribution(rows, cell_labels(plain(SWEEP))).data
     assert list(box.x) == ["prompt_tokens=513", "prompt_tokens=4097"]
     assert [box.q1[0], box.median[0], box.q3[0]] == pytest.approx([200.0, 300.0, 400.0])
     assert [box.lowerfence[0], box.upperfence[0]] == pytest.approx([120.0, 480.0])
+    # The library's own tooltip would call the whisker's end 'max': the marks tell, in words with units.
+    assert box.hoverinfo == "skip"
+    assert (medians.y[0], slowest.y[0]) == pytest.approx((300.0, 500.0))
+    assert medians.hovertext == slowest.hovertext
+    assert medians.hovertext[0].split("<br>") == [
+        "<b>gpu</b>, n = 5", "slowest 500 ms", "p95 480 ms", "quartiles 200 ms to 400 ms", "median 300 ms",
+        "p5 120 ms", "fastest 100 ms",
+    ]  # fmt: skip
 
 
 def test_unknown_sources_are_not_zero() -> None:
@@ -154,12 +167,15 @@ def test_the_timeline_shows_verdicts_and_errors() -> None:
     found = traces(figure)
     shown: dict[str, object] = {name: (list(t.x), list(t.y), t.marker.symbol) for name, t in found.items()}
     assert shown == {
-        "gpu": ([1.0], pytest.approx([200.0]), "circle"),
+        "gpu": ([1.0], pytest.approx([200.0]), "square"),
         "gpu, contradicted": ([2.0], pytest.approx([400.0]), "x"),
-        "gpu, error": ([3.0], pytest.approx([200.0]), "triangle-down-open"),
+        "gpu, error": ([3.0], [0.0], "triangle-down-open"),
     }
     assert found["gpu, error"].text[0] == "gpu-3: timed out"
-    assert "no TTFT" in figure.layout.meta["note"]
+    # A failed request has no TTFT: it stands in a strip of its own, above the axis of times.
+    assert (found["gpu, error"].yaxis, found["gpu"].yaxis) == ("y", "y2")
+    assert figure.layout.yaxis.domain[0] > figure.layout.yaxis2.domain[1]
+    assert (figure.layout.yaxis.title.text, figure.layout.yaxis.showticklabels) == ("not<br>done", False)
 
 
 def test_cells_whose_clocks_overlap_are_laid_end_to_end() -> None:
@@ -193,9 +209,34 @@ def test_thinning_is_even_per_tier_and_said() -> None:
     rows = [row(("gpu", "cpu")[n % 2], 0.1, at_s=float(n)) for n in range(20_000)]
     figure = timeline(rows, {})
     drawn = {trace.name: len(trace.x) for trace in figure.data}
-    assert drawn == {"gpu": 2500, "cpu": 2500}
-    assert figure.layout.meta["note"] == "5,000 of 20,000 requests are drawn, evenly chosen; the figures use all."
+    # 200 are the slowest 1 %, all of one tier or of both; of each tier's others every fourth is drawn.
+    assert drawn.keys() == {"gpu", "cpu"} and min(drawn.values()) >= 2475
+    assert sum(drawn.values()) == 200 + 19_800 // 4
+    assert figure.layout.meta["note"] == (
+        "5,150 of 20,000 requests are drawn: the slowest 1% and all that failed or prove nothing; the others evenly"
+        " chosen. The figures use all."
+    )
     assert figure == timeline(rows, {})
+
+
+def test_thinning_never_drops_the_slowest_nor_what_failed() -> None:
+    # Every one of these stands where a stride of two or more would step over it.
+    rows = [row(None, 0.1, at_s=float(n)) for n in range(20_000)]
+    slow = {7_001 + 2 * n: 5.0 + n for n in range(10)}
+    for place, ttft_s in slow.items():
+        rows[place] = row(None, ttft_s, at_s=float(place))
+    for place in (31, 33, 35):
+        rows[place] = row(None, None, at_s=float(place))
+    found = traces(timeline(rows, {}))
+    assert sorted(found["load"].y)[-10:] == pytest.approx(sorted(slow.values()))
+    assert list(found["load, error"].x) == [31.0, 33.0, 35.0]
+    assert len(found["load"].x) < 7_000
+
+
+def test_a_dot_of_a_slow_request_knows_its_place_among_them() -> None:
+    rows = [row(None, ttft_s, at_s=float(n)) for n, ttft_s in enumerate((0.2, 0.9, 0.4))]
+    assert [each.id for each in slowest(rows)] == ["None-1", "None-2", "None-0"]
+    assert list(traces(timeline(rows, {}))["load"].customdata) == [2, 0, 1]
 
 
 def test_host_noise_leaves_out_what_was_not_said() -> None:
@@ -209,4 +250,4 @@ def test_text_from_outside_is_escaped_in_labels() -> None:
     cells = [cell(name, {"k": name}) for name in ("<b>a</b>", "c")]
     means, dots = figures.ttft_by_axis(summary_of(rows, cells)), timeline(rows, cell_labels(plain(cells)))
     assert list(means.data[0].x) == ["&lt;b&gt;a&lt;/b&gt;", "c"]
-    assert dots.data[0].text[0] == "&lt;img src=x&gt;"
+    assert dots.data[0].text[0] == "&lt;img src=x&gt;: TTFT 100 ms"

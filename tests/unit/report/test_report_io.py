@@ -65,7 +65,7 @@ def test_file_systems_stand_beside_each_other(long_run: Path) -> None:
     names = ["io-timeline", "io-order", "io-sizes", "io-latency", "io-split"]
     assert [name for name in page.figures() if name.startswith("io-")] == names
     table = {cells[0]: cells[1:] for cells in page.rows["io"]}
-    assert table[""] == ["ext4", "xfs"]
+    assert table["what"] == ["ext4", "xfs"]
     assert table["read: requests"] == ["500", "500"] and table["read: bytes"] == ["500MiB", "500MiB"]
     # Of 499 steps, each request's second block follows its first on xfs.
     assert table["read: sequential"] == ["0.0%", "50.1%"]
@@ -93,7 +93,7 @@ def test_each_request_s_first_token_is_split_and_the_table_is_bounded(long_run: 
     # The slowest are the last ones: each is 1 ms slower than the one before.
     assert [cells[0] for cells in ext4[100:]] == [f"r{number}" for number in range(150, 250)]
     assert {cells[3] for cells in ext4[:100]} == {"first"} and {cells[3] for cells in ext4[100:]} == {"slow"}
-    assert ("table", {"class": "sortable"}) in page.tags
+    assert ("table", {"data-name": "requests-from-disk"}) in page.tags
 
 
 def test_means_are_of_the_first_requests_and_not_of_the_slowest(long_run: Path) -> None:
