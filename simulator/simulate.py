@@ -294,7 +294,10 @@ class Simulator(Driver[_core.Engine]):
         return counters_of(self.totals())
 
     def _cost(self) -> SimpleNamespace:
-        constants = {name: self.calibration.constant(name) for name in COST}
+        # A connector that answers at once never polls, and a fit to its points cannot know what a poll takes.
+        polls = self.cpu_bytes is not None and self.tier_policy.connector.lookup_polls > 0
+        constants = {name: self.calibration.constant(name) for name in COST if polls or name != "poll_s"}
+        constants.setdefault("poll_s", 0.0)
         known = self.calibration
         ways = {"synchronous_loads": known.synchronous_loads, "shared_core": known.shared_core}
         return SimpleNamespace(**constants, **ways)

@@ -17,7 +17,7 @@ from harness.calibration.points import PASSES, micro_cells, points_of
 from harness.engines import ENGINES
 from harness.engines.kind import EngineName, Packs
 from harness.engines.sim.settings import SimSettings
-from harness.errors import ConfigError
+from harness.errors import ConfigError, PreflightError
 from harness.experiment.model import Experiment
 from harness.experiment.read import Cell, Plan
 from harness.results.folder import write_atomically
@@ -42,10 +42,7 @@ def calibrated(folder: Path, name: str, experiment: Experiment, engine: EngineNa
     manifest, points = read_manifest(folder), points_of(folder, size)
     if not points:
         raise CalibrationError(f"{folder}: no row counts, so there is nothing to fit; its report says why")
-    packs = ENGINES[engine].packs(experiment)
-    if packs is None:
-        raise CalibrationError(f"engine {engine}: the simulator has no packs for it, so nothing can be fitted")
-    fitted_on, assumed = _fitted_on(manifest, points, size, packs), _assumed(points)
+    fitted_on, assumed = _fitted_on(manifest, points, size, packs_of(experiment, engine)), _assumed(points)
     ways = ENGINES[engine].traits(experiment)._asdict()
     found = fit(fitted_on, assumed, **ways)
     known = [
@@ -68,6 +65,16 @@ def calibrated(folder: Path, name: str, experiment: Experiment, engine: EngineNa
         verdict=verdict,
         intervals=found.intervals,
     )
+
+
+def packs_of(experiment: Experiment, engine: EngineName) -> Packs:
+    """The simulator's packs that stand for the engine. Raises PreflightError where there are none."""
+    if (packs := ENGINES[engine].packs(experiment)) is None:
+        raise PreflightError(
+            f"engine {engine}: the simulator has no packs for it, so it can be neither fitted nor validated; use an"
+            " engine that has them, or `harness run`"
+        )
+    return packs
 
 
 def _fitted_on(manifest: Manifest, points: tuple[Point, ...], size: str, packs: Packs) -> FittedOn:
