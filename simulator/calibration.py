@@ -15,18 +15,22 @@ import msgspec
 
 from simulator.errors import CalibrationError
 from simulator.models import load_config
-from traces.tiers import state_names
+from traces.tiers import PAGE_CACHE, all_tiers, state_names
 
 STEP = ("step_s", "token_s", "attention_s", "attention_context_s", "context_s")
 COST = (*STEP, "request_s", "request_token_s", "request_wait_s", "request_chunk_s", "response_s", "poll_s")
-DEVICES = ("cpu.read", "cpu.write", "disk.read", "disk.write", "page_cache.read")
+# What transfers KV: each tier behind the engine's own, and the page cache of those on a device.
+DEVICES = (
+    *(f"{tier.name}.{way}" for tier in all_tiers() if tier.offload for way in ("read", "write")),
+    f"{PAGE_CACHE}.read",
+)
 TRANSFER = ("latency_s", "chunk_s", "bytes_per_s", "shared_bytes_per_s")
 CONSTANTS = (*COST, *(f"{device}.{of}" for device in DEVICES for of in TRANSFER))
 
 Metric = Literal["ttft_s", "tpot_s"]
 
 
-class Point(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
+class CalibrationPoint(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
     """A measured time of prompts of which hit_tokens each lay in the tier that `tier` names.
 
     The page cache answered 'disk'; the device answered 'disk_cold', limited to device_bytes_per_s (None: no limit).
@@ -77,7 +81,7 @@ class FittedOn(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     versions: dict[str, str] = {}
     host: dict[str, str | int | None] = {}
     run_id: str | None = None
-    points: tuple[Point, ...]
+    points: tuple[CalibrationPoint, ...]
 
 
 class Assumption(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

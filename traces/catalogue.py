@@ -22,7 +22,7 @@ ENVIRONMENT = "HARNESS_TRACES"
 SUFFIXES = ("", ".jsonl", ".json")
 MAX_BYTES = 1 << 30
 
-Progress = Callable[[int, int | None], None]
+BytesSoFar = Callable[[int, int | None], None]
 
 
 class CatalogueEntry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -51,7 +51,7 @@ def find_trace(name_or_path: str | Path, *, base: Path | None = None) -> Path:
     """The file of a trace. Raises TraceFileError.
 
     An argument with a '/' is a path relative to `base` (default: the working directory). Any other argument is a name.
-    The function looks for NAME, NAME.jsonl and NAME.json in the package, then in $HARNESS_TRACES, and nowhere else.
+    The function looks for NAME, NAME.jsonl and NAME.json in the package, then in the folder of fetched traces.
     """
     given = str(name_or_path)
     if "/" in given or os.sep in given:
@@ -81,7 +81,8 @@ def _folders() -> list[Path]:
 
 def _looked_in() -> str:
     named = os.environ.get(ENVIRONMENT)
-    return f"looked in the package and in {named}" if named else f"looked in the package; ${ENVIRONMENT} is not set"
+    where = f"looked in the package and in {fetched()}"
+    return where if named else f"{where}; ${ENVIRONMENT} is not set"
 
 
 def _inside(folder: Path, candidate: Path) -> Path:
@@ -94,14 +95,14 @@ def _inside(folder: Path, candidate: Path) -> Path:
 def _cure(name: str) -> str:
     entry = _catalogue().get(name)
     if entry is not None and entry.url is not None:
-        return f"fetch {entry.url} to ${ENVIRONMENT}/{name}.jsonl"
+        return f"run: harness traces fetch {name}"
     if Path(name).is_file():
         return f"for the file here, write ./{name}"
     known = ", ".join(_catalogue())
     return f"give a path with a '/', put it into ${ENVIRONMENT}, or choose one of {known}"
 
 
-def fetch(name: str, into: Path, *, accept_digest: str | None = None, progress: Progress | None = None) -> Path:
+def fetch(name: str, into: Path, *, accept_digest: str | None = None, progress: BytesSoFar | None = None) -> Path:
     """Downloads a trace of the catalogue to into/NAME.jsonl, once. Raises TraceFileError."""
     entry = _catalogue().get(name)
     if entry is None:
@@ -116,7 +117,7 @@ def download(
     target: Path,
     *,
     accept_digest: str | None = None,
-    progress: Progress | None = None,
+    progress: BytesSoFar | None = None,
     max_bytes: int = MAX_BYTES,
 ) -> Path:
     """Streams an entry's url to target, and creates target only if it is complete and its sha256 is right.
@@ -142,7 +143,7 @@ def download(
     return target
 
 
-def _stream(url: str, sink: BinaryIO, max_bytes: int, progress: Progress | None) -> str:
+def _stream(url: str, sink: BinaryIO, max_bytes: int, progress: BytesSoFar | None) -> str:
     """Writes the body and returns its sha256."""
     digest = hashlib.sha256()
     with httpx.stream("GET", url, follow_redirects=True, timeout=30.0) as response:

@@ -1,7 +1,7 @@
 """Minutes of micro-measurements through the real adapters, and the constants that explain them.
 
-The points are measured by the run loop, each prefix placed and proven in its tier; a normal run folder keeps the rows.
-A fit is called good only if leave-one-out says so: each point is foretold by a fit to all others.
+The run loop measures the points, each prefix placed and proven in its tier; a normal run folder keeps the rows.
+A fit is good only if leave-one-out says so: a fit to all other points predicts each point.
 """
 
 from __future__ import annotations
@@ -22,8 +22,9 @@ from harness.experiment.model import Experiment
 from harness.experiment.read import Cell, Plan
 from harness.results.folder import write_atomically
 from harness.results.manifest import Manifest, read_manifest
-from simulator.calibration import TRANSFER, Assumption, Calibration, FittedOn, Point
+from simulator.calibration import TRANSFER, Assumption, Calibration, CalibrationPoint, FittedOn
 from simulator.errors import CalibrationError
+from traces.tiers import PAGE_CACHE, all_states, all_tiers
 
 # What leave-one-out may miss by: the ±5 % that a validation asks for on average, twice that in any point.
 LOO_MEAN, LOO_WORST = 0.05, 0.10
@@ -77,7 +78,7 @@ def packs_of(experiment: Experiment, engine: EngineName) -> Packs:
     return packs
 
 
-def _fitted_on(manifest: Manifest, points: tuple[Point, ...], size: str, packs: Packs) -> FittedOn:
+def _fitted_on(manifest: Manifest, points: tuple[CalibrationPoint, ...], size: str, packs: Packs) -> FittedOn:
     """The settings, as the engine has resolved them."""
     cell = next(cell for cell in manifest.cells if cell.key.startswith(size))
     resolved = cell.resolved
@@ -100,22 +101,33 @@ def _fitted_on(manifest: Manifest, points: tuple[Point, ...], size: str, packs: 
     )
 
 
-def _assumed(points: Sequence[Point]) -> dict[str, Assumption]:
-    tiers = {point.tier for point in points}
-    assumed = {"cpu.read.shared_bytes_per_s": Assumption(same_as="cpu.read.bytes_per_s", why=_COPIES)}
-    if "disk" in tiers and any(point.device_bytes_per_s for point in points):
-        hidden = ("bytes_per_s", "shared_bytes_per_s")
-        assumed |= {f"disk.read.{of}": Assumption(same_as=f"page_cache.read.{of}", why=_HIDDEN) for of in hidden}
-    for device in ("cpu", "disk"):
+def _assumed(points: Sequence[CalibrationPoint]) -> dict[str, Assumption]:
+    """What the points do not show: of tiers in RAM, of tiers whose device hides how fast it is, and of stores."""
+    seen = {point.tier for point in points}
+    measured = {state.served_by for state in all_states() if state.name in seen and state.from_device is False}
+    limited = any(point.device_bytes_per_s for point in points)
+    behind = [tier for tier in all_tiers() if tier.offload]
+    assumed = {
+        f"{tier.name}.read.shared_bytes_per_s": Assumption(same_as=f"{tier.name}.read.bytes_per_s", why=_COPIES)
+        for tier in behind
+        if tier.kind == "memory"
+    }
+    hidden = [tier for tier in behind if tier.name in measured and limited]
+    assumed |= {
+        f"{tier.name}.read.{of}": Assumption(same_as=f"{PAGE_CACHE}.read.{of}", why=_HIDDEN)
+        for tier in hidden
+        for of in ("bytes_per_s", "shared_bytes_per_s")
+    }
+    for tier in behind:
         for of in TRANSFER:
             # What is taken to equal another must not be taken from a third.
-            like = assumed.get(f"{device}.read.{of}")
-            source = like.same_as if like is not None else f"{device}.read.{of}"
-            assumed[f"{device}.write.{of}"] = Assumption(same_as=source, why=_STORES)
+            like = assumed.get(f"{tier.name}.read.{of}")
+            source = like.same_as if like is not None else f"{tier.name}.read.{of}"
+            assumed[f"{tier.name}.write.{of}"] = Assumption(same_as=source, why=_STORES)
     return assumed
 
 
-def _verdict(points: Sequence[Point]) -> tuple[bool, str]:
+def _verdict(points: Sequence[CalibrationPoint]) -> tuple[bool, str]:
     worst = max(points, key=lambda point: abs(point.loo_error or 0.0))
     mean = sum(abs(point.loo_error or 0.0) for point in points) / len(points)
     largest = abs(worst.loo_error or 0.0)
