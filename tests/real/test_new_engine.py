@@ -12,10 +12,11 @@ from typing import Any
 import pytest
 
 from harness.blockio import devices
-from harness.experiment.storage import Device as DeviceSpec
+from harness.experiment.storage import DeviceSettings
 from harness.records import IoTrace
-from harness.results.folder import read_io, read_rows, read_samples, read_traces
+from harness.results.folder import read_rows, read_samples, read_traces
 from harness.results.manifest import read_manifest
+from harness.results.traced import TraceFigures, read_io
 from tests.support.toy.command import told
 
 MIB = 2**20
@@ -39,29 +40,29 @@ pytestmark = [
 @pytest.fixture
 def own_device() -> Iterator[devices.Device]:
     name = f"test-toy-{os.getpid()}"
-    yield devices.create(name, DeviceSpec.model_validate(DEVICE))
+    yield devices.create(name, DeviceSettings.model_validate(DEVICE))
     devices.destroy(name, patience_s=30)
 
 
-def traced(folder: Path, **config: Any) -> tuple[IoTrace, dict[str, Any]]:
+def traced(folder: Path, **config: Any) -> tuple[IoTrace, TraceFigures]:
     """The trace of a run of the toy, and what it came to; every row of the run is proven."""
     done = told(folder, "run", "--engine", "toy", "--out", str(folder / "run"), **EXPERIMENT, **config)
     assert done.returncode == 0, done.stdout + done.stderr
     assert {row.verdict for row in read_rows(folder / "run")} == {None, "proven"}
     [(_, trace)], io = read_traces(folder / "run"), read_io(folder / "run")
     assert io is not None
-    return trace, io["traces"][0]
+    return trace, io.traces[0]
 
 
-def check_accounts(found: dict[str, Any]) -> None:
+def check_accounts(found: TraceFigures) -> None:
     """Eight chunks are written once and read once a sample, half of the samples from the device: by all accounts."""
-    files, checks = found["files"], {check["account"]: check for check in found["checks"]}
-    assert {(each["opens"], each["writes"], each["reads"]) for each in files["each"]} == {(1 + 6, 1, 6)}
-    assert files["files"] == 8 and files["write_bytes"] == PREFIX_BYTES and files["read_bytes"] == 6 * PREFIX_BYTES
-    assert found["lost_events"] == 0 and len(checks) == 5
-    for check in checks.values():
-        assert check["bytes"] == pytest.approx(3 * PREFIX_BYTES, rel=0.01), check
-        assert abs(check["deviation"]) < 0.01, check
+    files = found.files
+    assert {(each.opens, each.writes, each.reads) for each in files.each} == {(1 + 6, 1, 6)}
+    assert files.files == 8 and files.write_bytes == PREFIX_BYTES and files.read_bytes == 6 * PREFIX_BYTES
+    assert found.lost_events == 0 and len({check.account for check in found.checks}) == 5
+    for check in found.checks:
+        assert check.bytes == pytest.approx(3 * PREFIX_BYTES, rel=0.01), check
+        assert check.deviation is not None and abs(check.deviation) < 0.01, check
 
 
 def test_its_process_and_the_device_made_for_the_run_are_traced(tmp_path: Path) -> None:
@@ -75,7 +76,7 @@ def test_its_process_and_the_device_made_for_the_run_are_traced(tmp_path: Path) 
     assert (tmp_path / "run/logs/toy-store.log").read_text().splitlines() == [f"runs on cores {core}"]
     check_accounts(found)
     # 16 MiB at 200 MiB/s.
-    assert all(part["device_s"] > 0.9 * 16 / 200 for part in found["requests"] if part["tier"] == "disk_cold")
+    assert all(part.device_s > 0.9 * 16 / 200 for part in found.requests if part.tier == "disk_cold")
     assert cell.device.name not in devices.left()
 
 
