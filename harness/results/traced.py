@@ -9,7 +9,7 @@ Nothing else knows the file's keys. harness/blockio/characterize.py makes the fi
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
 import msgspec
 
@@ -142,11 +142,11 @@ class TraceFigures(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class IoFigures(msgspec.Struct, frozen=True, kw_only=True):
-    """All traces of a run."""
+    """All traces of a run; a run without any has no io.json."""
 
     run: str
     engine: str
-    traces: list[TraceFigures]
+    traces: Annotated[list[TraceFigures], msgspec.Meta(min_length=1)]
 
 
 def write_io(folder: Path, io: IoFigures) -> None:
@@ -162,5 +162,5 @@ def read_io(folder: Path) -> IoFigures | None:
         return None
     except (OSError, msgspec.DecodeError) as error:
         raise ResultsError(
-            f"{path}: cannot be read ({error}); make it again with harness io characterize {folder}"
+            f"{path}: cannot be read ({error}); remove it, and make it again with harness io characterize {folder}"
         ) from None

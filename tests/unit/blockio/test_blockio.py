@@ -252,8 +252,14 @@ def test_traced_io_is_read_back_equal(tmp_path: Path) -> None:
     io = traced([request(0, 4096, 1.0, 1.1), BlockRequest(1.0, 1.005, None, 8, 8192, False)])
     write_io(tmp_path, io)
     assert read_io(tmp_path) == io and not list(tmp_path.glob("*.tmp"))
-    (tmp_path / "io.json").write_text("{")
-    with pytest.raises(ResultsError, match=r"cannot be read .*harness io characterize"):
+
+
+@pytest.mark.parametrize("content", ["{", "[]", '{"run": "a", "engine": "b", "traces": []}', '{"traces": [{}]}'])
+def test_io_of_another_shape_is_told_on_one_line(tmp_path: Path, content: str) -> None:
+    (tmp_path / "io.json").write_text(content)
+    with pytest.raises(
+        ResultsError, match=r"^[^\n]*io\.json: cannot be read [^\n]*; remove it, [^\n]*characterize[^\n]*$"
+    ):
         read_io(tmp_path)
 
 
