@@ -23,7 +23,7 @@ from harness.report.run.answer import badge, tiles
 from harness.report.run.header import header_facts
 from harness.report.run.takeaway import take_away
 from harness.report.run.timeline import slowest, timeline
-from harness.report.simulated import simulated_notes
+from harness.report.simulated import in_figures, simulated_notes
 from harness.report.words import NOT_REPORTED, UNKNOWN, evidence, findings, percent, plural, tier_order
 from harness.results.folder import read_rows, read_samples, write_atomically
 from harness.results.manifest import CellEntry, Manifest, read_manifest
@@ -94,12 +94,13 @@ def _context(
         "findings": [*findings(summary), *storage_lines(summary, labels)],
         "answer_at": len(simulated_notes(summary)),
         "tiles": tiles(summary),
-        "answers": _answers(summary),
+        "made": in_figures(summary),
+        "answers": _said(_answers(summary), summary),
         "evidence": evidence(summary),
         "doubts": _doubts(samples, summary),
         "load_counters": _load_counters(samples, summary)[:_MAX_TABLE_ROWS],
-        "details": _details(summary, rows, samples),
-        "slowest": tables.slow_rows(slowest_rows, labels),
+        "details": _said(_details(summary, rows, samples), summary),
+        "slowest": tables.slow_rows(slowest_rows, labels, tables.proven_word(summary)),
         "io": _io(traced),
         "io_pictures": _io_pictures(traced),
         "tables": _tables(summary),
@@ -121,6 +122,13 @@ def _context(
     }
 
 
+def _said(pictures: list[Picture], summary: Summary) -> list[Picture]:
+    """The pictures, whose titles say of a simulation that it is one."""
+    if not in_figures(summary):
+        return pictures
+    return [msgspec.structs.replace(each, title=f"{each.title}, simulated") for each in pictures]
+
+
 def _tables(summary: Summary) -> list[tuple[str, list[tables.FigureRow]]]:
     """(title, rows) of each latency that some row has; TTFT's in any case, for what it leaves out."""
     found = [(title, tables.figure_rows(summary, metric)[:_MAX_TABLE_ROWS]) for metric, title in _TABLES.items()]
@@ -129,7 +137,7 @@ def _tables(summary: Summary) -> list[tuple[str, list[tables.FigureRow]]]:
 
 def _state(manifest: Manifest, summary: Summary, folder: Path) -> dict[str, str]:
     """How the run ended. level '' where there is nothing to say."""
-    held = f"The figures below hold the {plural(summary.rows.measured, 'measured row')} that it finished."
+    held = f"The figures below hold the {plural(summary.rows.measured, 'row')} that it finished."
     if manifest.status == "complete":
         return {"level": "", "text": "", "error": ""}
     if manifest.status == "failed":
@@ -203,7 +211,7 @@ def _details(summary: Summary, rows: Sequence[RequestRecord], samples: Sequence[
         bars = figures.tokens_by_source(measured, labels)
         found.append(picture("sources", "Prompt tokens by source", sources, bars, table="source-table"))
     if measured:
-        dots = "Each measured request when it was sent. A cross, an open diamond or a triangle is a row without proof."
+        dots = "Each request when it was sent. A cross, an open diamond or a triangle is a row without proof."
         found.append(picture("timeline", "Timeline", dots, timeline(measured, labels), True, "slowest"))
     watched = [s for s in samples if s.host.steal_share is not None or s.host.foreign_cpu_share is not None]
     if len(watched) > 1:
