@@ -14,6 +14,7 @@ import yaml
 from harness.errors import ResultsError
 from harness.records import Counters, Sample
 from harness.report.axes import cell_labels, value_text, varied_axes
+from harness.report.goals import goal_rows
 from harness.report.io import html as io
 from harness.report.io import tables as io_tables
 from harness.report.io.storage_words import storage_lines
@@ -97,6 +98,7 @@ def _context(
         "made": in_figures(summary),
         "answers": _said(_answers(summary), summary),
         "evidence": evidence(summary),
+        "goals": goal_rows(summary)[:_MAX_TABLE_ROWS],
         "doubts": _doubts(samples, summary),
         "load_counters": _load_counters(samples, summary)[:_MAX_TABLE_ROWS],
         "details": _said(_details(summary, rows, samples), summary),
