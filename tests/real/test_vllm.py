@@ -202,20 +202,14 @@ def test_servers_that_run_already_are_measured_and_left_running(tmp_path: Path) 
     (tmp_path / "ours" / "logs").mkdir(parents=True)
     said: list[str] = []
 
-    async def asked(*arguments: str) -> str:
-        process = harness(*arguments)
-        out, errors = await asyncio.to_thread(process.communicate, timeout=300)
-        assert process.returncode == 0, errors
-        return out
-
     async def scenario() -> tuple[int, int]:
         engine = VllmEngine(experiment, load_model("tiny-llama"), tmp_path / "ours", time.perf_counter)
         try:
             await engine.start()
-            server = (await engine.ready()).url
+            server = (await engine.ready()).url or "no URL"
             cache = engine.cache_server
             assert isinstance(cache, LMCacheServer) and isinstance(cache.backend, FilesBackend)
-            assert cache.url is not None
+            url = cache.url or "no URL"
             attach = {"url": server, "lmcache_url": cache.url, "lmcache_pid": cache.pids[0]}
             attach["disk_path"] = str(cache.backend.folder)
             engines = {"vllm": {"attach": attach}}
@@ -227,13 +221,9 @@ def test_servers_that_run_already_are_measured_and_left_running(tmp_path: Path) 
             done = await asyncio.to_thread(exit_code, path, tmp_path / "out")
             sliced = tmp_path / "slice.yaml"
             sliced.write_text(yaml.safe_dump({**EXPERIMENT, "engines": engines, "workload": TRACE, "measure": {}}))
-            also = await asyncio.to_thread(
-                lambda: harness("run", str(sliced), "--engine", "vllm", "--out", str(tmp_path / "slice")).wait(
-                    timeout=200
-                )
-            )
+            also = await asyncio.to_thread(exit_code, sliced, tmp_path / "slice")
             mine = str(tmp_path / "mine.yaml")
-            said.append(await asked("init", mine, "--attach", server, "--lmcache-url", cache.url))
+            said.append(await asked("init", mine, "--attach", server, "--lmcache-url", url))
             few = ("--tokens", "256", "--tokens", "1024", "--set", "measure.samples=3")
             said.append(await asked("worth", mine, "--engine", "vllm", *few, "--out", str(tmp_path / "worth")))
             found = load_experiment(Path(mine)).experiment.engines.of(VllmSettings).attach
@@ -258,6 +248,14 @@ def test_servers_that_run_already_are_measured_and_left_running(tmp_path: Path) 
     assert "Cost in writes: 32KiB for each token stored" in said[1]
     assert {row.verdict for row in measured(tmp_path / "worth")} == {"proven"}
     assert not left_behind(tmp_path)
+
+
+async def asked(*arguments: str) -> str:
+    """What the command prints; it has to succeed."""
+    process = harness(*arguments)
+    out, errors = await asyncio.to_thread(process.communicate, timeout=300)
+    assert process.returncode == 0, errors
+    return out
 
 
 def sends_what_the_simulator_is_sent(folder: Path, simulated: Path) -> None:
