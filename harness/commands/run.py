@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
 
 from harness.commands.errors import DONE, GOAL_MISSED, RUN_FAILED, command_line, told
-from harness.commands.options import EngineChoice, Goals, Out, Overrides, Resume, Size
+from harness.commands.options import EngineChoice, Goals, LivePort, Out, Overrides, Resume, Size
 from harness.commands.output import IN_WORDS, OutputChoice, console, name_report, print_json
 from harness.engines import ENGINES
 from harness.errors import ConfigError, EngineError, Interrupted, ResultsError
@@ -36,6 +38,7 @@ def run(
     out: Out = None,
     resume: Resume = None,
     goals: Goals = None,
+    live: LivePort = None,
     answer: OutputChoice = IN_WORDS,
 ) -> int:
     """Measures an experiment's base point.
@@ -48,7 +51,7 @@ def run(
     """
     plan = _plan(experiment, overrides, size, goals)
     request = _resumed(resume, plan, engine, False) if resume else _fresh(plan, engine, out, False)
-    return _measured(request, answer)
+    return _measured(request, answer, live)
 
 
 @told
@@ -62,6 +65,7 @@ def sweep(
     out: Out = None,
     resume: Resume = None,
     goals: Goals = None,
+    live: LivePort = None,
     answer: OutputChoice = IN_WORDS,
 ) -> int:
     """Measures every point of the file's `sweep` axes, into one folder.
@@ -70,7 +74,7 @@ def sweep(
     """
     plan = _plan(experiment, overrides, size, goals)
     request = _resumed(resume, plan, engine, True) if resume else _fresh(plan, engine, out, True)
-    return _measured(request, answer)
+    return _measured(request, answer, live)
 
 
 def _plan(
@@ -103,7 +107,7 @@ def _check_goals(plan: Plan) -> None:
             raise ConfigError(f"{plan.path}: goal {goal.text!r}: throughput is a free load's, not a {kind}'s; drop it")
 
 
-def _measured(request: RunRequest, answer: OutputChoice) -> int:
+def _measured(request: RunRequest, answer: OutputChoice, live: int | None) -> int:
     from harness.measure.run import run as run_cells
     from harness.report.goals import all_goals_met
     from harness.report.refresh import seal
@@ -113,7 +117,7 @@ def _measured(request: RunRequest, answer: OutputChoice) -> int:
 
     folder = request.folder
     try:
-        with ProgressLine() as progress:
+        with _shown_live(folder, live), ProgressLine() as progress:
             run_cells(request, progress)
     except (EngineError, Interrupted):
         if (folder / "manifest.json").exists():
@@ -129,6 +133,19 @@ def _measured(request: RunRequest, answer: OutputChoice) -> int:
     if not _every_tier_counts(summary):
         return RUN_FAILED
     return DONE if all_goals_met(summary) else GOAL_MISSED
+
+
+@contextlib.contextmanager
+def _shown_live(folder: Path, port: int | None) -> Iterator[None]:
+    """While the block lasts, the growing report is served, if a port is given."""
+    if port is None:
+        yield
+        return
+    from harness.report.live import LivePage
+
+    with LivePage(folder, port) as page:
+        print(f"live: {page.url}", file=sys.stderr)
+        yield
 
 
 def _every_tier_counts(summary: Summary) -> bool:

@@ -109,8 +109,7 @@ def _by_how_much(points: Sequence[WorthPoint]) -> Iterator[str]:
 def _hit_rate(points: Sequence[WorthPoint]) -> Iterator[str]:
     found = [point for point in points if point.hit_rate is not None]
     if found and (share := found[-1].hit_rate) is not None:
-        few = "Few hits are enough: it" if not share.low else "It"
-        yield f"{few} breaks even once {_share(share)} of such requests hit."
+        yield f"It breaks even once {_share(share)} of such requests hit."
 
 
 def _share(share: ShareInterval) -> str:

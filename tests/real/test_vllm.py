@@ -250,9 +250,9 @@ def test_servers_that_run_already_are_measured_and_left_running(tmp_path: Path) 
     assert not left_behind(tmp_path)
 
 
-async def asked(*arguments: str) -> str:
+async def asked(*arguments: str | Path | None) -> str:
     """What the command prints; it has to succeed."""
-    process = harness(*arguments)
+    process = harness(*map(str, arguments))
     out, errors = await asyncio.to_thread(process.communicate, timeout=300)
     assert process.returncode == 0, errors
     return out
