@@ -74,6 +74,7 @@ class FlowRow(msgspec.Struct, frozen=True):
     prompt_tokens: str
     output_tokens: str
     hit_rate: str
+    preemptions: str
 
 
 class SourceRow(msgspec.Struct, frozen=True):
@@ -102,8 +103,13 @@ class SlowRow(msgspec.Struct, frozen=True):
     cached: str
 
 
+def proven_word(summary: Summary) -> str:
+    """What rows that count are called: a simulator's counters prove nothing of a machine."""
+    return "simulated" if how_made(summary) == "simulated" else "proven"
+
+
 def figure_rows(summary: Summary, metric: str = "ttft_s") -> list[FigureRow]:
-    proven = "simulated" if how_made(summary) == "simulated" else "proven"
+    proven = proven_word(summary)
     return [_figure_row(cell, tier, group, metric, proven) for cell, tier, group in _groups(summary)]
 
 
@@ -151,13 +157,13 @@ def _verdicts(rows: RowCounts, proven: str) -> str:
     return ", ".join(f"{number:,} {word}" for word, number in verdicts if number) or UNKNOWN
 
 
-def slow_rows(slowest: Sequence[RequestRecord], labels: Mapping[str, str]) -> list[SlowRow]:
+def slow_rows(slowest: Sequence[RequestRecord], labels: Mapping[str, str], proven: str) -> list[SlowRow]:
     return [
         SlowRow(
             id=row.id,
             cell=labels.get(row.cell, row.cell),
             tier=row.expected_tier or FREE_LOAD,
-            verdict=row.verdict or UNKNOWN,
+            verdict=proven if row.verdict == "proven" else row.verdict or UNKNOWN,
             sent_s=f"{row.sent_s:,.3f}",
             ttft=duration(row.ttft_s),
             e2e=duration(row.e2e_s),
@@ -194,6 +200,7 @@ def flow_rows(summary: Summary) -> list[FlowRow]:
                     f"{digits(flow.prompt_tokens_per_s)}/s",
                     NOT_REPORTED if output is None else f"{digits(output)}/s",
                     NOT_REPORTED if group.tokens.hit_rate is None else percent(group.tokens.hit_rate),
+                    NOT_REPORTED if group.preemptions is None else f"{group.preemptions:,}",
                 )
             )
     return found
