@@ -82,6 +82,10 @@ def known_marks() -> list[tuple[str, str]]:
     return [(name, color_of(name)) for name in (*state_names(), FREE_LOAD)]
 
 
+def _legend_px(figure: go.Figure) -> int:
+    return 12 if figure.layout.showlegend is False else 56
+
+
 def _title_lines(figure: go.Figure) -> int:
     """Lines of text above the panels: the legend stands above them."""
     return max((str(note.text).count("<br>") + 1 for note in figure.layout.annotations if note.text), default=0)
@@ -92,7 +96,7 @@ def finish(figure: go.Figure, note: str, height: int = 380, min_width: int = 0) 
     return figure.update_layout(
         template="none",
         height=height,
-        margin={"l": 64, "r": 16, "t": 56 + 18 * _title_lines(figure), "b": 56},
+        margin={"l": 64, "r": 16, "t": _legend_px(figure) + 18 * _title_lines(figure), "b": 56},
         legend={"orientation": "h", "yref": "container", "y": 1, "yanchor": "top", "x": 0},
         paper_bgcolor="rgba(0,0,0,0)",
         plot_bgcolor="rgba(0,0,0,0)",

@@ -118,6 +118,7 @@ def latencies(io: Mapping[str, Any]) -> go.Figure:
             hatched |= any(thin)
             marker = {"color": color, "pattern": {"shape": ["/" if few else "" for few in thin]}}
             figure.add_bar(x=names, y=heights, name=percentile, marker=marker, legendgroup=percentile,
+                           hovertemplate="%{x}: %{y:.3g} ms<extra>%{fullData.name}</extra>",
                            showlegend=column == 1, row=1, col=column)  # fmt: skip
     figure.update_yaxes(title="ms, reads", col=1)
     return finish(figure, f"Hatched: {THIN_NOTE.removeprefix(THIN_MARK).strip()}." if hatched else "")

@@ -21,6 +21,8 @@ from traces.tiers import all_states, tier_named
 _MAX_WORDED = 150
 _SLOWER, _EQUAL, _FASTER = "#C2571A", "#E9E6DF", "#2E6FA8"
 _PLAIN = "Cividis"
+# Powers of two, 1 %: a tier that serves nothing takes what recompute takes, up to the last digits of a sum.
+_EQUAL_WITHIN = 0.014
 
 
 def heat_maps(summary: Summary) -> go.Figure | None:
@@ -51,7 +53,7 @@ def heat_maps(summary: Summary) -> go.Figure | None:
     figure.update_xaxes(title=safe(along.name), row=lines)
     figure.update_yaxes(title=safe(across.name), col=1)
     figure.update_annotations(font_size=12)
-    figure.update_layout(coloraxis=_colours(bool(compared)))
+    figure.update_layout(coloraxis=_colours(bool(compared)), showlegend=False)
     height = lines * (110 + 30 * max(4, len(across.values))) + 60
     return finish(figure, "", height=height, min_width=columns * 42 * len(along.values) + 140)
 
@@ -72,7 +74,7 @@ def _add_map(
         coloraxis="coloraxis", xgap=1, ygap=1, **place,
     )  # fmt: skip
     known = [value for line in z for value in line if value is not None]
-    if baseline and known and min(known) < 0 < max(known):
+    if baseline and known and min(known) < -_EQUAL_WITHIN and max(known) > _EQUAL_WITHIN:
         figure.add_contour(
             z=z, contours={"start": 0, "end": 0, "size": 1, "coloring": "none"}, line={"color": "#000000", "width": 3},
             showscale=False, hoverinfo="skip", name=f"equal to {safe(baseline)}", showlegend=False, **place,

@@ -103,8 +103,13 @@ class SlowRow(msgspec.Struct, frozen=True):
 
 
 def figure_rows(summary: Summary, metric: str = "ttft_s") -> list[FigureRow]:
-    proven = "simulated" if how_made(summary) == "simulated" else "proven"
+    proven = _proven_word(summary)
     return [_figure_row(cell, tier, group, metric, proven) for cell, tier, group in _groups(summary)]
+
+
+def _proven_word(summary: Summary) -> str:
+    """What a row that counts is called: a simulator's rows prove nothing of a machine."""
+    return "simulated" if how_made(summary) == "simulated" else "proven"
 
 
 def _groups(summary: Summary) -> Iterator[tuple[str, str, TierFigures]]:
@@ -151,13 +156,14 @@ def _verdicts(rows: RowCounts, proven: str) -> str:
     return ", ".join(f"{number:,} {word}" for word, number in verdicts if number) or UNKNOWN
 
 
-def slow_rows(slowest: Sequence[RequestRecord], labels: Mapping[str, str]) -> list[SlowRow]:
+def slow_rows(slowest: Sequence[RequestRecord], summary: Summary) -> list[SlowRow]:
+    labels, words = cell_labels(summary.cells), {"proven": _proven_word(summary)}
     return [
         SlowRow(
             id=row.id,
             cell=labels.get(row.cell, row.cell),
             tier=row.expected_tier or FREE_LOAD,
-            verdict=row.verdict or UNKNOWN,
+            verdict=words.get(row.verdict or "", row.verdict or UNKNOWN),
             sent_s=f"{row.sent_s:,.3f}",
             ttft=duration(row.ttft_s),
             e2e=duration(row.e2e_s),
@@ -212,7 +218,7 @@ def source_rows(summary: Summary) -> list[SourceRow]:
         SourceRow(
             cell,
             tier,
-            _verdicts(group.rows, "simulated" if how_made(summary) == "simulated" else "proven"),
+            _verdicts(group.rows, _proven_word(summary)),
             f"{group.tokens.prompt:,}",
             tuple(_tokens(group.tokens.by_source.get(source)) for source in sources()),
             _device_read(group.counters),
