@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import html
 from collections.abc import Sequence
+from typing import Any
 
 import plotly.graph_objects as go
 
@@ -71,6 +72,19 @@ def thinning_note(drawn: int, total: int, noun: str, always: str = "") -> str:
 def wide(values: Sequence[float]) -> bool:
     """Whether values span so much that a linear axis would hide the small ones."""
     return len(values) > 0 and min(values) > 0 and max(values) / min(values) >= _LOG_FROM
+
+
+def patterned(color: str, shape: str) -> dict[str, Any]:
+    """A bar's marker: its colour, and a pattern over it for those who cannot tell colours apart ('': none)."""
+    pattern = {
+        "shape": shape,
+        "fillmode": "overlay",
+        "fgcolor": "#FFFFFF",
+        "fgopacity": 0.6,
+        "solidity": 0.2,
+        "size": 7,
+    }
+    return {"color": color, "pattern": pattern} if shape else {"color": color}
 
 
 def safe(text: str) -> str:

@@ -23,7 +23,7 @@ from harness.report.run.answer import badge, tiles
 from harness.report.run.header import header_facts
 from harness.report.run.takeaway import take_away
 from harness.report.run.timeline import slowest, timeline
-from harness.report.simulated import simulated_notes
+from harness.report.simulated import in_figures, simulated_notes
 from harness.report.words import NOT_REPORTED, UNKNOWN, evidence, findings, percent, plural, tier_order
 from harness.results.folder import read_io, read_rows, read_samples, write_atomically
 from harness.results.manifest import CellEntry, Manifest, read_manifest
@@ -93,11 +93,11 @@ def _context(
         "findings": [*findings(summary), *storage_lines(summary, labels)],
         "answer_at": len(simulated_notes(summary)),
         "tiles": tiles(summary),
-        "answers": _answers(summary),
+        "answers": _marked(_answers(summary), summary),
         "evidence": evidence(summary),
         "doubts": _doubts(samples, summary),
         "load_counters": _load_counters(samples, summary)[:_MAX_TABLE_ROWS],
-        "details": _details(summary, rows, samples),
+        "details": _marked(_details(summary, rows, samples), summary),
         "slowest": tables.slow_rows(slowest_rows, summary),
         "io": _io(traced),
         "io_pictures": _io_pictures(traced),
@@ -191,6 +191,13 @@ def _answers(summary: Summary) -> list[Picture]:
     return found
 
 
+def _marked(pictures: Sequence[Picture], summary: Summary) -> list[Picture]:
+    """A figure leaves the page alone: one of a simulated run says so itself."""
+    if not in_figures(summary):
+        return list(pictures)
+    return [msgspec.structs.replace(each, caption=f"Simulated. {each.caption}") for each in pictures]
+
+
 def _details(summary: Summary, rows: Sequence[RequestRecord], samples: Sequence[Sample]) -> list[Picture]:
     """The figures behind the answer, as far as they have something to show."""
     measured = [row for row in rows if row.phase != "warm"]
@@ -205,7 +212,7 @@ def _details(summary: Summary, rows: Sequence[RequestRecord], samples: Sequence[
         bars = figures.tokens_by_source(measured, labels)
         found.append(picture("sources", "Prompt tokens by source", sources, bars, table="source-table"))
     if measured:
-        dots = "Each measured request when it was sent. A cross, an open diamond or a triangle is a row without proof."
+        dots = "Each request when it was sent. A cross, an open diamond or a triangle is a row without proof."
         found.append(picture("timeline", "Timeline", dots, timeline(measured, labels), True, "slowest"))
     watched = [s for s in samples if s.host.steal_share is not None or s.host.foreign_cpu_share is not None]
     if len(watched) > 1:

@@ -7,6 +7,7 @@ import csv
 import gzip
 import hashlib
 import json
+import re
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -241,6 +242,18 @@ def test_a_free_load(tmp_path: Path) -> None:
 
 def test_a_simulated_run_is_called_a_prediction(tmp_path: Path) -> None:
     assert "a prediction, not a measurement" in report(tmp_path, proven_rows(), engine="sim").text[""]
+
+
+def test_every_chart_of_a_simulated_run_says_so(tmp_path: Path) -> None:
+    captions = [text for tag, text in re.findall(r'<p class="(caption)">(.*?)</p>', _figures(tmp_path, "sim"))]
+    assert captions and all(text.startswith("Simulated. ") for text in captions)
+    assert "Simulated" not in _figures(tmp_path, "fake")
+
+
+def _figures(tmp_path: Path, engine: str) -> str:
+    """The HTML of a page's figures."""
+    folder = folder_of(tmp_path / engine, proven_rows(), engine=engine)
+    return "".join(re.findall(r"<figcaption>.*?</figcaption>", write_report(folder).read_text(), re.DOTALL))
 
 
 def test_a_late_sender_is_pointed_out(tmp_path: Path) -> None:
