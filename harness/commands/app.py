@@ -97,7 +97,8 @@ def make_app(tokens: Sequence[str]) -> App:
 def main() -> None:
     """Runs a command.
 
-    Exit codes: 0 done; 1 the run failed or a tier has no row that counts; 2 the user's mistake; 130, 143 interrupted.
+    Exit codes: 0 done; 1 the run failed or a tier has no row that counts; 2 the user's mistake; 3 a goal is not met;
+    130, 143 interrupted.
     validate and compare: 0 pass; 1 fail; 3 nothing fails and not everything could be resolved.
     """
     app = make_app(sys.argv[1:])

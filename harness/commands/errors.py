@@ -12,7 +12,7 @@ from typing import ParamSpec
 from harness.errors import ConfigError, EngineError, Interrupted
 from traces.errors import UserError
 
-DONE, RUN_FAILED, USER_ERROR = 0, 1, 2
+DONE, RUN_FAILED, USER_ERROR, GOAL_MISSED = 0, 1, 2, 3
 P = ParamSpec("P")
 
 

@@ -17,6 +17,17 @@ Overrides = Annotated[
 Size = Annotated[str | None, Parameter(help="One of the file's sizes, e.g. paper.")]
 Out = Annotated[Path | None, Parameter(help="The run's folder; it must not exist. Default: results/<run id>.")]
 Resume = Annotated[Path | None, Parameter(help="An unfinished run's folder: goes on where it stopped.")]
+Goals = Annotated[
+    list[str] | None,
+    Parameter(
+        name="--goal",
+        negative="",
+        help="What has to be kept, e.g. 'ttft_p90<500ms' or 'disk_cold:ttft_mean<0.3s'; else exit code 3. Repeatable.",
+    ),
+]
+LivePort = Annotated[
+    int | None, Parameter(name="--live", help="Serves the growing report on this port of 127.0.0.1; 0: any free one.")
+]
 Tolerance = Annotated[float, Parameter(help="The largest relative error that passes.")]
 Rate = Annotated[str | None, Parameter(help="e.g. 400MiB/s")]
 

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
 
-from harness.commands.errors import DONE, RUN_FAILED, command_line, told
-from harness.commands.options import EngineChoice, Out, Overrides, Resume, Size
+from harness.commands.errors import DONE, GOAL_MISSED, RUN_FAILED, command_line, told
+from harness.commands.options import EngineChoice, Goals, LivePort, Out, Overrides, Resume, Size
 from harness.commands.output import IN_WORDS, Answer, console, name_report, print_json
 from harness.engines import ENGINES
 from harness.errors import ConfigError, EngineError, Interrupted, ResultsError
@@ -35,15 +37,21 @@ def run(
     size: Size = None,
     out: Out = None,
     resume: Resume = None,
+    goals: Goals = None,
+    live: LivePort = None,
     answer: Answer = IN_WORDS,
 ) -> int:
     """Measures an experiment's base point.
 
+    Exit codes: 0 done; 1 failed, or a tier has no row that counts; 3 a goal is not met.
+
     Example: harness run quickstart --engine sim --set seed=2
+
+    Example: harness run quickstart --engine sim --goal 'disk_cold:ttft_p50<400ms'
     """
-    plan = _plan(experiment, overrides, size)
+    plan = _plan(experiment, overrides, size, goals)
     request = _resumed(resume, plan, engine, False) if resume else _fresh(plan, engine, out, False)
-    return _measured(request, answer)
+    return _measured(request, answer, live)
 
 
 @told
@@ -56,25 +64,52 @@ def sweep(
     size: Size = None,
     out: Out = None,
     resume: Resume = None,
+    goals: Goals = None,
+    live: LivePort = None,
     answer: Answer = IN_WORDS,
 ) -> int:
     """Measures every point of the file's `sweep` axes, into one folder.
 
     Example: harness sweep thesis_exp2_hit_rate --engine vllm
     """
-    plan = _plan(experiment, overrides, size)
+    plan = _plan(experiment, overrides, size, goals)
     request = _resumed(resume, plan, engine, True) if resume else _fresh(plan, engine, out, True)
-    return _measured(request, answer)
+    return _measured(request, answer, live)
 
 
-def _plan(experiment: Path | None, overrides: list[str] | None, size: str | None) -> Plan | None:
+def _plan(
+    experiment: Path | None, overrides: list[str] | None, size: str | None, goals: list[str] | None
+) -> Plan | None:
+    """goals: in place of the file's."""
+    import json
+
     from harness.experiment.read import load_experiment
 
-    return None if experiment is None else load_experiment(experiment, overrides or [], size)
+    if experiment is None:
+        if goals:
+            raise ConfigError("--goal: needs the experiment; a resumed run keeps the goals that it began with")
+        return None
+    asked = [f"measure.goals={json.dumps(goals)}"] if goals else []
+    plan = load_experiment(experiment, [*(overrides or []), *asked], size)
+    _check_goals(plan)
+    return plan
 
 
-def _measured(request: RunRequest, answer: Answer) -> int:
+def _check_goals(plan: Plan) -> None:
+    """Raises ConfigError for a goal that nothing of the plan could meet."""
+    from harness.experiment.goals import parse_goal
+
+    measure, kind = plan.experiment.measure, plan.experiment.workload.kind
+    for goal in map(parse_goal, measure.goals):
+        if goal.state is not None and goal.state not in measure.tiers:
+            raise ConfigError(f"{plan.path}: goal {goal.text!r}: measure.tiers has no {goal.state}; add it, or drop it")
+        if not goal.each_request and measure.tiers:
+            raise ConfigError(f"{plan.path}: goal {goal.text!r}: throughput is a free load's, not a {kind}'s; drop it")
+
+
+def _measured(request: RunRequest, answer: Answer, live: int | None) -> int:
     from harness.measure.run import run as run_cells
+    from harness.report.goals import all_goals_met
     from harness.report.refresh import seal
     from harness.report.run.terminal import ProgressLine, render_summary
     from harness.results.manifest import read_manifest
@@ -82,7 +117,7 @@ def _measured(request: RunRequest, answer: Answer) -> int:
 
     folder = request.folder
     try:
-        with ProgressLine() as progress:
+        with _shown_live(folder, live), ProgressLine() as progress:
             run_cells(request, progress)
     except (EngineError, Interrupted):
         if (folder / "manifest.json").exists():
@@ -95,7 +130,22 @@ def _measured(request: RunRequest, answer: Answer) -> int:
     else:
         console().print(render_summary(summary, read_manifest(folder)))
         name_report(folder, browse=answer.browse)
-    return DONE if _every_tier_counts(summary) else RUN_FAILED
+    if not _every_tier_counts(summary):
+        return RUN_FAILED
+    return DONE if all_goals_met(summary) else GOAL_MISSED
+
+
+@contextlib.contextmanager
+def _shown_live(folder: Path, port: int | None) -> Iterator[None]:
+    """While the block lasts, the growing report is served, if a port is given."""
+    if port is None:
+        yield
+        return
+    from harness.report.live import LivePage
+
+    with LivePage(folder, port) as page:
+        print(f"live: {page.url}", file=sys.stderr)
+        yield
 
 
 def _every_tier_counts(summary: Summary) -> bool:

@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 from pydantic import AfterValidator, Field, model_validator
 
 from harness.experiment.fields import FROM_LIST, Strict
+from harness.experiment.goals import checked_goal
 from harness.experiment.units import Seconds
 from traces.tiers import all_tiers, state_names
 
@@ -63,6 +64,8 @@ class Measure(Strict):
     budget: no new sample begins after this time.
     must_reach: a free load that nothing of this tier serves is refused.
     request_timeout: a request without an end by then is an error row.
+    goals: what the figures have to keep, e.g. `ttft_p90<500ms` or `disk_cold:ttft_mean<0.3s`; exit code 3 where they do
+    not.
     """
 
     tiers: Annotated[tuple[StateName, ...], FROM_LIST] = ()
@@ -72,6 +75,7 @@ class Measure(Strict):
     warm_up: Annotated[int, Field(ge=0, le=100)] = 0
     must_reach: OffloadTier | None = None
     request_timeout: Seconds = 600.0
+    goals: Annotated[tuple[Annotated[str, AfterValidator(checked_goal)], ...], FROM_LIST] = ()
 
     @model_validator(mode="after")
     def _consistent(self) -> Measure:

@@ -42,7 +42,7 @@ def worth_cells(plan: Plan, lengths: Sequence[int], engine: str) -> list[Cell]:
     axes[_LENGTH] = tuple(chunks + 1 for chunks in _whole_chunks(plan, lengths, workload))
     raw = plan.raw | {
         "workload": plan.raw["workload"] | {"hit_rate": 1.0},
-        "measure": plan.raw["measure"] | {"tiers": states},
+        "measure": plan.raw["measure"] | {"tiers": states, "goals": []},
     }
     return msgspec.structs.replace(plan, raw=raw, axes=axes).cells()
 

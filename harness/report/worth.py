@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from harness.experiment.units import format_bytes
-from harness.report.words import TIMES, UNKNOWN, digits, duration
+from harness.report.words import UNKNOWN, duration, with_interval
 from harness.results.worth import Onset, ShareInterval, Worth, WorthPoint, outcome_of
-from harness.stats import FEWEST_SAMPLES, Ratio
+from harness.stats import FEWEST_SAMPLES
 from traces.tiers import state_named
 
 HEADINGS = ("from", "tokens", "without", "with", "speedup (95 %)", "break-even hit rate", "samples")
@@ -41,15 +41,6 @@ def table(worth: Worth) -> list[tuple[str, ...]]:
 
 def label(state: str) -> str:
     return state_named(state).label
-
-
-def with_interval(ratio: Ratio) -> str:
-    """'6.0× (5.1–7.2×)'; without the brackets where nothing spreads, as in a simulation."""
-    middle = f"{digits(ratio.ratio, 2)}{TIMES}"
-    if ratio.low is None or ratio.high is None:
-        return middle
-    low, high = digits(ratio.low, 2), digits(ratio.high, 2)
-    return middle if low == high else f"{middle} ({low}{UNKNOWN}{high}{TIMES})"
 
 
 def _warning(worth: Worth) -> str | None:
@@ -112,26 +103,13 @@ def _by_how_much(points: Sequence[WorthPoint]) -> Iterator[str]:
     elif ratio.ratio >= 1:
         yield f"At {known[-1].tokens:,} tokens {with_interval(ratio)} faster: {times}."
     else:
-        yield f"At {known[-1].tokens:,} tokens {with_interval(_turned(ratio))} slower: {times}."
-
-
-def _turned(ratio: Ratio) -> Ratio:
-    """The ratio seen from its other side."""
-    return Ratio(
-        ratio=1 / ratio.ratio,
-        low=None if ratio.high is None else 1 / ratio.high,
-        high=None if ratio.low is None else 1 / ratio.low,
-        reference_s=ratio.typical_s,
-        typical_s=ratio.reference_s,
-        samples=(ratio.samples[1], ratio.samples[0]),
-    )
+        yield f"At {known[-1].tokens:,} tokens {with_interval(ratio.turned)} slower: {times}."
 
 
 def _hit_rate(points: Sequence[WorthPoint]) -> Iterator[str]:
     found = [point for point in points if point.hit_rate is not None]
     if found and (share := found[-1].hit_rate) is not None:
-        few = "Few hits are enough: it" if not share.low else "It"
-        yield f"{few} breaks even once {_share(share)} of such requests hit."
+        yield f"It breaks even once {_share(share)} of such requests hit."
 
 
 def _share(share: ShareInterval) -> str:

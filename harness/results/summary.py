@@ -9,14 +9,16 @@ Nothing else knows the keys of summary.json.
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
 from harness.errors import ResultsError
+from harness.experiment.goals import Goal
 from harness.records import CUT_OFF, Counters, PresetFacts, Sample, StorageFigures
+from harness.results.goals import TierGoals, goals_of, judge_goals
 from harness.results.manifest import Manifest
 from harness.stats import FEWEST_SAMPLES, coefficient_of_variation, mean_interval, percentile, samples_needed
 from traces.request import RequestRecord
@@ -128,13 +130,17 @@ class TierFigures(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CellFigures(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """One cell. tiers: by warm state, or FREE_LOAD. storage: of mode storage. preset: of a simulator."""
+    """One cell. tiers: by warm state, or FREE_LOAD. storage: of mode storage. preset: of a simulator.
+
+    goals: how far each tier keeps measure.goals; () without goals.
+    """
 
     key: str
     overrides: dict[str, Any]
     storage: StorageFigures | None
     tiers: dict[str, TierFigures]
     preset: PresetFacts | None = None
+    goals: tuple[TierGoals, ...] = ()
 
 
 class Summary(msgspec.Struct, frozen=True, kw_only=True):
@@ -211,10 +217,21 @@ def summarize(manifest: Manifest, rows: Iterable[RequestRecord], samples: Iterab
                     for tier, group in groups[cell.key].items()
                 },
                 preset=cell.resolved.preset if cell.resolved else None,
+                goals=_goals(goals_of(cell.config), groups[cell.key]),
             )
             for cell in manifest.cells
         ],
     )
+
+
+def _goals(goals: Sequence[Goal], groups: Mapping[str, Sequence[RequestRecord]]) -> tuple[TierGoals, ...]:
+    found = []
+    for tier, rows in groups.items() if goals else ():
+        good = [row for row in rows if counted(row)]
+        flow = _throughput(good)
+        rates = msgspec.structs.asdict(flow) if flow else {}
+        found.append(judge_goals(goals, tier, good, _verdicts(rows).errors, rates))
+    return tuple(judged for judged in found if judged is not None)
 
 
 def counted(row: RequestRecord) -> bool:

@@ -1,6 +1,7 @@
 """Real vLLM and LMCache: tiers proven, hits exact, nothing left behind."""
 
 import asyncio
+import json
 import os
 import signal
 import subprocess
@@ -18,6 +19,7 @@ import yaml
 from harness.caches.files import FilesBackend
 from harness.caches.lmcache import LMCacheServer
 from harness.engines.vllm.engine import VllmEngine
+from harness.engines.vllm.settings import VllmSettings
 from harness.experiment.read import load_experiment
 from harness.measure.run import RunRequest, run
 from harness.report.refresh import seal
@@ -189,8 +191,16 @@ def test_a_killed_process_ends_the_run_in_one_line_and_leaves_nothing(tmp_path: 
 
 
 def test_servers_that_run_already_are_measured_and_left_running(tmp_path: Path) -> None:
+    """Also by the way of docs/worth.md: `init` finds process, folder and model, and `worth` answers."""
     experiment = load_experiment(_written(tmp_path, EXPERIMENT["engines"])).experiment
     (tmp_path / "ours" / "logs").mkdir(parents=True)
+    said: list[str] = []
+
+    async def asked(*arguments: str | Path | None) -> str:
+        process = harness(*map(str, arguments))
+        out, errors = await asyncio.to_thread(process.communicate, timeout=300)
+        assert process.returncode == 0, errors
+        return out
 
     async def scenario() -> int:
         engine = VllmEngine(experiment, load_model("tiny-llama"), tmp_path / "ours", time.perf_counter)
@@ -205,6 +215,12 @@ def test_servers_that_run_already_are_measured_and_left_running(tmp_path: Path) 
             done = await asyncio.to_thread(
                 lambda: harness("run", str(path), "--engine", "vllm", "--out", str(tmp_path / "out")).wait(timeout=200)
             )
+            mine = str(tmp_path / "mine.yaml")
+            said.append(await asked("init", mine, "--attach", server, "--lmcache-url", cache.url))
+            few = ("--tokens", "256", "--tokens", "1024", "--set", "measure.samples=3")
+            said.append(await asked("worth", mine, "--engine", "vllm", *few, "--out", str(tmp_path / "worth")))
+            found = load_experiment(Path(mine)).experiment.engines.of(VllmSettings).attach
+            assert found is not None and found.model_dump() == {**attach, "model": None}
             assert (await asyncio.to_thread(httpx.get, f"{server}/health")).status_code == 200
             return done
         finally:
@@ -213,6 +229,16 @@ def test_servers_that_run_already_are_measured_and_left_running(tmp_path: Path) 
     assert asyncio.run(scenario()) == 0
     rows = measured(tmp_path / "out")
     assert len(rows) == 10 and {row.verdict for row in rows} == {"proven"}
+    assert "recompute, gpu, cpu, disk, disk_cold" in said[0] and "cannot run here yet" not in said[0]
+    worth = json.loads((tmp_path / "worth" / "worth.json").read_text())
+    assert worth["against"] == "a miss with the cache server" and not worth["simulated"]
+    assert {(p["state"], p["tokens"]) for p in worth["points"]} == {
+        (state, tokens) for state in ("cpu", "disk", "disk_cold") for tokens in (256, 1024)
+    }
+    assert all(point["speedup"]["samples"] == [3, 3] for point in worth["points"]), worth["points"]
+    assert worth["writes"]["bytes_per_token"] == 32768 and worth["writes"]["stored_share"] > 0.9
+    assert "Cost in writes: 32KiB for each token stored" in said[1]
+    assert {row.verdict for row in measured(tmp_path / "worth")} == {"proven"}
     assert not left_behind(tmp_path)
 
 

@@ -14,6 +14,7 @@ import yaml
 from harness.errors import ResultsError
 from harness.records import Counters, Sample
 from harness.report.axes import cell_labels, value_text, varied_axes
+from harness.report.goals import goal_rows
 from harness.report.io import html as io
 from harness.report.io import tables as io_tables
 from harness.report.io.storage_words import storage_lines
@@ -56,15 +57,19 @@ def write_report(folder: Path) -> Path:
 
     Raises ResultsError where the folder is not a run's, its rows are damaged, or it cannot be written to.
     """
-    rows = list(read_rows(folder))
-    manifest = _with_all_cells(read_manifest(folder), rows)
-    page = render_page("report.html.j2", _context(folder, manifest, rows, list(read_samples(folder))))
-    target = folder / "report.html"
+    page, target = report_page(folder), folder / "report.html"
     try:
         write_atomically(target, page.encode("utf-8", errors="replace"))
     except OSError as error:
         raise ResultsError(f"{target}: cannot be written ({error.strerror}); make room or give write access") from None
     return target
+
+
+def report_page(folder: Path) -> str:
+    """The page of the rows so far. Raises ResultsError where the folder is not a run's, or its rows are damaged."""
+    rows = list(read_rows(folder))
+    manifest = _with_all_cells(read_manifest(folder), rows)
+    return render_page("report.html.j2", _context(folder, manifest, rows, list(read_samples(folder))))
 
 
 def _with_all_cells(manifest: Manifest, rows: Sequence[RequestRecord]) -> Manifest:
@@ -95,6 +100,7 @@ def _context(
         "tiles": tiles(summary),
         "answers": _marked(_answers(summary), summary),
         "evidence": evidence(summary),
+        "goals": goal_rows(summary)[:_MAX_TABLE_ROWS],
         "doubts": _doubts(samples, summary),
         "load_counters": _load_counters(samples, summary)[:_MAX_TABLE_ROWS],
         "details": _marked(_details(summary, rows, samples), summary),

@@ -17,6 +17,7 @@ from rich.table import Table
 from rich.text import Text
 
 from harness.report.axes import cell_labels
+from harness.report.goals import goal_lines
 from harness.report.io.storage_words import storage_lines
 from harness.report.run.header import header_facts
 from harness.report.run.tables import FigureRow, FlowRow, figure_rows, flow_rows, lag_rows
@@ -73,6 +74,7 @@ def render_summary(summary: Summary, manifest: Manifest) -> RenderableType:
     parts += [
         Text(printable(line)) for line in [*findings(summary), *storage_lines(summary, cell_labels(summary.cells))]
     ]
+    parts += [Text(printable(line), style=_COLORS[level]) for line, level in goal_lines(summary)]
     return Group(*parts)
 
 
