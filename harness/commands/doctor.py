@@ -9,7 +9,7 @@ from typing import Annotated
 from cyclopts import Parameter
 
 from harness.commands.errors import DONE, RUN_FAILED, told
-from harness.commands.output import IN_WORDS, Answer, print_json
+from harness.commands.output import IN_WORDS, OutputChoice, print_json
 from harness.errors import ConfigError
 
 _COLOURS = {True: "32", False: "31", None: "33"}
@@ -18,7 +18,7 @@ _COLOURS = {True: "32", False: "31", None: "33"}
 @told
 def doctor(
     *needs: Annotated[str, Parameter(help="What you want to do: the names in [] of its last lines.")],
-    answer: Answer = IN_WORDS,
+    answer: OutputChoice = IN_WORDS,
 ) -> int:
     """Says what this machine can and cannot do, each with the cure.
 

@@ -18,7 +18,7 @@ _UNWRAPPED = 10_000  # columns: wider than any line
 
 @Parameter(name="*")
 @dataclass(frozen=True, slots=True)
-class Answer:
+class OutputChoice:
     """How a command that prints figures answers: options that all of them have."""
 
     as_json: Annotated[
@@ -27,7 +27,7 @@ class Answer:
     browse: Annotated[bool, Parameter(name="--open", negative=(), help="Opens the report in a browser.")] = False
 
 
-IN_WORDS = Answer()
+IN_WORDS = OutputChoice()
 
 
 def console() -> Console:

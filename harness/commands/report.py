@@ -8,12 +8,12 @@ from typing import Annotated
 from cyclopts import Parameter
 
 from harness.commands.errors import DONE, told
-from harness.commands.output import IN_WORDS, Answer, console, name_report, print_json
+from harness.commands.output import IN_WORDS, OutputChoice, console, name_report, print_json
 from harness.errors import ConfigError
 
 
 @told
-def report(*folders: Annotated[Path, Parameter(help="Run folders.")], answer: Answer = IN_WORDS) -> int:
+def report(*folders: Annotated[Path, Parameter(help="Run folders.")], answer: OutputChoice = IN_WORDS) -> int:
     """Makes summary, table and report.html again, from the rows alone.
 
     With --json: a list, one summary a folder, as their summary.json have them.

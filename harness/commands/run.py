@@ -12,7 +12,7 @@ from cyclopts import Parameter
 
 from harness.commands.errors import DONE, GOAL_MISSED, RUN_FAILED, command_line, told
 from harness.commands.options import EngineChoice, Goals, LivePort, Out, Overrides, Resume, Size
-from harness.commands.output import IN_WORDS, Answer, console, name_report, print_json
+from harness.commands.output import IN_WORDS, OutputChoice, console, name_report, print_json
 from harness.engines import ENGINES
 from harness.errors import ConfigError, EngineError, Interrupted, ResultsError
 
@@ -39,7 +39,7 @@ def run(
     resume: Resume = None,
     goals: Goals = None,
     live: LivePort = None,
-    answer: Answer = IN_WORDS,
+    answer: OutputChoice = IN_WORDS,
 ) -> int:
     """Measures an experiment's base point.
 
@@ -66,7 +66,7 @@ def sweep(
     resume: Resume = None,
     goals: Goals = None,
     live: LivePort = None,
-    answer: Answer = IN_WORDS,
+    answer: OutputChoice = IN_WORDS,
 ) -> int:
     """Measures every point of the file's `sweep` axes, into one folder.
 
@@ -107,7 +107,7 @@ def _check_goals(plan: Plan) -> None:
             raise ConfigError(f"{plan.path}: goal {goal.text!r}: throughput is a free load's, not a {kind}'s; drop it")
 
 
-def _measured(request: RunRequest, answer: Answer, live: int | None) -> int:
+def _measured(request: RunRequest, answer: OutputChoice, live: int | None) -> int:
     from harness.measure.run import run as run_cells
     from harness.report.goals import all_goals_met
     from harness.report.refresh import seal

@@ -11,7 +11,7 @@ from cyclopts import Parameter
 
 from harness.commands.errors import command_line, seconds, told
 from harness.commands.options import EngineChoice, Out, Overrides, Tolerance
-from harness.commands.output import IN_WORDS, Answer, console, name_report, print_json
+from harness.commands.output import IN_WORDS, OutputChoice, console, name_report, print_json
 from harness.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ def validate(
     passes: Annotated[int, Parameter(help="With --calibrate: how often it is each point's turn.")] = 6,
     tolerance: Tolerance = 0.05,
     out: Out = None,
-    answer: Answer = IN_WORDS,
+    answer: OutputChoice = IN_WORDS,
 ) -> int:
     """Holds the calibrated simulator against a real engine: pass, fail, and why.
 
@@ -97,7 +97,7 @@ def compare(
     *,
     tolerance: Tolerance = 0.05,
     out: Out = None,
-    answer: Answer = IN_WORDS,
+    answer: OutputChoice = IN_WORDS,
 ) -> int:
     """Holds any two runs of one experiment against each other.
 
@@ -134,7 +134,7 @@ def _micro(experiment: Path, overrides: list[str], size: str, budget: str, passe
     return Micro(size=f"{size}:", cells=_of_size(size, cells), passes=passes, experiment=plan.experiment)
 
 
-def _published(table: Path, tolerance: float, out: Path | None, answer: Answer) -> int:
+def _published(table: Path, tolerance: float, out: Path | None, answer: OutputChoice) -> int:
     from harness.measure.run import new_folder
     from harness.report.run.terminal import ProgressLine
     from harness.validation.published import validate_published
@@ -151,7 +151,7 @@ def _margin(tolerance: float) -> float:
     return tolerance
 
 
-def _tell(judgement: Judgement, folder: Path, answer: Answer) -> int:
+def _tell(judgement: Judgement, folder: Path, answer: OutputChoice) -> int:
     from harness.report.validation.html import comparison_findings, terminal_table, write_comparison
     from harness.validation.document import EXIT_CODES
 

@@ -10,7 +10,7 @@ from cyclopts import Parameter
 
 from harness.commands.errors import DONE, RUN_FAILED, command_line, told
 from harness.commands.options import EngineChoice, Out, Overrides, Resume, Size
-from harness.commands.output import IN_WORDS, Answer, console, name_report, print_json
+from harness.commands.output import IN_WORDS, OutputChoice, console, name_report, print_json
 from harness.errors import ConfigError, EngineError, Interrupted, ResultsError
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ def worth(
     size: Size = None,
     out: Out = None,
     resume: Resume = None,
-    output: Answer = IN_WORDS,
+    output: OutputChoice = IN_WORDS,
 ) -> int:
     """Answers whether the cache behind the engine is worth it: from which length on, and at what cost.
 
@@ -111,7 +111,7 @@ def _measure(request: RunRequest) -> None:
     seal(request.folder)
 
 
-def _answer(folder: Path, output: Answer) -> int:
+def _answer(folder: Path, output: OutputChoice) -> int:
     """Writes worth.json, and says what stands in it."""
     import msgspec
 

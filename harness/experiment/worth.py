@@ -38,7 +38,8 @@ def worth_cells(plan: Plan, lengths: Sequence[int], engine: str) -> list[Cell]:
     states = _compared_states(plan)
     axes: dict[str, tuple[Any, ...]] = {}
     if not ENGINES[engine].runs_already(base):
-        axes["cache.cpu"] = (None, plan.raw["cache"]["cpu"])
+        cache = plan.raw["cache"]
+        axes["cache.cpu"] = (None, cache["cpu"])
     axes[_LENGTH] = tuple(chunks + 1 for chunks in _whole_chunks(plan, lengths, workload))
     raw = plan.raw | {
         "workload": plan.raw["workload"] | {"hit_rate": 1.0},

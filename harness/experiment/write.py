@@ -16,7 +16,8 @@ _WIDTH = 118
 
 def experiment_text(content: Mapping[str, Any], title: str) -> str:
     """YAML of an experiment's content, with a comment of one line a key. title: the file's first line."""
-    kind = content["workload"]["kind"]
+    workload = content["workload"]
+    kind = workload["kind"]
     models = {s.place: s.model for s in sections(Experiment) if s.kind in (None, kind)}
     return "\n".join([f"# {title}", *_lines(content, models, "", ""), ""])
 

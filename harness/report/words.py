@@ -59,8 +59,8 @@ def mean_with_interval(figures: Latency | None) -> str:
         return UNKNOWN
     unit, factor = time_unit(figures.mean)
     mean = digits(figures.mean * factor)
-    if figures.half_width is not None:
-        half_s = round(figures.half_width, 9) + 0.0
+    # Samples that all say the same are a simulator's: that is no certainty of 0.
+    if half_s := round(figures.half_width or 0.0, 9):
         return f"{mean} ± {digits(half_s * factor, 2)} {unit}"
     low, high = digits(figures.min * factor), digits(figures.max * factor)
     return f"{mean} {unit}" if low == high else f"{mean} ({low}{UNKNOWN}{high}) {unit}"

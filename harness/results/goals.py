@@ -40,7 +40,8 @@ class TierGoals(msgspec.Struct, frozen=True, kw_only=True):
 
 def goals_of(config: Mapping[str, Any]) -> list[Goal]:
     """The goals of a cell's config, also of one that is kept only in part."""
-    return [parse_goal(text) for text in (config.get("measure") or {}).get("goals") or ()]
+    measure = config.get("measure") or {}
+    return [parse_goal(text) for text in measure.get("goals") or ()]
 
 
 def judge_goals(

@@ -15,6 +15,7 @@ import msgspec
 import numpy as np
 
 from harness.engines.sim.settings import SimSettings
+from harness.experiment.workloads import PrefixWorkload
 from harness.records import Sample
 from harness.results.manifest import CellEntry, Manifest
 from harness.results.provenance import is_simulated
@@ -143,7 +144,9 @@ def judge(manifest: Manifest, rows: Iterable[RequestRecord], samples: Iterable[S
 
 
 def _prefix_tokens(cell: CellEntry) -> int:
-    return int(cell.config["workload"]["prompt_tokens"]) - 1
+    workload = cell.workload
+    assert isinstance(workload, PrefixWorkload), "harness worth plans prefix workloads only"
+    return workload.prompt_tokens - 1
 
 
 def _times(rows: Iterable[RequestRecord]) -> Mapping[tuple[str, str], SampleTimes]:

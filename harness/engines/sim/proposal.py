@@ -18,7 +18,7 @@ def propose_sim(wanted: Wanted) -> Proposal:
     model, _ = known_model(wanted.model or known.fitted_on.model, wanted.model_file)
     cache, tiers, notes = roomy_cache(load_model(model), _BLOCK_TOKENS), list(state_names()), []
     if known.constants["page_cache.read.latency_s"] is None:
-        cache["disk"]["odirect"] = True
+        cache["disk"] |= {"odirect": True}
         tiers.remove("disk")
         notes.append(f"{preset} has no times of the page cache: the disk is read past it, and state disk is left out")
     return Proposal(model, PREFIX_TOKENS + 1, {"hardware": preset}, cache, tiers, notes)

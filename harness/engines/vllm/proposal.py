@@ -44,7 +44,7 @@ def _started(wanted: Wanted) -> Proposal:
     model, weights = known_model(wanted.model or _MODEL, wanted.model_file)
     cache, notes = roomy_cache(load_model(model), _BLOCK_TOKENS[device]), []
     if wanted.disk is not None:
-        cache["disk"]["path"] = str(wanted.disk)
+        cache["disk"] |= {"path": str(wanted.disk)}
     if weights is None:
         notes.append("no folder of weights is named: vLLM gets random weights of the model's shape, as quick as real")
     return Proposal(model, PREFIX_TOKENS + 1, _section(device, weights), cache, list(state_names()), notes)

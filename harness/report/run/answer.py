@@ -31,9 +31,9 @@ class Tile(msgspec.Struct, frozen=True):
 
 def badge(manifest: Manifest, summary: Summary) -> Badge:
     """A run that has not ended says so before anything else."""
-    if manifest.status != "complete":
-        return Badge("PARTIAL", "warn")
     made = how_made(summary)
+    if manifest.status != "complete":
+        return Badge("PARTIAL" if made == "measured" else f"PARTIAL, {made.upper()}", "warn")
     return Badge(made.upper(), "good" if made == "measured" else "simulated")
 
 

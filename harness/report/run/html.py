@@ -26,10 +26,11 @@ from harness.report.run.takeaway import take_away
 from harness.report.run.timeline import slowest, timeline
 from harness.report.simulated import in_figures, simulated_notes
 from harness.report.words import NOT_REPORTED, UNKNOWN, evidence, findings, percent, plural, tier_order
-from harness.results.folder import read_io, read_rows, read_samples, write_atomically
+from harness.results.folder import read_rows, read_samples, write_atomically
 from harness.results.manifest import CellEntry, Manifest, read_manifest
 from harness.results.provenance import is_simulated
 from harness.results.summary import FREE_LOAD, Summary, core_slower, summarize
+from harness.results.traced import IoFigures, read_io
 from traces.request import RequestRecord
 from traces.tiers import sources
 
@@ -98,13 +99,14 @@ def _context(
         "findings": [*findings(summary), *storage_lines(summary, labels)],
         "answer_at": len(simulated_notes(summary)),
         "tiles": tiles(summary),
-        "answers": _marked(_answers(summary), summary),
+        "made": in_figures(summary),
+        "answers": _said(_answers(summary), summary),
         "evidence": evidence(summary),
         "goals": goal_rows(summary)[:_MAX_TABLE_ROWS],
         "doubts": _doubts(samples, summary),
         "load_counters": _load_counters(samples, summary)[:_MAX_TABLE_ROWS],
-        "details": _marked(_details(summary, rows, samples), summary),
-        "slowest": tables.slow_rows(slowest_rows, summary),
+        "details": _said(_details(summary, rows, samples), summary),
+        "slowest": tables.slow_rows(slowest_rows, labels, tables.proven_word(summary)),
         "io": _io(traced),
         "io_pictures": _io_pictures(traced),
         "tables": _tables(summary),
@@ -126,6 +128,13 @@ def _context(
     }
 
 
+def _said(pictures: list[Picture], summary: Summary) -> list[Picture]:
+    """The pictures, whose titles say of a simulation that it is one."""
+    if not in_figures(summary):
+        return pictures
+    return [msgspec.structs.replace(each, title=f"{each.title}, simulated") for each in pictures]
+
+
 def _tables(summary: Summary) -> list[tuple[str, list[tables.FigureRow]]]:
     """(title, rows) of each latency that some row has; TTFT's in any case, for what it leaves out."""
     found = [(title, tables.figure_rows(summary, metric)[:_MAX_TABLE_ROWS]) for metric, title in _TABLES.items()]
@@ -134,7 +143,7 @@ def _tables(summary: Summary) -> list[tuple[str, list[tables.FigureRow]]]:
 
 def _state(manifest: Manifest, summary: Summary, folder: Path) -> dict[str, str]:
     """How the run ended. level '' where there is nothing to say."""
-    held = f"The figures below hold the {plural(summary.rows.measured, 'measured row')} that it finished."
+    held = f"The figures below hold the {plural(summary.rows.measured, 'row')} that it finished."
     if manifest.status == "complete":
         return {"level": "", "text": "", "error": ""}
     if manifest.status == "failed":
@@ -197,13 +206,6 @@ def _answers(summary: Summary) -> list[Picture]:
     return found
 
 
-def _marked(pictures: Sequence[Picture], summary: Summary) -> list[Picture]:
-    """A figure leaves the page alone: one of a simulated run says so itself."""
-    if not in_figures(summary):
-        return list(pictures)
-    return [msgspec.structs.replace(each, caption=f"Simulated. {each.caption}") for each in pictures]
-
-
 def _details(summary: Summary, rows: Sequence[RequestRecord], samples: Sequence[Sample]) -> list[Picture]:
     """The figures behind the answer, as far as they have something to show."""
     measured = [row for row in rows if row.phase != "warm"]
@@ -230,15 +232,15 @@ def _details(summary: Summary, rows: Sequence[RequestRecord], samples: Sequence[
     return found
 
 
-def _io_pictures(found: dict[str, Any] | None) -> list[Picture]:
+def _io_pictures(found: IoFigures | None) -> list[Picture]:
     """What was traced at the block device and in the cache server's files."""
     if found is None:
         return []
-    lost, traces = sum(trace["lost_events"] for trace in found["traces"]), len(found["traces"])
+    lost, traces = sum(trace.lost_events for trace in found.traces), len(found.traces)
     tell = f" {lost} events were lost: counts are too low." if lost else ""
     if traces > io.MAX_COLUMNS:
         tell += f" The first {io.MAX_COLUMNS} of {traces} traces are drawn."
-        found = {**found, "traces": found["traces"][: io.MAX_COLUMNS]}
+        found = msgspec.structs.replace(found, traces=found.traces[: io.MAX_COLUMNS])
     parts = "Engine, look-up (cache server), host (file system, page cache, copies) and device, by the traces."
     both = "Bytes at the block device, its queue depth, and the requests that waited for it, on one clock."
     sequence = "Block requests per 100 ms. Sequential: it begins where the one before, of its direction, ended."
@@ -252,7 +254,7 @@ def _io_pictures(found: dict[str, Any] | None) -> list[Picture]:
     ]
 
 
-def _io(found: dict[str, Any] | None) -> dict[str, Any] | None:
+def _io(found: IoFigures | None) -> dict[str, Any] | None:
     """The tables of what was traced."""
     if found is None:
         return None
@@ -267,7 +269,7 @@ def _io(found: dict[str, Any] | None) -> dict[str, Any] | None:
         "parts": list(io_tables.PARTS.values()),
         "file_columns": io_tables.FILE_COLUMNS,
         "files": io_tables.file_rows(found)[:_MAX_TABLE_ROWS],
-        "file_total": sum(trace["files"]["files"] for trace in found["traces"]),
+        "file_total": sum(trace.files.files for trace in found.traces),
     }
 
 

@@ -74,6 +74,7 @@ class FlowRow(msgspec.Struct, frozen=True):
     prompt_tokens: str
     output_tokens: str
     hit_rate: str
+    preemptions: str
 
 
 class SourceRow(msgspec.Struct, frozen=True):
@@ -102,14 +103,14 @@ class SlowRow(msgspec.Struct, frozen=True):
     cached: str
 
 
-def figure_rows(summary: Summary, metric: str = "ttft_s") -> list[FigureRow]:
-    proven = _proven_word(summary)
-    return [_figure_row(cell, tier, group, metric, proven) for cell, tier, group in _groups(summary)]
-
-
-def _proven_word(summary: Summary) -> str:
-    """What a row that counts is called: a simulator's rows prove nothing of a machine."""
+def proven_word(summary: Summary) -> str:
+    """What rows that count are called: a simulator's counters prove nothing of a machine."""
     return "simulated" if how_made(summary) == "simulated" else "proven"
+
+
+def figure_rows(summary: Summary, metric: str = "ttft_s") -> list[FigureRow]:
+    proven = proven_word(summary)
+    return [_figure_row(cell, tier, group, metric, proven) for cell, tier, group in _groups(summary)]
 
 
 def _groups(summary: Summary) -> Iterator[tuple[str, str, TierFigures]]:
@@ -156,14 +157,13 @@ def _verdicts(rows: RowCounts, proven: str) -> str:
     return ", ".join(f"{number:,} {word}" for word, number in verdicts if number) or UNKNOWN
 
 
-def slow_rows(slowest: Sequence[RequestRecord], summary: Summary) -> list[SlowRow]:
-    labels, words = cell_labels(summary.cells), {"proven": _proven_word(summary)}
+def slow_rows(slowest: Sequence[RequestRecord], labels: Mapping[str, str], proven: str) -> list[SlowRow]:
     return [
         SlowRow(
             id=row.id,
             cell=labels.get(row.cell, row.cell),
             tier=row.expected_tier or FREE_LOAD,
-            verdict=words.get(row.verdict or "", row.verdict or UNKNOWN),
+            verdict=proven if row.verdict == "proven" else row.verdict or UNKNOWN,
             sent_s=f"{row.sent_s:,.3f}",
             ttft=duration(row.ttft_s),
             e2e=duration(row.e2e_s),
@@ -200,6 +200,7 @@ def flow_rows(summary: Summary) -> list[FlowRow]:
                     f"{digits(flow.prompt_tokens_per_s)}/s",
                     NOT_REPORTED if output is None else f"{digits(output)}/s",
                     NOT_REPORTED if group.tokens.hit_rate is None else percent(group.tokens.hit_rate),
+                    NOT_REPORTED if group.preemptions is None else f"{group.preemptions:,}",
                 )
             )
     return found
@@ -218,7 +219,7 @@ def source_rows(summary: Summary) -> list[SourceRow]:
         SourceRow(
             cell,
             tier,
-            _verdicts(group.rows, _proven_word(summary)),
+            _verdicts(group.rows, proven_word(summary)),
             f"{group.tokens.prompt:,}",
             tuple(_tokens(group.tokens.by_source.get(source)) for source in sources()),
             _device_read(group.counters),

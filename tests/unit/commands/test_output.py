@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from harness.commands.output import Answer, name_report
+from harness.commands.output import OutputChoice, name_report
 from harness.commands.report import report
 from harness.commands.run import run
 from harness.commands.validate import compare
@@ -31,12 +31,12 @@ def test_lines_in_a_pipe_are_whole(done: Path, capsys: pytest.CaptureFixture[str
 
 
 def test_json_is_the_whole_output(done: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert report(done, answer=Answer(as_json=True)) == 0
+    assert report(done, answer=OutputChoice(as_json=True)) == 0
     assert json.loads(capsys.readouterr().out) == [json.loads((done / "summary.json").read_text())]
-    assert compare(done, done, out=tmp_path / "same", answer=Answer(as_json=True)) == 0
+    assert compare(done, done, out=tmp_path / "same", answer=OutputChoice(as_json=True)) == 0
     assert json.loads(capsys.readouterr().out)["verdict"] == "pass"
     out = tmp_path / "again"
-    assert run(Path("quickstart"), engine="sim", overrides=QUICK, out=out, answer=Answer(as_json=True)) == 0
+    assert run(Path("quickstart"), engine="sim", overrides=QUICK, out=out, answer=OutputChoice(as_json=True)) == 0
     assert json.loads(capsys.readouterr().out)["run_id"] == "again"
 
 

@@ -193,7 +193,7 @@ def test_a_failed_run_shows_its_error_and_its_log_at_once(tmp_path: Path) -> Non
     page = Page(write_report(folder))
     assert page.classes["state"] == "banner bad"
     assert f"engine died {HOSTILE}" in page.text["state"]
-    assert "1 measured row" in page.text["state"]
+    assert "hold the 1 row that it finished" in page.text["state"]
     assert f"last words {HOSTILE} [31m" in page.text["environment"]
 
 
@@ -228,7 +228,7 @@ def test_a_free_load(tmp_path: Path) -> None:
     rows = [row(None, 0.1, at_s=float(n), output_tokens=5, cached_tokens=2048) for n in range(4)]
     load = sample("load", 0, None, observed=Counters(hit_tokens={"cpu": 8192}), host=HostSample())
     page = report(tmp_path, rows, [load])
-    assert page.rows["throughput"][1] == ["base", "1.29/s", "5,290/s", "6.45/s", "50.0 %"]
+    assert page.rows["throughput"][1] == ["base", "1.29/s", "5,290/s", "6.45/s", "50.0 %", "not reported"]
     finding = "TTFT: median 100 ms, p90 100 ms* over 4 requests; 1.29 requests/s; 50.0 % of the prompt tokens came"
     assert finding in page.text["findings"]
     assert "claims no tier" in page.text["evidence"]
@@ -241,13 +241,23 @@ def test_a_free_load(tmp_path: Path) -> None:
 
 
 def test_a_simulated_run_is_called_a_prediction(tmp_path: Path) -> None:
-    assert "a prediction, not a measurement" in report(tmp_path, proven_rows(), engine="sim").text[""]
+    page = report(tmp_path, proven_rows(), engine="sim")
+    assert "a prediction, not a measurement" in page.text[""]
+    assert page.classes["evidence"] == "banner simulated"
+    assert "6 rows simulated, not measured" in page.text["evidence"]
+    shown = " ".join(page.text.values())
+    assert not re.search(r"\bproven\b|rows measured|measured row", shown)
+    for title in ("TTFT by tier, simulated", "Simulated figures", "simulated requests", "simulated mean ± 95 %"):
+        assert title in shown
+    assert page.rows["source-table"][1][2] == "3 simulated"
+    for name in page.figures():
+        assert "measured" not in str(page.figure(name)["layout"].get("title", ""))
 
 
 def test_every_chart_of_a_simulated_run_says_so(tmp_path: Path) -> None:
-    captions = [text for tag, text in re.findall(r'<p class="(caption)">(.*?)</p>', _figures(tmp_path, "sim"))]
-    assert captions and all(text.startswith("Simulated. ") for text in captions)
-    assert "Simulated" not in _figures(tmp_path, "fake")
+    titles = re.findall(r"<h2[^>]*>(.*?)</h2>", _figures(tmp_path, "sim"))
+    assert titles and all(title.endswith(", simulated") for title in titles)
+    assert "simulated" not in _figures(tmp_path, "fake")
 
 
 def _figures(tmp_path: Path, engine: str) -> str:

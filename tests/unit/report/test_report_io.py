@@ -9,12 +9,14 @@ from typing import Any
 import msgspec
 import pytest
 
+from harness.commands.errors import DONE, USER_ERROR
+from harness.commands.report import report
 from harness.records import IoTrace, LatencyParts, OperationFigures, Resolved
 from harness.report.io.storage_words import moved_line
 from harness.report.io.tables import render_traces
 from harness.report.refresh import seal
 from harness.report.words import UNKNOWN
-from harness.results.folder import read_io
+from harness.results.traced import read_io
 from tests.support.report_runs import cell, folder_of, row
 from tests.unit.report.test_report_html import Page
 
@@ -136,3 +138,13 @@ def test_percentiles_of_a_storage_devices_few_operations_are_marked() -> None:
     assert "fewer values than this percentile needs" in few
     many = moved_line("write", OperationFigures(operations=1000, **sizes), None)
     assert "p99.9 618 ms (618 ms)." in many and "*" not in many
+
+
+def test_io_of_another_shape_is_one_line_and_its_cure_works(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = folder_of(tmp_path / "run", [row("gpu", 0.1)])
+    (folder / "io.json").write_text('{"run": "a", "traces": [{}]}')
+    assert report(folder) == USER_ERROR
+    said = capsys.readouterr().err
+    assert said.count("\n") == 1 and f"{folder}/io.json: cannot be read" in said and "remove it" in said
+    (folder / "io.json").unlink()
+    assert report(folder) == DONE
