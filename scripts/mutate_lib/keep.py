@@ -1,83 +1,80 @@
-"""Writes README.md: per module how many mutants its tests catch, and each survivor, with the reason if it has one.
+"""Writes results/mutation/README.md from the outcomes beside it: per module how many mutants its tests catch, and each
+survivor with its reason.
 
-    python scripts/mutate_lib/keep.py .mutation results/mutation
+    python scripts/mutate_lib/keep.py
 
-Reasons stand in equivalent.yaml, by module, then by the changed line as the mutant has it. Only outcomes of the
-modules and tests as they are now count: what ran before a change of either is left out.
+Reasons stand in survivors.yaml, by module, then by the changed line as the mutant has it.
 """
 
-import datetime
-import json
-import sys
+from __future__ import annotations
+
 from pathlib import Path
-from typing import Any
 
 import yaml
 
-from scripts.mutate_lib.python_mutants import SEED, state_of
+from scripts.mutate_lib.outcomes import FOLDER, Outcomes, code_of
 
 FEWEST = 20  # mutants that have to run before their share says something
 HEAD = """# Mutation tests
 
 `scripts/mutate` changes one operator, number or condition of a module at a time and runs the module's tests. A mutant
-that no test notices survives. One that runs out of time counts as caught, and stands in a column of its own. The
-operators are cosmic-ray's, without those that fail at once (scripts/mutate_lib/generate.py); for Rust, cargo-mutants'.
-`run` says how many of a module's mutants ran: a choice by chance (seed {seed}) where it is less than all.
-A line with `not run` claims nothing. Only outcomes of the modules and tests as they stood on {date} count.
+that no test notices survives. One that exceeds its time limit counts as caught, and has a column of its own. The limit
+is CPU time, five times what the tests use as they are, so a busy machine does not catch mutants.
+
+The Python operators are cosmic-ray's, without those that fail at once (scripts/mutate_lib/generate.py). The Rust
+mutants are cargo-mutants' (scripts/mutate_lib/rust_mutants.py); those that do not compile are left out. `run` says how
+many of a module's mutants ran: a choice by chance where it is less than all. `now`: whether the module's code is still
+what ran. `outcomes/` has one line for each mutant.
 """
 
 
 def main() -> None:
-    scratch, target = Path(sys.argv[1]), Path(sys.argv[2])
     here = Path(__file__).parent
     table: dict[str, dict[str, list[str]]] = yaml.safe_load((here / "modules.yaml").read_text())
-    reasons: dict[str, dict[str, str]] = yaml.safe_load((here / "equivalent.yaml").read_text()) or {}
-    rows, survivors, caught_of_all, run_of_all = [], list[str](), 0, 0
-    for module, tests in table["python"].items():
-        found = python_outcomes(scratch / "python" / f"{module.replace('/', '.')}.jsonl", module, tests)
-        left = [one for one in found if one["outcome"] == "survived"]
-        late = sum(one["outcome"] == "timeout" for one in found)
-        rows.append(row(module, found[0]["of"] if found else None, len(found), len(left), late))
-        survivors += [survivor(module, one, reasons.get(module, {})) for one in left]
-        caught_of_all, run_of_all = caught_of_all + len(found) - len(left), run_of_all + len(found)
-    for module in table["rust"]:
-        outcomes = scratch / "rust" / module.replace("/", ".") / "mutants.out" / "outcomes.json"
-        known = json.loads(outcomes.read_text()) if outcomes.exists() else None
-        run = known["caught"] + known["missed"] + known["timeout"] if known else 0
-        rows.append(row(module, known["total_mutants"] if known else None, run, known["missed"] if known else 0,
-                        known["timeout"] if known else 0))  # fmt: skip
-        for one in known["outcomes"] if known else ():
-            if one["summary"] == "MissedMutant":
-                survivors.append(f"- `{one['scenario']['Mutant']['name']}`")
-    lines = [
-        HEAD.format(seed=SEED, date=datetime.datetime.now(datetime.UTC).date()),
-        "| module | mutants | run | caught | of which out of time | survived | share caught |",
+    reasons: dict[str, dict[str, str]] = yaml.safe_load((here / "survivors.yaml").read_text()) or {}
+    lines = [HEAD, "| module | mutants | run | caught | of which out of time | survived | share caught | now |"]
+    lines += ["|---|---:|---:|---:|---:|---:|---:|---|"]
+    survivors, totals = list[str](), dict[str, tuple[int, int]]()
+    for language, modules in table.items():
+        found = {module: Outcomes.read(module) for module in modules}
+        known = [one for one in found.values() if one is not None]
+        lines += [row(module, one) for module, one in found.items()]
+        of, run = sum(one.of for one in known), sum(map(ran, known))
+        late, survived = (sum(one.count(outcome) for one in known) for outcome in ("timeout", "survived"))
+        totals[language] = (run - survived, run)
+        if run:
+            lines.append(_cells(f"**{language.capitalize()}, all**", of, run, late, survived, ""))
+        survivors += [line for one in known for line in told(one, reasons.get(one.module, {}))]
+    lines += ["", "## Survivors", "", *(survivors or ["None."]), ""]
+    (FOLDER.parent / "README.md").write_text("\n".join(lines))
+    words = [f"{caught} of {run} {language} mutants" for language, (caught, run) in totals.items()]
+    print(f"{FOLDER.parent / 'README.md'}: caught {', '.join(words)}")
+
+
+def ran(outcomes: Outcomes) -> int:
+    return len(outcomes.known) - outcomes.count("unviable")
+
+
+def row(module: str, outcomes: Outcomes | None) -> str:
+    if outcomes is None or not ran(outcomes):
+        return f"| {module} | {outcomes.of if outcomes else '—'} | 0 | — | — | — | not run | |"
+    late, survived = outcomes.count("timeout"), outcomes.count("survived")
+    now = "yes" if outcomes.code == code_of(Path(module)) else "changed since"
+    return _cells(module, outcomes.of, ran(outcomes), late, survived, now)
+
+
+def _cells(name: str, of: int, run: int, late: int, survived: int, now: str) -> str:
+    share = f"{(run - survived) / run:.0%}" if run >= min(of, FEWEST) else "too few ran"
+    return f"| {name} | {of} | {run} | {run - survived} | {late} | {survived} | {share} | {now} |"
+
+
+def told(outcomes: Outcomes, reasons: dict[str, str]) -> list[str]:
+    return [
+        f"- {outcomes.module}:{one.line}: `{one.before}` → `{one.after or '(removed)'}`:"
+        f" {reasons.get(one.after, 'no test yet')}"
+        for one in outcomes.known.values()
+        if one.outcome == "survived"
     ]
-    lines += ["|---|---:|---:|---:|---:|---:|---:|", *rows, "", "## Survivors", "", *(survivors or ["None."]), ""]
-    target.mkdir(parents=True, exist_ok=True)
-    (target / "README.md").write_text("\n".join(lines))
-    print(f"{target / 'README.md'}: {caught_of_all} of {run_of_all} Python mutants caught")
-
-
-def python_outcomes(file: Path, module: str, tests: list[str]) -> list[dict[str, Any]]:
-    if not file.exists():
-        return []
-    state = state_of(Path(module), tests)
-    known = [one for one in map(json.loads, file.read_text().splitlines()) if one["state"] == state]
-    return list({one["mutant"]: one for one in known}.values())
-
-
-def row(module: str, of: int | None, run: int, survived: int, late: int) -> str:
-    if not run:
-        return f"| {module} | {of or '—'} | 0 | — | — | — | not run |"
-    share = f"{(run - survived) / run:.0%}" if run >= min(of or 0, FEWEST) else "too few ran"
-    return f"| {module} | {of} | {run} | {run - survived} | {late} | {survived} | {share} |"
-
-
-def survivor(module: str, one: dict[str, Any], reasons: dict[str, str]) -> str:
-    said = reasons.get(one["after"])
-    reason = f"equivalent: {said}" if said else "no test yet"
-    return f"- {module}:{one['line']}: `{one['before']}` → `{one['after'] or '(removed)'}`: {reason}"
 
 
 if __name__ == "__main__":
