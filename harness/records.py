@@ -194,15 +194,61 @@ class TraceOrigin(msgspec.Struct, frozen=True, kw_only=True):
     left_out: int
 
 
+class LatencyParts(msgspec.Struct, frozen=True, kw_only=True):
+    """Percentiles (p50, p90 …) of an operation's seconds, and of its two parts. None: there was no operation."""
+
+    total: dict[str, float | None]
+    device: dict[str, float | None]
+    host: dict[str, float | None]
+
+
+class OperationFigures(msgspec.Struct, frozen=True, kw_only=True):
+    """All operations of one direction. device_bytes: what the device counted; None: it does not say."""
+
+    operations: int
+    asked_bytes: int
+    moved_bytes: int
+    device_bytes: int | None
+    latency_s: LatencyParts
+
+
+class Throughput(msgspec.Struct, frozen=True, kw_only=True):
+    """Tokens over a time, and which tokens over which time. None: no time has passed."""
+
+    tokens_per_s: float | None
+    formula: str
+
+
+class StorageFigures(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What the storage device did in one cell.
+
+    page_cache: why bytes pass through the page cache; None: they do not. moved_over_s: from the first operation to the
+    last one's end. cumulative_io_s: the sum of all transfers' times. errors: the most frequent ones, and how often.
+    Only a load that storage alone serves has the fields from `complete` on.
+    """
+
+    io: str
+    page_cache: str | None
+    operations_sha256: str
+    failed_operations: int
+    errors: dict[str, int]
+    moved_over_s: float | None
+    cumulative_io_s: float
+    read: OperationFigures
+    write: OperationFigures
+    complete: bool | None = None
+    elapsed_s: float | None = None
+    requests_finished: int | None = None
+    requests_cut_off: int | None = None
+    output_tokens: int | None = None
+    kv_tokens: int | None = None
+    throughput: dict[str, Throughput] | None = None
+
+
 class CellRecord(msgspec.Struct, frozen=True, kw_only=True):
     """What an engine says of a cell besides rows and counters. storage: the figures of mode storage."""
 
-    storage: dict[str, Any] | None = None
-
-    def bytes_of(self, tier: str) -> int | None:
-        """A tier's capacity."""
-        size: int | None = getattr(self, f"{tier}_bytes", None)
-        return size
+    storage: StorageFigures | None = None
 
 
 class HostSample(msgspec.Struct, frozen=True, kw_only=True):

@@ -26,7 +26,7 @@ CONSTANTS = (*COST, *(f"{device}.{of}" for device in DEVICES for of in TRANSFER)
 Metric = Literal["ttft_s", "tpot_s"]
 
 
-class Point(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
+class CalibrationPoint(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
     """A measured time of prompts of which hit_tokens each lay in the tier that `tier` names.
 
     The page cache answered 'disk'; the device answered 'disk_cold', limited to device_bytes_per_s (None: no limit).
@@ -77,7 +77,7 @@ class FittedOn(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     versions: dict[str, str] = {}
     host: dict[str, str | int | None] = {}
     run_id: str | None = None
-    points: tuple[Point, ...]
+    points: tuple[CalibrationPoint, ...]
 
 
 class Assumption(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from scipy.optimize import nnls
 from scipy.special import stdtrit
 
-from simulator.calibration import CONSTANTS, Assumption, Calibration, FittedOn, Point
+from simulator.calibration import CONSTANTS, Assumption, Calibration, CalibrationPoint, FittedOn
 from simulator.models import load_model
 from simulator.policies import tier_policy
 from simulator.probing import simulated_s
@@ -202,11 +202,11 @@ class _Problem:
         return found | {n: found[a.same_as] for n, a in self.assumed.items() if a.same_as is not None}
 
 
-def _lone(point: Point) -> bool:
+def _lone(point: CalibrationPoint) -> bool:
     return point.concurrency == 1 and point.device_bytes_per_s is None and point.metric == "ttft_s"
 
 
-def _weights(points: Sequence[Point]) -> Array:
+def _weights(points: Sequence[CalibrationPoint]) -> Array:
     """The inverse of what a point may be off by: its noise, and what the model is taken to miss any point by.
 
     A point's few samples tell little of their own spread, so that of its tier's points counts, over the root of its
@@ -274,7 +274,7 @@ def _intervals(problem: _Problem, offset: Array, matrix: Array, slopes: Array) -
     return found
 
 
-def design(point: Point, fitted_on: FittedOn) -> dict[str, float]:
+def design(point: CalibrationPoint, fitted_on: FittedOn) -> dict[str, float]:
     """How often each constant counts in a lone request's time (for bytes_per_s: bytes, so its inverse is linear).
 
     Of other points: which constants count, and about how often.
@@ -319,7 +319,7 @@ def _devices(name: str) -> list[str]:
     return [f"{device}.read" for device in passed]
 
 
-def predicted_s(point: Point, calibration: Calibration) -> float:
+def predicted_s(point: CalibrationPoint, calibration: Calibration) -> float:
     """What the constants say of a lone point."""
     row = design(point, calibration.fitted_on)
     return sum(_slope(name, calibration.constant(name)) * times for name, times in row.items())

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from statistics import fmean
 
-from simulator.calibration import Calibration, Point
+from simulator.calibration import Calibration, CalibrationPoint
 from simulator.models import ModelSpec
 from simulator.simulate import Completion, Simulator
 from traces.request import Request, Segment
@@ -15,7 +15,7 @@ from traces.tiers import state_named
 _ROOM_BYTES = 1 << 42
 
 
-def simulated_s(point: Point, calibration: Calibration, model: ModelSpec) -> float:
+def simulated_s(point: CalibrationPoint, calibration: Calibration, model: ModelSpec) -> float:
     """The point's metric, mean over its requests, by a fresh simulator with the calibration's constants."""
     simulator = _simulator(point, calibration, model)
     if point.hit_tokens and state_named(point.tier).served_by is not None:
@@ -32,7 +32,7 @@ def simulated_s(point: Point, calibration: Calibration, model: ModelSpec) -> flo
     return fmean(_metric(done, point, sent_s) for done in _finish(simulator, point.concurrency))
 
 
-def _simulator(point: Point, calibration: Calibration, model: ModelSpec) -> Simulator:
+def _simulator(point: CalibrationPoint, calibration: Calibration, model: ModelSpec) -> Simulator:
     settings = calibration.fitted_on
     need = point.concurrency * (point.prompt_tokens + point.output_tokens)
     return Simulator(
@@ -51,7 +51,7 @@ def _simulator(point: Point, calibration: Calibration, model: ModelSpec) -> Simu
     )
 
 
-def _prefix(point: Point, slot: int) -> tuple[Segment, ...]:
+def _prefix(point: CalibrationPoint, slot: int) -> tuple[Segment, ...]:
     return (Segment(1 + slot, point.hit_tokens),) if point.hit_tokens else ()
 
 
@@ -62,7 +62,7 @@ def _finish(simulator: Simulator, count: int) -> Sequence[Completion]:
     return done
 
 
-def _metric(done: Completion, point: Point, sent_s: float) -> float:
+def _metric(done: Completion, point: CalibrationPoint, sent_s: float) -> float:
     assert done.first_token_s is not None and done.last_token_s is not None, done.error
     if point.metric == "ttft_s":
         return done.first_token_s - sent_s

@@ -36,7 +36,7 @@ UNUSED_DEVICE = SimpleNamespace(latency_s=0.0, chunk_s=0.0, byte_s=0.0, shared_b
 
 
 class Note(NamedTuple):
-    """What the core did, to which request ("": to none), and the numbers that belong to it."""
+    """One action of the core, its request ("": none), and the numbers that describe it."""
 
     what: str
     request: str
@@ -44,14 +44,14 @@ class Note(NamedTuple):
 
 
 class Queues(NamedTuple):
-    """Requests that run, and requests that wait to run or for a transfer."""
+    """Numbers of requests that run, and of requests that wait to run or for a transfer."""
 
     running: int
     waiting: int
 
 
 class Completion(msgspec.Struct, frozen=True, kw_only=True):
-    """What came of a request. Times are the simulator's seconds; None: it did not happen.
+    """A request's result. Times are the simulator's seconds; None: it did not happen.
 
     computed, gpu, cpu, disk: prompt tokens by where their KV came from, as the engine decided at the first admission.
     They sum up to prompt_tokens (all 0 with an error). token_s: empty without record_token_times. instance: which
@@ -146,7 +146,8 @@ class Driver(Generic[Core]):
     def advance(self, until_s: float = math.inf) -> list[Completion]:
         """Runs until `until_s` or the first moment at which requests complete, and returns those.
 
-        inf: until requests complete or nothing is left to do. RuntimeError: requests wait for blocks in vain.
+        inf: until requests complete or nothing is left to do. RuntimeError: requests wait for blocks that never become
+        free.
         """
         return [completion_of(done) for done in self._core.advance(until_s)]
 
@@ -178,10 +179,10 @@ class Driver(Generic[Core]):
 class Simulator(Driver[_core.Engine]):
     """One engine with its cache tiers.
 
-    gpu_blocks: as the engine resolves it, vLLM's null block included. cpu_bytes None: the engine offloads nothing.
+    gpu_blocks: the engine's resolved number, with vLLM's null block. cpu_bytes None: the engine offloads nothing.
     disk_bytes None: there is no disk tier. odirect: disk reads bypass the page cache. disk_bytes_per_s: the limit of
     the disk's device, if it has one. disk_depth: reads in flight for a request (LMCache's fs: 1, fs_native: 4).
-    macro_steps False takes every decode step singly: slower, with the same result. journal: keep notes for
+    macro_steps False simulates every decode step by itself: slower, with the same result. journal: keep notes for
     take_journal. external_disk: the caller makes the disk tier's transfers (take_issued, complete_io). Raises
     ValueError in one line for settings that could serve nothing, and CalibrationError for a constant that these tiers
     need and the calibration lacks.
@@ -279,10 +280,24 @@ class Simulator(Driver[_core.Engine]):
     def take_journal(self) -> tuple[list[Note], list[Note]]:
         """Notes since the last call: of the GPU's block pool and scheduler, and of the tiers.
 
-        Of blocks: "evicted" (a run's key, the block's place in the run), "preempted"
-        (). Of tiers: "lookup" (slot, keys), "prefetched" (slot), "answer" (slot, in CPU memory or not of each chunk
-        found), "release" and "touch" (keys), "store" (id, keys asked), "storing" (keys begun), "stored" (id, id of the
-        disk write), "writes" (keys new to the disk), "written" (id of the disk write), "tick" (count, keys dropped).
+        Notes of blocks, with their numbers:
+
+            evicted     a run's key, the block's place in the run
+            preempted   none
+
+        Notes of tiers, with their numbers:
+
+            lookup      slot, keys
+            prefetched  slot
+            answer      slot, then for each chunk found whether CPU memory holds it
+            release     keys
+            touch       keys
+            store       id, keys asked
+            storing     keys begun
+            stored      id, id of the disk write
+            writes      keys new to the disk
+            written     id of the disk write
+            tick        count, keys dropped
         """
         notes = self._core.take_journal()
         return [note_of(note) for note in notes.engine], [note_of(note) for note in notes.tiers]
@@ -430,6 +445,6 @@ def checked(call: Callable[[], Result]) -> Result:
         reasons: list[BaseException] = [error]
         while (cause := reasons[-1].__cause__) is not None:
             reasons.append(cause)
-        # The last two: which field, and why.
+        # The last two are the field's name and the reason.
         text = ": ".join(" ".join(str(reason).split()) for reason in reasons[-2:])
         raise ValueError(f"not a usable value: {text}") from error

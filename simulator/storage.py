@@ -23,7 +23,7 @@ from simulator.errors import StoreError
 
 DeviceKind = Literal["file", "ram", "null", "gpu"]
 Layout = Literal["slab", "files"]
-Adapter = Literal["fs", "fs_native"]
+AdapterName = Literal["fs", "fs_native"]
 
 
 class StoreSettings(msgspec.Struct, frozen=True, kw_only=True):
@@ -39,7 +39,7 @@ class StoreSettings(msgspec.Struct, frozen=True, kw_only=True):
 
     device: DeviceKind = "file"
     layout: Layout = "slab"
-    adapter: Adapter = "fs"
+    adapter: AdapterName = "fs"
     model_name: str = "model"
     folder: Path = Path()
     chunk_bytes: int

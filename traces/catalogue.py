@@ -22,7 +22,7 @@ ENVIRONMENT = "HARNESS_TRACES"
 SUFFIXES = ("", ".jsonl", ".json")
 MAX_BYTES = 1 << 30
 
-Progress = Callable[[int, int | None], None]
+BytesSoFar = Callable[[int, int | None], None]
 
 
 class CatalogueEntry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -101,7 +101,7 @@ def _cure(name: str) -> str:
     return f"give a path with a '/', put it into ${ENVIRONMENT}, or choose one of {known}"
 
 
-def fetch(name: str, into: Path, *, accept_digest: str | None = None, progress: Progress | None = None) -> Path:
+def fetch(name: str, into: Path, *, accept_digest: str | None = None, progress: BytesSoFar | None = None) -> Path:
     """Downloads a trace of the catalogue to into/NAME.jsonl, once. Raises TraceFileError."""
     entry = _catalogue().get(name)
     if entry is None:
@@ -116,7 +116,7 @@ def download(
     target: Path,
     *,
     accept_digest: str | None = None,
-    progress: Progress | None = None,
+    progress: BytesSoFar | None = None,
     max_bytes: int = MAX_BYTES,
 ) -> Path:
     """Streams an entry's url to target, and creates target only if it is complete and its sha256 is right.
@@ -142,7 +142,7 @@ def download(
     return target
 
 
-def _stream(url: str, sink: BinaryIO, max_bytes: int, progress: Progress | None) -> str:
+def _stream(url: str, sink: BinaryIO, max_bytes: int, progress: BytesSoFar | None) -> str:
     """Writes the body and returns its sha256."""
     digest = hashlib.sha256()
     with httpx.stream("GET", url, follow_redirects=True, timeout=30.0) as response:

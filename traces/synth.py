@@ -75,7 +75,7 @@ class SessionSpec:
             raise SpecError(f"think_s: must be seconds from 0 ({self.think_s}); give 0 for no pause")
 
 
-def hit_tokens(spec: SyntheticSpec) -> int:
+def shared_tokens(spec: SyntheticSpec) -> int:
     """Number of leading tokens that each prompt shares: whole chunks, and never the last token of the prompt.
 
     An engine recomputes at least one token, so a prompt of n tokens can hit (n - 1) // granularity chunks. The
@@ -86,12 +86,12 @@ def hit_tokens(spec: SyntheticSpec) -> int:
 
 
 def synthetic(spec: SyntheticSpec, seed: int) -> tuple[Request, ...]:
-    """Makes requests of a shared prefix of hit_tokens(spec) tokens and a unique suffix each."""
+    """Makes requests of a shared prefix of shared_tokens(spec) tokens and a unique suffix each."""
     rng = _rng(seed, "synthetic")
     weights = np.arange(1, spec.prefixes + 1, dtype=np.float64) ** -spec.zipf
     chosen = rng.choice(spec.prefixes, size=spec.requests, p=weights / weights.sum())
     times = _times(rng, spec.requests, spec.arrivals, spec.rate_per_s)
-    shared = hit_tokens(spec)
+    shared = shared_tokens(spec)
     requests = []
     for index, (prefix, at_s) in enumerate(zip(chosen.tolist(), times, strict=True)):
         suffix = Segment(stable_id("suffix", seed, index), spec.prompt_tokens - shared)
@@ -101,8 +101,8 @@ def synthetic(spec: SyntheticSpec, seed: int) -> tuple[Request, ...]:
 
 
 def warmers(spec: SyntheticSpec, seed: int) -> tuple[Request, ...]:
-    """One request per shared prefix: exactly that prefix and one output token; no request if hit_tokens is 0."""
-    shared = hit_tokens(spec)
+    """One request per shared prefix: exactly that prefix and one output token; no request if shared_tokens is 0."""
+    shared = shared_tokens(spec)
     return tuple(
         Request(id=f"warm-{prefix:06d}", prompt=(_prefix(seed, prefix, shared),), output_tokens=1)
         for prefix in range(spec.prefixes if shared else 0)

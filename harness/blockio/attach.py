@@ -1,4 +1,4 @@
-"""A run's device and its I/O trace: made before its cells are measured, gone after them."""
+"""Makes a run's device and its I/O trace before the cells are measured, and ends both after them."""
 
 from __future__ import annotations
 
@@ -12,18 +12,17 @@ from pathlib import Path
 
 import msgspec
 
-from harness.blockio.devices import HOLDING, check, create, left
-from harness.collectors.bpf import BpfTrace
-from harness.collectors.bpf import check as check_trace
+from harness.blockio.devices import HOLDING, check_creatable, create, left
+from harness.collectors.bpf import BpfTrace, check_traceable
 from harness.collectors.host import mount_of
 from harness.engines import ENGINES
 from harness.engines.base import Engine
 from harness.errors import DeviceError, TracingError
 from harness.experiment.read import Cell
-from harness.experiment.storage import Device as DeviceSpec
+from harness.experiment.storage import DeviceSettings
 from harness.processes.child import Child, child_environment
 from harness.records import IoTrace, Resolved
-from harness.results.folder import RunFolder, new_trace_folder, write_trace
+from harness.results.folder import RunFolder, new_trace_folder, write_io_trace
 from harness.results.manifest import DeviceEntry
 
 # Engines get 15 s before they are killed, and the file system is in use until then.
@@ -32,10 +31,10 @@ _HOLDER_GRACE_S = 60.0
 
 @contextlib.asynccontextmanager
 async def run_device(cells: Sequence[Cell], engine: str, folder: RunFolder) -> AsyncIterator[list[Cell]]:
-    """The cells as they are measured: with the disk tier on the device that they ask for, made for as long as this.
+    """Makes the device that the cells ask for, and yields the cells with their disk tier on it.
 
-    A process of its own removes the device at the end, also after SIGKILL of this one. Where devices are modelled, none
-    is made. Raises DeviceError.
+    A process of its own removes the device at the end, even after a SIGKILL of this process. An engine that models its
+    device gets its cells unchanged. Raises DeviceError.
     """
     spec = _wanted(cells[0], engine)
     if spec is None:
@@ -52,7 +51,7 @@ async def run_device(cells: Sequence[Cell], engine: str, folder: RunFolder) -> A
     holder.start()
     try:
         await holder.wait_until(holds, 60, "see `harness doctor`")
-        # A device works on nobody's core: its server goes before everything else, and would go before the engine.
+        # The device's server has the highest priority: on one of the engine's cores it would stop the engine.
         cores = ENGINES[engine].cores(cells[0].experiment).client
         device = await asyncio.to_thread(create, name, spec, cores)
         entry = msgspec.convert(msgspec.to_builtins(device, enc_hook=str), DeviceEntry)
@@ -78,7 +77,7 @@ def _on(cell: Cell, mount: Path) -> Cell:
 async def run_trace(
     cells: Sequence[Cell], engine: Engine, resolved: Resolved, folder: RunFolder
 ) -> AsyncIterator[None]:
-    """Traces the disk tier's I/O meanwhile, where the experiment asks for it. Raises TracingError."""
+    """Traces the disk tier's I/O inside the block, where the experiment asks for it. Raises TracingError."""
     experiment = cells[0].experiment
     if not _traced(cells[0], engine.name):
         yield
@@ -101,7 +100,7 @@ async def run_trace(
             cells=tuple(cell.key for cell in cells), attempt=len(folder.manifest.attempts) - 1, path=str(path),
             device_number=device, pids=pids, zero_ns=zero_ns, started_s=started_s, ended_s=ended_s, lost_events=lost,
         )  # fmt: skip
-        write_trace(target, about)
+        write_io_trace(target, about)
 
 
 def device_number(path: Path) -> int:
@@ -118,7 +117,7 @@ def device_number(path: Path) -> int:
 
 
 def check_run_storage(cell: Cell, engine: str) -> None:
-    """Refuses, before anything starts, storage settings without meaning for the engine, and what this machine lacks.
+    """Refuses storage settings that the engine would ignore or that this machine cannot serve; nothing has started.
 
     Raises DeviceError and TracingError.
     """
@@ -130,9 +129,9 @@ def check_run_storage(cell: Cell, engine: str) -> None:
     if storage.trace and disk.moves != "real":
         raise TracingError(f"storage.trace: --engine {engine} moves no bytes that a trace would see: {disk.why}")
     if (spec := _wanted(cell, engine)) is not None:
-        check(spec)
+        check_creatable(spec)
     if storage.trace:
-        check_trace()
+        check_traceable()
 
 
 def _traced(cell: Cell, engine: str) -> bool:
@@ -140,7 +139,7 @@ def _traced(cell: Cell, engine: str) -> bool:
     return storage is not None and storage.trace and ENGINES[engine].disk(cell.experiment).moves == "real"
 
 
-def _wanted(cell: Cell, engine: str) -> DeviceSpec | None:
-    """The device that a run of this cell would have made: engines that move real bytes have real devices."""
+def _wanted(cell: Cell, engine: str) -> DeviceSettings | None:
+    """The device that a run of this cell makes; None for an engine that moves no real bytes."""
     storage = cell.experiment.storage
     return storage.device if storage and ENGINES[engine].disk(cell.experiment).moves == "real" else None

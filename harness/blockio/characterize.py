@@ -67,10 +67,10 @@ def _trace(
         "page_cache_share": page_cache_share(reads, calls),
         "syncs": sum(call.kind == "sync" for call in calls),
         "files": file_figures(calls),
-        "timeline": timeline(requests, about),
+        "timeline": bytes_timeline(requests, about),
         "requests_from_disk": len(from_disk := _from_disk(sent)),
         "requests": [{"shown": why, **split(row, reads, calls)} for row, why in _first_and_slowest(from_disk)],
-        "checks": checks(reads, calls, mine, cells),
+        "checks": byte_checks(reads, calls, mine, cells),
     }
 
 
@@ -156,7 +156,7 @@ def covered_s(intervals: Iterable[Interval]) -> float:
     return total
 
 
-def timeline(requests: Sequence[BlockRequest], about: IoTrace) -> dict[str, list[float]]:
+def bytes_timeline(requests: Sequence[BlockRequest], about: IoTrace) -> dict[str, list[float]]:
     """Per 100 ms with requests: bytes completed, sequential and random requests, mean depth.
 
     start_s is on the run's clock. A request without a traced completion counts in the bin of its issue, and does not
@@ -284,7 +284,7 @@ def _within(intervals: Sequence[Interval], begin: float, end: float) -> list[Int
 # ---- is the trace complete?
 
 
-def checks(
+def byte_checks(
     reads: Sequence[BlockRequest], calls: Sequence[FileCall], samples: Sequence[Sample], cells: Sequence[CellEntry]
 ) -> list[dict[str, Any]]:
     """Bytes read in the samples from cold disk, from four sources: the trace (two), the kernel and the cache server."""

@@ -31,7 +31,7 @@ import msgspec
 
 from harness.collectors.memory import available_memory_bytes
 from harness.errors import DeviceError
-from harness.experiment.storage import Device as DeviceSpec
+from harness.experiment.storage import DeviceSettings
 from harness.experiment.units import format_bytes
 
 HOME = Path("/run/kv-harness")
@@ -68,7 +68,7 @@ class Device(msgspec.Struct, frozen=True, kw_only=True):
         return os.major(number) << 20 | os.minor(number)
 
 
-def check(spec: DeviceSpec) -> None:
+def check_creatable(spec: DeviceSettings) -> None:
     """Raises DeviceError for every problem that is visible before the device is created."""
     if os.geteuid() != 0:
         raise DeviceError("storage.device: reference devices need root (mount, losetup); use sudo, or cache.disk.path")
@@ -87,7 +87,7 @@ def check(spec: DeviceSpec) -> None:
     _check_room(spec)
 
 
-def _check_room(spec: DeviceSpec) -> None:
+def _check_room(spec: DeviceSettings) -> None:
     if spec.backing is None:
         free, where = (available_memory_bytes() or 0) - _MEMORY_RESERVE_BYTES, "RAM (1GiB kept for other processes)"
     elif not Path(spec.backing).is_dir():
@@ -103,14 +103,14 @@ def _check_room(spec: DeviceSpec) -> None:
         )
 
 
-def create(name: str, spec: DeviceSpec, cores: Sequence[int] | None = None) -> Device:
+def create(name: str, spec: DeviceSettings, cores: Sequence[int] | None = None) -> Device:
     """Creates a device and mounts its file system. cores: the CPUs of its server.
 
     Raises DeviceError and then leaves nothing behind.
     """
     if not _NAME.fullmatch(name):
         raise DeviceError(f"device name {name!r}: use lower-case letters, digits, - and _, at most 64")
-    check(spec)
+    check_creatable(spec)
     home = HOME / name
     try:
         home.mkdir(parents=True)
@@ -124,7 +124,7 @@ def create(name: str, spec: DeviceSpec, cores: Sequence[int] | None = None) -> D
         raise
 
 
-def _make(home: Path, spec: DeviceSpec, cores: Sequence[int] | None) -> None:
+def _make(home: Path, spec: DeviceSettings, cores: Sequence[int] | None) -> None:
     limits = {
         "read_bytes_per_s": spec.read_bandwidth or spec.bandwidth or 0.0,
         "write_bytes_per_s": spec.write_bandwidth or spec.bandwidth or 0.0,

@@ -22,7 +22,7 @@ from harness.errors import ReplayError
 from harness.results.folder import read_traces
 
 
-class Operation(msgspec.Struct, frozen=True):
+class ReplayStep(msgspec.Struct, frozen=True):
     """One call. kind: open, read, write or sync; file: its number; offset and bytes as in the run."""
 
     at_s: float
@@ -32,12 +32,12 @@ class Operation(msgspec.Struct, frozen=True):
     bytes: int = 0
 
 
-def operations(calls: Sequence[FileCall], below: str) -> list[Operation]:
+def operations(calls: Sequence[FileCall], below: str) -> list[ReplayStep]:
     """The calls on files below a folder, in order; calls at the file's own position get explicit offsets."""
     files: dict[str, int] = {}
     numbers = itertools.count()
     position: dict[str, int] = {}
-    found: list[Operation] = []
+    found: list[ReplayStep] = []
     for call in sorted(calls, key=lambda call: call.at_s):
         if not call.path.startswith(below):
             continue
@@ -50,17 +50,17 @@ def operations(calls: Sequence[FileCall], below: str) -> list[Operation]:
         number = files[call.path]
         if call.kind == "open":
             position[call.path] = 0
-            found.append(Operation(call.at_s, "open", number))
+            found.append(ReplayStep(call.at_s, "open", number))
         elif call.kind == "sync":
-            found.append(Operation(call.at_s, "sync", number))
+            found.append(ReplayStep(call.at_s, "sync", number))
         elif call.bytes:
             at = call.offset if call.offset >= 0 else position.get(call.path, 0)
             position[call.path] = at + call.bytes
-            found.append(Operation(call.at_s, call.kind, number, at, call.bytes))
+            found.append(ReplayStep(call.at_s, call.kind, number, at, call.bytes))
     return found
 
 
-def run_operations(run: Path) -> list[Operation]:
+def run_operations(run: Path) -> list[ReplayStep]:
     """All operations of a traced run. Raises ReplayError."""
     found = [
         operation
@@ -72,7 +72,7 @@ def run_operations(run: Path) -> list[Operation]:
     return found
 
 
-def lengths(steps: Sequence[Operation]) -> dict[int, int]:
+def lengths(steps: Sequence[ReplayStep]) -> dict[int, int]:
     """Length in bytes that each file reaches."""
     ends: dict[int, int] = {}
     for step in steps:
@@ -80,7 +80,7 @@ def lengths(steps: Sequence[Operation]) -> dict[int, int]:
     return ends
 
 
-def replay(steps: Sequence[Operation], folder: Path, *, timed: bool = False) -> tuple[float, int, int]:
+def replay(steps: Sequence[ReplayStep], folder: Path, *, timed: bool = False) -> tuple[float, int, int]:
     """Returns seconds in calls, bytes read and bytes written. Drops a file's pages at each open: the device reads."""
     with tempfile.TemporaryDirectory(prefix="kv-harness-replay-", dir=folder) as own, _files(Path(own), steps) as files:
         begin_s, first_s, in_calls_s = time.perf_counter(), steps[0].at_s, 0.0
@@ -104,7 +104,7 @@ def replay(steps: Sequence[Operation], folder: Path, *, timed: bool = False) -> 
 
 
 @contextlib.contextmanager
-def _files(folder: Path, steps: Sequence[Operation]) -> Iterator[dict[int, int]]:
+def _files(folder: Path, steps: Sequence[ReplayStep]) -> Iterator[dict[int, int]]:
     """Opens files as long as the run's files, so that reads find bytes."""
     opened: dict[int, int] = {}
     try:
@@ -119,7 +119,7 @@ def _files(folder: Path, steps: Sequence[Operation]) -> Iterator[dict[int, int]]
             os.close(file)
 
 
-def iolog(steps: Sequence[Operation], folder: Path) -> str:
+def iolog(steps: Sequence[ReplayStep], folder: Path) -> str:
     """The same operations as fio's iolog, version 2. Names are absolute: fio 3.33 crashes on relative ones."""
     lines = ["fio version 2 iolog"]
     names = {number: f"{folder.absolute()}/chunk-{number}" for number in lengths(steps)}
@@ -132,7 +132,7 @@ def iolog(steps: Sequence[Operation], folder: Path) -> str:
     return "\n".join([*lines, *(f"{name} close" for name in names.values())]) + "\n"
 
 
-def write_fio_job(steps: Sequence[Operation], folder: Path, into: Path) -> None:
+def write_fio_job(steps: Sequence[ReplayStep], folder: Path, into: Path) -> None:
     """Writes run.fio and run.iolog into a new folder: fio repeats the same operations with them."""
     into.mkdir(parents=True, exist_ok=True)
     (into / "run.iolog").write_text(iolog(steps, folder))

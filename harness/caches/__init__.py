@@ -15,9 +15,9 @@ if TYPE_CHECKING:
 
 
 def _lmcache(plan: CachePlan) -> CacheServer:
-    from harness.caches.lmcache import make
+    from harness.caches.lmcache import make_server
 
-    return make(plan)
+    return make_server(plan)
 
 
 def _check_lmcache(cache: Cache) -> None:

@@ -29,7 +29,7 @@ _SETTLE_TIMEOUT_S = 120.0
 _PREFIX = "lmcache_mp_"
 
 
-def make(plan: CachePlan) -> LMCacheServer:
+def make_server(plan: CachePlan) -> LMCacheServer:
     """The server that a plan asks for, with a folder of files below it where there is one; nothing has started."""
     disk, attached = plan.cache.disk, plan.attached
     if attached is not None:

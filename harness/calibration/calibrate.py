@@ -1,7 +1,7 @@
 """Minutes of micro-measurements through the real adapters, and the constants that explain them.
 
-The points are measured by the run loop, each prefix placed and proven in its tier; a normal run folder keeps the rows.
-A fit is called good only if leave-one-out says so: each point is foretold by a fit to all others.
+The run loop measures the points, each prefix placed and proven in its tier; a normal run folder keeps the rows.
+A fit is good only if leave-one-out says so: a fit to all other points predicts each point.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from harness.experiment.model import Experiment
 from harness.experiment.read import Cell, Plan
 from harness.results.folder import write_atomically
 from harness.results.manifest import Manifest, read_manifest
-from simulator.calibration import TRANSFER, Assumption, Calibration, FittedOn, Point
+from simulator.calibration import TRANSFER, Assumption, Calibration, CalibrationPoint, FittedOn
 from simulator.errors import CalibrationError
 
 # What leave-one-out may miss by: the ±5 % that a validation asks for on average, twice that in any point.
@@ -70,7 +70,7 @@ def calibrated(folder: Path, name: str, experiment: Experiment, engine: EngineNa
     )
 
 
-def _fitted_on(manifest: Manifest, points: tuple[Point, ...], size: str, packs: Packs) -> FittedOn:
+def _fitted_on(manifest: Manifest, points: tuple[CalibrationPoint, ...], size: str, packs: Packs) -> FittedOn:
     """The settings, as the engine has resolved them."""
     cell = next(cell for cell in manifest.cells if cell.key.startswith(size))
     resolved = cell.resolved
@@ -93,7 +93,7 @@ def _fitted_on(manifest: Manifest, points: tuple[Point, ...], size: str, packs: 
     )
 
 
-def _assumed(points: Sequence[Point]) -> dict[str, Assumption]:
+def _assumed(points: Sequence[CalibrationPoint]) -> dict[str, Assumption]:
     tiers = {point.tier for point in points}
     assumed = {"cpu.read.shared_bytes_per_s": Assumption(same_as="cpu.read.bytes_per_s", why=_COPIES)}
     if "disk" in tiers and any(point.device_bytes_per_s for point in points):
@@ -108,7 +108,7 @@ def _assumed(points: Sequence[Point]) -> dict[str, Assumption]:
     return assumed
 
 
-def _verdict(points: Sequence[Point]) -> tuple[bool, str]:
+def _verdict(points: Sequence[CalibrationPoint]) -> tuple[bool, str]:
     worst = max(points, key=lambda point: abs(point.loo_error or 0.0))
     mean = sum(abs(point.loo_error or 0.0) for point in points) / len(points)
     largest = abs(worst.loo_error or 0.0)

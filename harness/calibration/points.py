@@ -25,7 +25,7 @@ from harness.experiment.workloads import PrefixWorkload, hit_tokens
 from harness.results.folder import read_rows
 from harness.results.manifest import CellEntry, read_manifest
 from harness.results.summary import counted, metric_values
-from simulator.calibration import Metric, Point
+from simulator.calibration import CalibrationPoint, Metric
 from traces.request import RequestRecord
 from traces.tiers import all_states, state_named
 
@@ -109,9 +109,9 @@ def _specs(experiment: Experiment, chunk: int, unit: int, whole: bool) -> Iterat
 def _cell(experiment: Experiment, spec: Spec, again: int, budget_s: float) -> Cell:
     config = experiment.model_dump(mode="json")
     config["workload"] = {"kind": "prefix", **spec.workload}
-    config["cache"]["chunk_tokens"] = spec.chunk_tokens
+    config["cache"] |= {"chunk_tokens": spec.chunk_tokens}
     until = {"metric": "ttft_s", "half_width": HALF_WIDTH, "min_samples": 5, "max_samples": 60}
-    kept = {"request_timeout": config["measure"]["request_timeout"], "warm_up": WARM_UP if again == 1 else 0}
+    kept = {"request_timeout": experiment.measure.request_timeout, "warm_up": WARM_UP if again == 1 else 0}
     config["measure"] = {"tiers": spec.tiers, "until": until, "budget": budget_s, **kept}
     overrides = {f"workload.{key}": value for key, value in spec.workload.items()}
     overrides |= {"cache.chunk_tokens": spec.chunk_tokens}
@@ -120,7 +120,7 @@ def _cell(experiment: Experiment, spec: Spec, again: int, budget_s: float) -> Ce
     return Cell(key, overrides, checked)
 
 
-def points_of(folder: Path, size: str = "", seed: int = 0) -> tuple[Point, ...]:
+def points_of(folder: Path, size: str = "", seed: int = 0) -> tuple[CalibrationPoint, ...]:
     """The points of a run, from the rows that count; of one that measured other cells too, those of the calibration's
     size, as `planned` names them. A cell that decodes gives its time per output token.
     """
@@ -135,7 +135,7 @@ def points_of(folder: Path, size: str = "", seed: int = 0) -> tuple[Point, ...]:
     )
 
 
-def _point(tier: str, cell: CellEntry, samples: Sequence[Sequence[RequestRecord]], seed: int) -> Point:
+def _point(tier: str, cell: CellEntry, samples: Sequence[Sequence[RequestRecord]], seed: int) -> CalibrationPoint:
     workload, cache = cell.workload, cell.cache
     assert isinstance(workload, PrefixWorkload) and cache is not None, "micro_cells made this cell"
     metric: Metric = "tpot_s" if workload.output_tokens > 1 else "ttft_s"
@@ -145,7 +145,7 @@ def _point(tier: str, cell: CellEntry, samples: Sequence[Sequence[RequestRecord]
     low, high = (float(np.quantile(np.median(chosen, axis=1), share)) for share in (0.025, 0.975))
     state = state_named(tier)
     on_disk = state.from_device is not None
-    return Point(
+    return CalibrationPoint(
         tier=tier,
         prompt_tokens=workload.prompt_tokens,
         hit_tokens=0 if state.served_by is None else hit,

@@ -74,7 +74,7 @@ class FileCall(msgspec.Struct, frozen=True):
     old_path: str = ""
 
 
-def check() -> None:
+def check_traceable() -> None:
     """Raises TracingError if bpftrace cannot trace on this machine."""
     if os.geteuid() != 0:
         raise TracingError(f"storage.trace: bpftrace needs root; use sudo, or leave trace out ({_FALLBACKS})")
@@ -99,7 +99,7 @@ class BpfTrace:
 
     async def start(self) -> None:
         """Returns once both scripts receive events. Raises TracingError with bpftrace's own message."""
-        check()
+        check_traceable()
         self._folder.mkdir(parents=True, exist_ok=True)
         env = {
             **os.environ,

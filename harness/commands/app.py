@@ -68,7 +68,7 @@ _GROUPS = {
 }
 
 
-def command_line(tokens: Sequence[str]) -> App:
+def make_app(tokens: Sequence[str]) -> App:
     """The commands. The verb that the tokens name has all of its docstring for help, the others one line."""
     named = next((verb for verb in (" ".join(tokens[:2]), *tokens[:1]) if verb in VERBS), None)
     made = App(name="harness", help=_HELP, help_epilogue=_EXAMPLES, help_format="plaintext", version=__version__)
@@ -90,7 +90,7 @@ def main() -> None:
     Exit codes: 0 done; 1 the run failed or a tier has no row that counts; 2 the user's mistake; 130, 143 interrupted.
     validate and compare: 0 pass; 1 fail; 3 nothing fails and not everything could be resolved.
     """
-    app = command_line(sys.argv[1:])
+    app = make_app(sys.argv[1:])
     app["--help"].group = app["--version"].group = Group("Help")
     try:
         code = app(exit_on_error=False, print_error=False)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 from cyclopts import Parameter
 
 from harness.commands.errors import DONE, RUN_FAILED, command_line, seconds, told
-from harness.commands.options import EngineChoice, Experiment, Overrides, Size
+from harness.commands.options import EngineChoice, ExperimentFile, Overrides, Size
 from harness.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 @told
 def calibrate(
-    experiment: Experiment,
+    experiment: ExperimentFile,
     /,
     *,
     engine: EngineChoice,
@@ -38,7 +38,7 @@ def calibrate(
     from harness.experiment.read import load_experiment
     from harness.measure.run import RunRequest, new_folder, run
     from harness.report.refresh import seal
-    from harness.report.run.terminal import Progress
+    from harness.report.run.terminal import ProgressLine
 
     plan = load_experiment(experiment, overrides or [], size)
     _check(output, run_folder)
@@ -51,7 +51,7 @@ def calibrate(
         command=command_line(),
         folder=run_folder or new_folder(name, engine),
     )
-    with Progress() as progress:
+    with ProgressLine() as progress:
         folder = run(request, progress)
     seal(folder)
     calibration = calibrated(folder, output.stem, plan.experiment, engine)

@@ -37,11 +37,11 @@ def create_device(
     from pydantic import ValidationError
 
     from harness.blockio.devices import create
-    from harness.experiment.storage import Device
+    from harness.experiment.storage import DeviceSettings
     from harness.experiment.units import format_bytes
 
     try:
-        spec = Device.model_validate(settings)
+        spec = DeviceSettings.model_validate(settings)
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         option = "".join(f"--{str(part).replace('_', '-')}: " for part in first["loc"])

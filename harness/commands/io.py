@@ -19,7 +19,7 @@ def characterize(*folders: Annotated[Path, Parameter(help="Folders of runs that 
 
     Example: harness io characterize results/*
     """
-    from harness.report.io.tables import render
+    from harness.report.io.tables import render_traces
     from harness.report.refresh import seal
     from harness.results.folder import read_io
 
@@ -31,7 +31,7 @@ def characterize(*folders: Annotated[Path, Parameter(help="Folders of runs that 
         if (io := read_io(folder)) is None:
             raise ConfigError(f"{folder}: holds no trace; run it again with --set storage.trace=true (root, bpftrace)")
         found.append(io)
-    print(render(found))
+    print(render_traces(found))
     return DONE
 
 

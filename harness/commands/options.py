@@ -10,7 +10,7 @@ from cyclopts import Parameter
 from harness.engines import ENGINES
 from harness.engines.kind import EngineName
 
-Experiment = Annotated[Path, Parameter(help="The experiment: a file, or a name of `harness list experiments`.")]
+ExperimentFile = Annotated[Path, Parameter(help="The experiment: a file, or a name of `harness list experiments`.")]
 Overrides = Annotated[
     list[str] | None, Parameter(name="--set", help="KEY=VALUE overrides any key of the file, e.g. seed=2. Repeatable.")
 ]

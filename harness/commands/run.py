@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
 
@@ -16,6 +16,7 @@ from harness.errors import ConfigError, EngineError, Interrupted, ResultsError
 if TYPE_CHECKING:
     from harness.experiment.read import Plan
     from harness.measure.run import RunRequest
+    from harness.results.summary import Summary
 
 ToMeasure = Annotated[
     Path | None,
@@ -72,12 +73,12 @@ def _measured(request: RunRequest) -> int:
 
     from harness.measure.run import run as run_cells
     from harness.report.refresh import seal
-    from harness.report.run.terminal import Progress, render_summary
+    from harness.report.run.terminal import ProgressLine, render_summary
     from harness.results.manifest import read_manifest
 
     folder = request.folder
     try:
-        with Progress() as progress:
+        with ProgressLine() as progress:
             run_cells(request, progress)
     except (EngineError, Interrupted):
         if (folder / "manifest.json").exists():
@@ -90,9 +91,9 @@ def _measured(request: RunRequest) -> int:
     return DONE if _every_tier_counts(summary) else RUN_FAILED
 
 
-def _every_tier_counts(summary: dict[str, Any]) -> bool:
+def _every_tier_counts(summary: Summary) -> bool:
     """A tier without one row that counts was not measured, whatever else went well."""
-    return all(tier["rows"]["counted"] for cell in summary["cells"] for tier in cell["tiers"].values())
+    return all(tier.rows.counted for cell in summary.cells for tier in cell.tiers.values())
 
 
 def _fresh(plan: Plan | None, engine: EngineChoice | None, out: Path | None, sweep: bool) -> RunRequest:

@@ -7,12 +7,12 @@ from typing import Annotated
 from cyclopts import Parameter
 
 from harness.commands.errors import told
-from harness.commands.options import Experiment, Overrides, Size
+from harness.commands.options import ExperimentFile, Overrides, Size
 
 
 @told
 def serve(
-    experiment: Experiment,
+    experiment: ExperimentFile,
     /,
     *,
     port: Annotated[int, Parameter(help="0: any free one.")],

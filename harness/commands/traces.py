@@ -32,10 +32,10 @@ def fetch(
 
     Example: harness traces fetch mooncake_conversation
     """
-    from harness.report.run.terminal import Progress
+    from harness.report.run.terminal import ProgressLine
     from traces.catalogue import fetch, fetched
 
-    with Progress() as progress:
+    with ProgressLine() as progress:
         shown = 0
 
         def tell(done: int, total: int | None) -> None:

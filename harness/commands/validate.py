@@ -15,7 +15,7 @@ from harness.errors import ConfigError
 
 if TYPE_CHECKING:
     from harness.experiment.read import Cell, Plan
-    from harness.validation.document import Judged
+    from harness.validation.document import Judgement
     from harness.validation.validate import Micro
 
 
@@ -54,7 +54,7 @@ def validate(
     """
     from harness.experiment.read import load_experiment, shipped
     from harness.measure.run import new_folder
-    from harness.report.run.terminal import Progress
+    from harness.report.run.terminal import ProgressLine
     from harness.validation.published import is_published
     from harness.validation.validate import Validation
     from harness.validation.validate import validate as run_validation
@@ -83,9 +83,9 @@ def validate(
         margin=_margin(tolerance),
         command=command_line(),
     )
-    with Progress() as progress:
-        judged = run_validation(request, progress)
-    return _tell(judged, folder)
+    with ProgressLine() as progress:
+        judgement = run_validation(request, progress)
+    return _tell(judgement, folder)
 
 
 @told
@@ -133,13 +133,13 @@ def _micro(experiment: Path, overrides: list[str], size: str, budget: str, passe
 
 def _published(table: Path, tolerance: float, out: Path | None) -> int:
     from harness.measure.run import new_folder
-    from harness.report.run.terminal import Progress
+    from harness.report.run.terminal import ProgressLine
     from harness.validation.published import validate_published
 
     folder = out or new_folder("validate-published", "sim")
-    with Progress() as progress:
-        judged = validate_published(table, folder, _margin(tolerance), command_line(), progress)
-    return _tell(judged, folder)
+    with ProgressLine() as progress:
+        judgement = validate_published(table, folder, _margin(tolerance), command_line(), progress)
+    return _tell(judgement, folder)
 
 
 def _margin(tolerance: float) -> float:
@@ -148,16 +148,16 @@ def _margin(tolerance: float) -> float:
     return tolerance
 
 
-def _tell(judged: Judged, folder: Path) -> int:
+def _tell(judgement: Judgement, folder: Path) -> int:
     from rich.console import Console
 
-    from harness.report.validation.html import findings, terminal_table, write_comparison
+    from harness.report.validation.html import comparison_findings, terminal_table, write_comparison
     from harness.validation.document import EXIT_CODES
 
-    content = judged.content
-    write_comparison(folder, *judged)
-    Console().print(terminal_table(content))
-    for line in findings(content):
+    document = judgement.document
+    write_comparison(folder, *judgement)
+    Console().print(terminal_table(document))
+    for line in comparison_findings(document):
         print(line)
-    print(f"{content['verdict']}; report: {folder / 'report.html'}")
-    return EXIT_CODES[content["verdict"]]
+    print(f"{document.verdict}; report: {folder / 'report.html'}")
+    return EXIT_CODES[document.verdict]

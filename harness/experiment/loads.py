@@ -26,7 +26,7 @@ from traces.request import Request
 from traces.rounds import RoundSpec, rounds_load
 from traces.synth import SessionSpec, SyntheticSpec, conversation, synthetic, warmers
 
-Spec = TypeVar("Spec")
+_Spec = TypeVar("_Spec")
 
 
 class FreeLoad(msgspec.Struct, frozen=True):
@@ -75,7 +75,7 @@ def free_load(experiment: Experiment) -> FreeLoad:
     raise TypeError(f"a {workload.kind} workload has no free load")
 
 
-def _spec(kind: type[Spec], section: Strict, **others: Any) -> Spec:
+def _spec(kind: type[_Spec], section: Strict, **others: Any) -> _Spec:
     """A generator's spec from the section's values of the same names; others: what the section has another name for."""
     names = {field.name for field in dataclasses.fields(kind)} - others.keys()  # type: ignore[arg-type]
     return kind(**{name: getattr(section, name) for name in names if name in type(section).model_fields}, **others)

@@ -1,5 +1,7 @@
-"""The experiment file as strict models. A key nobody knows, a wrong unit, an impossible combination: refused
-before anything starts, with file, place and cure on one line."""
+"""The experiment file as strict models.
+
+They refuse an unknown key, a wrong unit and an impossible combination before anything starts. A refusal is one line
+with the file, the place in it, and the cure."""
 
 from __future__ import annotations
 
@@ -26,7 +28,7 @@ class EngineSections(Strict):
     """Settings by engine; --engine chooses one. The sections are those of ENGINES."""
 
     def of(self, settings: type[Settings]) -> Settings:
-        """The section of that class. Raises SettingsError where the file has to have it and has not."""
+        """The section of that class. Raises SettingsError if the file lacks a section that it needs."""
         name = next(name for name, kind in ENGINES.items() if kind.settings() is settings)
         section = getattr(self, name)
         if section is None:
@@ -43,7 +45,7 @@ def _required(settings: type[Strict]) -> list[str]:
 
 
 def _section(settings: type[Strict]) -> Any:
-    """A section that a file may leave out: it has its defaults, or is not there if some key has none."""
+    """A section that a file may leave out. It then has its defaults; if some key has no default, it is None."""
     return (settings | None, None) if _required(settings) else (settings, settings())
 
 
@@ -83,7 +85,7 @@ class Experiment(Strict):
     @model_validator(mode="before")
     @classmethod
     def _upgraded(cls, config: Any, info: ValidationInfo) -> Any:
-        """Manifests may be older than a key's place; an experiment file is corrected by its author."""
+        """Moves keys of older manifests to their place. In an experiment file the author corrects them."""
         kept = isinstance(info.context, dict) and info.context.get("resolved")
         return upgraded(config) if kept and isinstance(config, dict) else config
 
@@ -152,5 +154,5 @@ def _check_tiers(measure: Measure, cache: Cache) -> None:
 
 
 def results_root() -> Path:
-    """Where runs go unless told: $HARNESS_RESULTS, else ./results."""
+    """The folder of runs: $HARNESS_RESULTS, else ./results."""
     return Path(os.environ.get("HARNESS_RESULTS", "results"))

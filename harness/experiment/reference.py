@@ -85,12 +85,12 @@ def _rendered(section: Section) -> str:
     lines = [f"### {f'`{section.place}`' if section.place else 'Top level'}{kind}", "", whole, ""]
     lines += ["| key | value | default | meaning |", "|---|---|---|---|"]
     for name, field in section.model.model_fields.items():
-        cells = (f"`{name}`", value_text(field), _default(field), meaning.get(name, ""))
+        cells = (f"`{name}`", allowed_text(field), _default(field), meaning.get(name, ""))
         lines.append(f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |")
     return "\n".join(lines)
 
 
-def value_text(field: FieldInfo) -> str:
+def allowed_text(field: FieldInfo) -> str:
     """What may stand at a key: unit, choices or bounds."""
     return _text(field.annotation, field.metadata)
 

@@ -10,7 +10,7 @@ from harness.experiment.fields import PositiveFloat, Strict
 from harness.experiment.units import Bytes, BytesPerS, Seconds
 
 
-class Device(Strict):
+class DeviceSettings(Strict):
     """A reference device, made for the run: a real block device and file system that repeat to a percent.
 
     bandwidth and iops limit reads and writes apart; read_… and write_… take their place for one direction. latency is
@@ -40,7 +40,7 @@ class Device(Strict):
     backing: str | None = None
 
     @model_validator(mode="after")
-    def _consistent(self) -> Device:
+    def _consistent(self) -> DeviceSettings:
         limits = (self.bandwidth, self.read_bandwidth, self.write_bandwidth, self.iops, self.read_iops, self.write_iops)
         if all(limit is None for limit in limits):
             raise ValueError("names no limit; give it a bandwidth, e.g. 400MiB/s, or iops")
@@ -58,5 +58,5 @@ class Storage(Strict):
     device and the files of the cache server's processes while cells are measured (root).
     """
 
-    device: Device | None = None
+    device: DeviceSettings | None = None
     trace: bool = False

@@ -1,4 +1,4 @@
-"""Child processes that never outlive a run: each in its own session under two wardens, its words kept in a log."""
+"""Child processes that never outlive a run: each has its own session, two wardens, and a log of its output."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _WARDEN = Path(warden.__file__)
 _MARK = "KV_HARNESS_CHILD"
 _GRACE_S = 15.0
 _IDLE_S = 2.0
-# How long a failed call waits for the news that its server has ended: a socket closes before its process does.
+# How long a failed call waits for its server's end: a socket closes before its process ends.
 _NEWS_S = 0.5
 _ERROR = re.compile(r"\b(ERROR|CRITICAL|FATAL)\b|\b\w*(Error|Exception)\b|^error:|panicked|[Oo]ut of memory")
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
@@ -37,8 +37,8 @@ T = TypeVar("T")
 def control_client(timeout_s: float) -> httpx.AsyncClient:
     """For control calls to an engine or cache server, seconds for each.
 
-    uvicorn closes a connection that has been idle for 5 s, and httpx keeps it as long: a call that met that moment
-    would fail, so an idle connection is let go before.
+    uvicorn closes a connection that has been idle for 5 s, and httpx keeps it as long. A call at that moment would
+    fail, so the client drops an idle connection earlier.
     """
     import httpx
 
@@ -48,9 +48,9 @@ def control_client(timeout_s: float) -> httpx.AsyncClient:
 class Child:
     """One child process and all of its descendants.
 
-    argv: the command; env: its whole environment; log: where both of its streams go; cores: CPU cores, None for any;
-    scratch: files and folders that are deleted when the child has ended, however that came about; grace_s: between
-    SIGTERM and SIGKILL, 15 s unless told.
+    argv: the command; env: its whole environment; log: the file of both output streams; cores: CPU cores, None for any;
+    scratch: files and folders that the wardens delete when the child has ended, for whatever reason; grace_s: the time
+    between SIGTERM and SIGKILL, by default 15 s.
     """
 
     def __init__(
@@ -95,7 +95,7 @@ class Child:
             os.close(state)
 
     def _listen(self) -> list[int]:
-        """What the warden has told so far: the command's process id, then how it ended."""
+        """Reads the warden's lines: the command's process id, then how it ended."""
         while self._state is not None and not self._wardens_gone:
             try:
                 told = os.read(self._state, 64)
@@ -126,7 +126,7 @@ class Child:
         return None if pid is None else sum(storage_read_bytes(one) or 0 for one in [pid, *_descendants(pid)])
 
     async def ended(self) -> None:
-        """Returns when the command has ended, or the warden that watches it."""
+        """Returns when the command or its warden has ended."""
         loop = asyncio.get_running_loop()
         while self.running:
             assert self._state is not None
@@ -144,7 +144,7 @@ class Child:
         return f"killed by {signal.Signals(-told[1]).name}" if told[1] < 0 else f"exit code {told[1]}"
 
     def obituary(self) -> str:
-        """One line: which process ended, how, its log, and the last line there that tells of an error."""
+        """One line: which process ended, how, its log, and the last line there that reports an error."""
         errors = [line for line in self.last_lines(500) if _ERROR.search(line)]
         last = f"ends with the error: {errors[-1].strip()}" if errors else "tells of no error; was memory short?"
         return f"{self.name} ended during the run ({self.how_it_ended()}); {self._log} {last}"
@@ -189,14 +189,14 @@ class Child:
             self._state = None
 
     def _wardens_ended(self) -> bool:
-        """The guard stays a zombie until the sweep, so that its process id, which names the session, is no other's."""
+        """The guard stays a zombie until the sweep, so that no other process gets its id, which names the session."""
         assert self._guard is not None
         self._listen()
         ended = os.waitid(os.P_PID, self._guard.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
         return self._wardens_gone and ended is not None
 
     def _sweep(self, session: int) -> None:
-        """What a killed guard and a killed warden left behind; usually nothing."""
+        """Ends what a killed guard and a killed warden left behind; usually nothing."""
         warden.end_all(lambda: warden.marked(session, f"{_MARK}={self._mark}"), warden.ORPHAN_GRACE_S)
         warden.delete(self._scratch)
 
@@ -204,10 +204,10 @@ class Child:
 async def outlive(
     children: Sequence[Child], work: Coroutine[Any, Any, T], give_up: Callable[[str], None] | None = None
 ) -> T:
-    """The result of `work`, which needs all of the children.
+    """Returns the result of `work`, which needs all of the children.
 
-    Raises EngineError that tells which child ended first, whether `work` fails by that or still waits for an answer.
-    give_up: called with what happened, so that `work` ends by itself; without it, `work` is cancelled.
+    Raises EngineError that names the child that ended first, whether `work` has failed or still waits for an answer.
+    give_up: gets that message, so that `work` ends by itself; without it, `outlive` cancels `work`.
     """
     working = asyncio.ensure_future(work)
     watching = {asyncio.ensure_future(child.ended()): child for child in children}
@@ -247,7 +247,7 @@ def _descendants(pid: int) -> list[int]:
 
 
 def free_port(host: str = "127.0.0.1") -> int:
-    """A port that nobody listens on right now."""
+    """A port that no process listens on right now."""
     with socket.socket() as probe:
         probe.bind((host, 0))
         port: int = probe.getsockname()[1]
@@ -255,7 +255,7 @@ def free_port(host: str = "127.0.0.1") -> int:
 
 
 def child_environment(extra: Mapping[str, str]) -> dict[str, str]:
-    """Our environment for an engine's process: byte code allowed, our own virtual environment out of the way."""
+    """This process's environment for an engine: byte code allowed, without our own virtual environment."""
     dropped = {"PYTHONDONTWRITEBYTECODE", "PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV", "UV_PROJECT_ENVIRONMENT"}
     kept = {key: value for key, value in os.environ.items() if key not in dropped}
     return kept | dict(extra)

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
 
-CellFigures = Mapping[str, Any]
+from harness.results.summary import CellFigures
 
 
 class Axis(msgspec.Struct, frozen=True):
@@ -29,11 +29,11 @@ class Panel(msgspec.Struct, frozen=True):
 
 def varied_axes(cells: Sequence[CellFigures]) -> list[Axis]:
     """The axes with more than one value, in the order of the sweep."""
-    keys = list(dict.fromkeys(key for cell in cells for key in cell["overrides"]))
+    keys = list(dict.fromkeys(key for cell in cells for key in cell.overrides))
     names = short_names(keys)
     found = []
     for key in keys:
-        values = {value_text(value): value for cell in cells for value in [cell["overrides"].get(key)]}
+        values = {value_text(value): value for cell in cells for value in [cell.overrides.get(key)]}
         if len(values) > 1:
             numeric = all(isinstance(v, int | float) and not isinstance(v, bool) for v in values.values())
             found.append(Axis(key, names[key], tuple(values.values()), numeric))
@@ -49,17 +49,16 @@ def panels(cells: Sequence[CellFigures]) -> tuple[Axis | None, list[Panel]]:
     others = [axis for axis in axes if axis is not along]
     grouped: dict[str, list[CellFigures]] = {}
     for cell in cells:
-        title = ", ".join(f"{axis.name}={value_text(cell['overrides'].get(axis.key))}" for axis in others)
+        title = ", ".join(f"{axis.name}={value_text(cell.overrides.get(axis.key))}" for axis in others)
         grouped.setdefault(title, []).append(cell)
     return along, [Panel(title, tuple(group)) for title, group in grouped.items()]
 
 
 def cell_labels(cells: Sequence[CellFigures]) -> dict[str, str]:
     """Cell key → a short label: 'prompt_tokens=4097'; the key itself for a cell without overrides."""
-    names = short_names(list(dict.fromkeys(key for cell in cells for key in cell["overrides"])))
+    names = short_names(list(dict.fromkeys(key for cell in cells for key in cell.overrides)))
     return {
-        cell["key"]: ", ".join(f"{names[key]}={value_text(value)}" for key, value in cell["overrides"].items())
-        or cell["key"]
+        cell.key: ", ".join(f"{names[key]}={value_text(value)}" for key, value in cell.overrides.items()) or cell.key
         for cell in cells
     }
 

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 from harness.results.folder import read_rows, read_samples, write_io, write_parquet, write_summary
 from harness.results.manifest import read_manifest
-from harness.results.summary import summarize
+from harness.results.summary import Summary, summarize
 
 
-def seal(folder: Path) -> dict[str, Any]:
+def seal(folder: Path) -> Summary:
     """Writes summary.json, requests.parquet and report.html; returns the summary. Raises ResultsError."""
     from harness.blockio.characterize import characterize
     from harness.report.run.html import write_report

@@ -25,6 +25,7 @@ import msgspec
 from harness.errors import ResultsError
 from harness.records import IoTrace, Sample
 from harness.results.manifest import Manifest, encode_manifest, read_manifest
+from harness.results.summary import Summary, encode_summary
 from traces.request import RequestRecord
 from traces.tiers import sources
 
@@ -144,7 +145,7 @@ def new_trace_folder(path: Path) -> Path:
     return path / "io" / str(sum(1 for _ in (path / "io").glob("*")))
 
 
-def write_trace(folder: Path, trace: IoTrace) -> None:
+def write_io_trace(folder: Path, trace: IoTrace) -> None:
     write_atomically(folder / "trace.json", msgspec.json.encode(trace))
 
 
@@ -164,8 +165,8 @@ def read_io(path: Path) -> dict[str, Any] | None:
     return msgspec.json.decode(file.read_bytes(), type=dict[str, Any]) if file.exists() else None
 
 
-def write_summary(path: Path, summary: dict[str, Any]) -> None:
-    write_atomically(path / "summary.json", _pretty(summary))
+def write_summary(path: Path, summary: Summary) -> None:
+    write_atomically(path / "summary.json", encode_summary(summary))
 
 
 def write_parquet(path: Path, rows: Iterable[RequestRecord]) -> None:

@@ -1,12 +1,22 @@
-"""What a run's rows say, as one dictionary. Made from the rows alone, so that it can always be made again."""
+"""What a run's rows say: figures by cell and tier. Made from the rows alone, so that they can always be made again.
+
+    summary = read_summary(folder)               # or summarize(manifest, rows, samples)
+    summary.cells[0].tiers["gpu"].metrics["ttft_s"]
+
+Nothing else knows the keys of summary.json.
+"""
 
 from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
+from pathlib import Path
 from typing import Any
 
-from harness.records import Counters, Sample
+import msgspec
+
+from harness.errors import ResultsError
+from harness.records import Counters, Sample, StorageFigures
 from harness.results.manifest import Manifest
 from harness.stats import coefficient_of_variation, mean_interval, percentile, samples_needed
 from traces.request import RequestRecord
@@ -16,7 +26,137 @@ METRICS = ("ttft_s", "e2e_s", "tpot_s", "send_lag_s")
 FREE_LOAD = "load"
 
 
-def summarize(manifest: Manifest, rows: Iterable[RequestRecord], samples: Iterable[Sample] = ()) -> dict[str, Any]:
+class RowCounts(msgspec.Struct, frozen=True, kw_only=True):
+    """Measured rows by verdict. counted: those that are in the figures."""
+
+    measured: int
+    errors: int
+    proven: int
+    contradicted: int
+    unproven: int
+    counted: int
+
+
+class RunRows(msgspec.Struct, frozen=True, kw_only=True):
+    """The rows of a whole run. total: with the warm ones."""
+
+    total: int
+    warm: int
+    measured: int
+    errors: int
+    proven: int
+    contradicted: int
+    unproven: int
+    counted: int
+
+
+class Latency(msgspec.Struct, frozen=True, kw_only=True):
+    """One metric of a tier, seconds. mean_low, mean_high: its 95 % interval; None where n is too small for one.
+
+    samples_for_5_percent: how many values would give an interval of ±5 %.
+    """
+
+    n: int
+    mean: float
+    mean_low: float | None
+    mean_high: float | None
+    p50: float
+    p90: float
+    p99: float
+    min: float
+    max: float
+    cv: float | None
+    samples_for_5_percent: int | None
+
+
+class TokenTotals(msgspec.Struct, frozen=True, kw_only=True):
+    """Tokens of the rows that count. by_source: prompt tokens by where their KV came from. None: not reported.
+
+    In the file the sources stand between `prompt` and `output`, not in a map of their own.
+    """
+
+    prompt: int
+    by_source: dict[str, int | None]
+    output: int | None
+    cached: int | None
+    expected_hit: int | None
+    hit_rate: float | None
+
+
+class LoadRates(msgspec.Struct, frozen=True, kw_only=True):
+    """What a free load completed per second, from the first send to the last token."""
+
+    duration_s: float
+    requests_per_s: float
+    prompt_tokens_per_s: float
+    output_tokens_per_s: float | None
+
+
+class TierFigures(msgspec.Struct, frozen=True, kw_only=True):
+    """One tier of one cell. metrics: None where no row has the metric. throughput: of a free load.
+
+    counters: by how much all samples moved them, by flattened name; None where one sample lacks the counter.
+    """
+
+    rows: RowCounts
+    left_out_reasons: dict[str, int]
+    metrics: dict[str, Latency | None]
+    tokens: TokenTotals
+    throughput: LoadRates | None
+    counters: dict[str, int | None]
+
+
+class CellFigures(msgspec.Struct, frozen=True, kw_only=True):
+    """One cell. tiers: by warm state, or FREE_LOAD. storage: of mode storage."""
+
+    key: str
+    overrides: dict[str, Any]
+    storage: StorageFigures | None = None
+    tiers: dict[str, TierFigures]
+
+
+class Summary(msgspec.Struct, frozen=True, kw_only=True):
+    run_id: str
+    engine: str
+    status: str
+    rows: RunRows
+    cells: list[CellFigures]
+
+
+def plain_summary(summary: Summary) -> dict[str, Any]:
+    """As summary.json holds it."""
+    content: dict[str, Any] = msgspec.to_builtins(summary)
+    for tier in _tiers(content):
+        tokens = tier["tokens"]
+        tier["tokens"] = {"prompt": tokens.pop("prompt")} | tokens.pop("by_source") | tokens
+    return content
+
+
+def encode_summary(summary: Summary) -> bytes:
+    return msgspec.json.format(msgspec.json.encode(plain_summary(summary)), indent=1) + b"\n"
+
+
+def read_summary(folder: Path) -> Summary:
+    """The summary of a run that has ended. Raises ResultsError."""
+    path = folder / "summary.json"
+    try:
+        content = msgspec.json.decode(path.read_bytes(), type=dict[str, Any])
+        for tier in _tiers(content):
+            tokens = tier["tokens"]
+            totals = {key: tokens.pop(key) for key in ("prompt", "output", "cached", "expected_hit", "hit_rate")}
+            tier["tokens"] = totals | {"by_source": tokens}
+        return msgspec.convert(content, Summary)
+    except FileNotFoundError:
+        raise ResultsError(f"{folder}: holds no summary.json; make it with harness report {folder}") from None
+    except (OSError, msgspec.DecodeError, KeyError, TypeError, AttributeError) as error:
+        raise ResultsError(f"{path}: is no summary ({error!r}); make it again with harness report {folder}") from None
+
+
+def _tiers(content: dict[str, Any]) -> list[dict[str, Any]]:
+    return [tier for cell in content["cells"] for tier in cell["tiers"].values()]
+
+
+def summarize(manifest: Manifest, rows: Iterable[RequestRecord], samples: Iterable[Sample] = ()) -> Summary:
     """Per cell and tier: counts, latencies with intervals, tokens by tier, throughput, what the counters moved by.
 
     A tier's figures hold its proven rows only (or, in a free load without warm states, all rows without error);
@@ -34,24 +174,24 @@ def summarize(manifest: Manifest, rows: Iterable[RequestRecord], samples: Iterab
     for sample in samples:
         counters.setdefault((sample.cell, sample.tier), []).append(sample.observed)
     measured = [row for tiers in groups.values() for group in tiers.values() for row in group]
-    return {
-        "run_id": manifest.run_id,
-        "engine": manifest.engine,
-        "status": manifest.status,
-        "rows": {"total": total, "warm": warm, **_verdicts(measured)},
-        "cells": [
-            {
-                "key": cell.key,
-                "overrides": cell.overrides,
-                "storage": cell.record.storage if cell.record else None,
-                "tiers": {
-                    tier: tier_figures(group) | {"counters": _moved(counters.get((cell.key, tier), []))}
+    return Summary(
+        run_id=manifest.run_id,
+        engine=manifest.engine,
+        status=manifest.status,
+        rows=RunRows(total=total, warm=warm, **msgspec.structs.asdict(_verdicts(measured))),
+        cells=[
+            CellFigures(
+                key=cell.key,
+                overrides=cell.overrides,
+                storage=cell.record.storage if cell.record else None,
+                tiers={
+                    tier: tier_figures(group, counters.get((cell.key, tier), []))
                     for tier, group in groups[cell.key].items()
                 },
-            }
+            )
             for cell in manifest.cells
         ],
-    }
+    )
 
 
 def counted(row: RequestRecord) -> bool:
@@ -59,16 +199,17 @@ def counted(row: RequestRecord) -> bool:
     return row.error is None and (row.expected_tier is None or row.verdict == "proven")
 
 
-def tier_figures(rows: Sequence[RequestRecord]) -> dict[str, Any]:
-    """The figures of the rows that one tier of one cell got."""
+def tier_figures(rows: Sequence[RequestRecord], moved: Sequence[Counters]) -> TierFigures:
+    """The figures of the rows that one tier of one cell got. moved: the counters of each of its samples."""
     good = [row for row in rows if counted(row)]
-    return {
-        "rows": _verdicts(rows),
-        "left_out_reasons": dict(Counter(_reason(row) for row in rows if not counted(row)).most_common(5)),
-        "metrics": {name: latency_figures(metric_values(good, name)) for name in METRICS},
-        "tokens": _tokens(good),
-        "throughput": _throughput(good),
-    }
+    return TierFigures(
+        rows=_verdicts(rows),
+        left_out_reasons=dict(Counter(_reason(row) for row in rows if not counted(row)).most_common(5)),
+        metrics={name: latency_figures(metric_values(good, name)) for name in METRICS},
+        tokens=_tokens(good),
+        throughput=_throughput(good),
+        counters=_moved(moved),
+    )
 
 
 def metric_values(rows: Iterable[RequestRecord], name: str) -> list[float]:
@@ -77,22 +218,30 @@ def metric_values(rows: Iterable[RequestRecord], name: str) -> list[float]:
     return [value for value in values if value is not None]
 
 
-def latency_figures(values: Sequence[float]) -> dict[str, Any] | None:
-    """n, mean with its 95 % interval, percentiles and spread, seconds; None without values."""
+def latency_figures(values: Sequence[float]) -> Latency | None:
+    """None without values."""
     if not values:
         return None
     interval = mean_interval(values)
-    return {
-        "n": len(values),
-        "mean": sum(values) / len(values),
-        "mean_low": interval[0] if interval else None,
-        "mean_high": interval[1] if interval else None,
-        **{f"p{int(share * 100)}": percentile(values, share) for share in (0.5, 0.9, 0.99)},
-        "min": min(values),
-        "max": max(values),
-        "cv": coefficient_of_variation(values),
-        "samples_for_5_percent": samples_needed(values, 0.05),
-    }
+    return Latency(
+        n=len(values),
+        mean=sum(values) / len(values),
+        mean_low=interval[0] if interval else None,
+        mean_high=interval[1] if interval else None,
+        p50=_percentile(values, 0.5),
+        p90=_percentile(values, 0.9),
+        p99=_percentile(values, 0.99),
+        min=min(values),
+        max=max(values),
+        cv=coefficient_of_variation(values),
+        samples_for_5_percent=samples_needed(values, 0.05),
+    )
+
+
+def _percentile(values: Sequence[float], share: float) -> float:
+    found = percentile(values, share)
+    assert found is not None, "no values"
+    return found
 
 
 def _moved(moved: Sequence[Counters]) -> dict[str, int | None]:
@@ -106,29 +255,30 @@ def _reason(row: RequestRecord) -> str:
     return row.error or row.verdict_reason or "no evidence"
 
 
-def _verdicts(rows: Sequence[RequestRecord]) -> dict[str, int]:
+def _verdicts(rows: Sequence[RequestRecord]) -> RowCounts:
     by_verdict = Counter(row.verdict for row in rows if row.error is None)
-    return {
-        "measured": len(rows),
-        "errors": sum(row.error is not None for row in rows),
-        "proven": by_verdict["proven"],
-        "contradicted": by_verdict["contradicted"],
-        "unproven": by_verdict["unproven"],
-        "counted": sum(map(counted, rows)),
-    }
+    return RowCounts(
+        measured=len(rows),
+        errors=sum(row.error is not None for row in rows),
+        proven=by_verdict["proven"],
+        contradicted=by_verdict["contradicted"],
+        unproven=by_verdict["unproven"],
+        counted=sum(map(counted, rows)),
+    )
 
 
-def _tokens(rows: Sequence[RequestRecord]) -> dict[str, Any]:
+def _tokens(rows: Sequence[RequestRecord]) -> TokenTotals:
     """Sums over rows; None where no row has the figure, and a sum never mixes rows that have it with others."""
-    totals: dict[str, Any] = {"prompt": sum(row.prompt_tokens for row in rows)}
-    for source in sources():
-        totals[source] = _sum_or_none([row.tokens_by_tier.get(source) for row in rows])
-    totals["output"] = _sum_or_none([row.output_tokens for row in rows])
-    totals["cached"] = _sum_or_none([row.cached_tokens for row in rows])
-    totals["expected_hit"] = _sum_or_none([row.expected_hit_tokens for row in rows])
-    cached, prompt = totals["cached"], totals["prompt"]
-    totals["hit_rate"] = cached / prompt if cached is not None and prompt else None
-    return totals
+    prompt = sum(row.prompt_tokens for row in rows)
+    cached = _sum_or_none([row.cached_tokens for row in rows])
+    return TokenTotals(
+        prompt=prompt,
+        by_source={source: _sum_or_none([row.tokens_by_tier.get(source) for row in rows]) for source in sources()},
+        output=_sum_or_none([row.output_tokens for row in rows]),
+        cached=cached,
+        expected_hit=_sum_or_none([row.expected_hit_tokens for row in rows]),
+        hit_rate=cached / prompt if cached is not None and prompt else None,
+    )
 
 
 def _sum_or_none(values: Sequence[int | None]) -> int | None:
@@ -136,7 +286,7 @@ def _sum_or_none(values: Sequence[int | None]) -> int | None:
     return sum(known) if known and len(known) == len(values) else None
 
 
-def _throughput(rows: Sequence[RequestRecord]) -> dict[str, Any] | None:
+def _throughput(rows: Sequence[RequestRecord]) -> LoadRates | None:
     """Of a free load: completed work over the time from the first send to the last token, attempt by attempt."""
     if not rows or rows[0].expected_tier is not None:
         return None
@@ -147,12 +297,12 @@ def _throughput(rows: Sequence[RequestRecord]) -> dict[str, Any] | None:
     if duration_s <= 0:
         return None
     output = _sum_or_none([row.output_tokens for row in rows])
-    return {
-        "duration_s": duration_s,
-        "requests_per_s": len(rows) / duration_s,
-        "prompt_tokens_per_s": sum(row.prompt_tokens for row in rows) / duration_s,
-        "output_tokens_per_s": None if output is None else output / duration_s,
-    }
+    return LoadRates(
+        duration_s=duration_s,
+        requests_per_s=len(rows) / duration_s,
+        prompt_tokens_per_s=sum(row.prompt_tokens for row in rows) / duration_s,
+        output_tokens_per_s=None if output is None else output / duration_s,
+    )
 
 
 def core_slower(samples: Sequence[Sample]) -> list[float | None]:

@@ -1,4 +1,4 @@
-"""Why points may miss: what the model is known to lack, and what the host did to the reference, from its samples."""
+"""Why points may miss: the known limits of the model, and the host's disturbance of the reference, from its samples."""
 
 from __future__ import annotations
 
@@ -15,32 +15,29 @@ from harness.validation.points import Point, Side
 
 Axes = Mapping[str, Any]
 
-# Found by timestamps within vLLM 0.32 and LMCache 0.5.6 (ARCHITECTURE.md); each with the points that it concerns.
+# Timestamps within vLLM 0.32 and LMCache 0.5.6 showed them (ARCHITECTURE.md); each with the points it concerns.
 LIMITS: tuple[tuple[str, Callable[[Axes], bool]], ...] = (
     (
-        "the order of requests sent at once is a race on an engine, e.g. whether the cache server has answered for the"
-        " second when the first is scheduled; here host work takes its mean time, and of the orders there is one",
+        "requests sent at once race on an engine, e.g. the cache server answers for the second request before or after"
+        " the engine schedules the first; the simulator's host work takes its mean time, so it knows one order",
         lambda axes: axes["workload"] == "prefix" and (axes["concurrency"] or 1) > 1,
     ),
     (
-        "stores take what loads take, not a time of their own, and reads are not slowed by writes",
+        "a store takes a load's time, not a time of its own, and writes do not slow reads",
         lambda axes: axes["workload"] != "prefix",
     ),
     (
-        "starts of an engine minutes apart differ, by up to 7 % in prefill and a quarter in decoding where this was"
-        " seen, and a load runs on another start than the calibration",
+        "two starts of an engine differ, by up to 7 % in prefill and a quarter in decoding where this was seen; a load"
+        " runs on another start than the calibration",
         lambda axes: axes["workload"] != "prefix",
     ),
 )
-_TICKS = (
-    "LMCache evicts at ticks whose phase nobody knows, and one that falls into the milliseconds of a store drops other"
-    " chunks"
-)
+_TICKS = "LMCache evicts at ticks of unknown phase, and a tick within the milliseconds of a store drops other chunks"
 _LEAST_SAMPLES = 8
 
 
 def notes(comparison: Comparison, reference: Side) -> list[str]:
-    """Sentences for a report; none where nothing misses, and none on the host where nobody timed its core."""
+    """Sentences for a report: none if no point misses, and none on the host if the run did not time its core."""
     margin = comparison.margin
     missed = [
         point.axes
@@ -63,8 +60,8 @@ def _host(side: Side) -> list[str]:
     if not slower:
         return []
     said = (
-        f"The host: around half of the samples the engine's core took {np.median(slower):.0%} longer or more than at"
-        f" its best, around one in ten {np.quantile(slower, 0.9):.0%}"
+        f"The host: in half of the samples the engine's core took at least {np.median(slower):.0%} longer than at its"
+        f" best, in one of ten at least {np.quantile(slower, 0.9):.0%}"
     )
     beside = [np.array([(sample.host.core_loop_s, ttft_s) for sample, ttft_s in pair]) for pair in pairs]
     telling = [pair for pair in beside if len(pair) >= _LEAST_SAMPLES and all(np.ptp(pair, axis=0) > 0)]
@@ -75,7 +72,7 @@ def _host(side: Side) -> list[str]:
 
 
 def _beside(point: Point) -> list[tuple[Sample, float]]:
-    """Samples that count, around which the core was timed, and their mean TTFT."""
+    """The samples that count and have a timing of the core, with their mean TTFT."""
     found = []
     for repeat in point.repeats.values():
         rows = repeat.by_sample()

@@ -42,7 +42,7 @@ class Repeat:
 
 @dataclass
 class Point:
-    """cell: the manifest's entry, as the first folder has it. repeats: by folder and repeat, in that order."""
+    """cell: the first folder's entry in its manifest. repeats: by folder and repeat, in that order."""
 
     tier: str
     cell: CellEntry
@@ -61,12 +61,12 @@ class Point:
         return [row for repeat in self.repeats.values() for row in repeat.left_out]
 
     def observed(self) -> list[Counters]:
-        """What the counters moved by: per sample of a warm state that was proven, or per pass over a free load."""
+        """The counters' differences: one per proven sample of a warm state, or one per pass over a free load."""
         samples = [sample for repeat in self.repeats.values() for sample in repeat.samples]
         return [sample.observed for sample in samples if self.free or sample.verdict == "proven"]
 
     def turns(self) -> list[list[list[RequestRecord]]]:
-        """Samples of a warm state, each the rows that were sent together, by the turns in which they were measured."""
+        """Rows by turn and sample: a turn's samples of a warm state, and a sample's rows, which were sent together."""
         return [list(repeat.by_sample().values()) for repeat in self.repeats.values()]
 
 
@@ -107,7 +107,7 @@ def point_name(cell: str) -> str:
 
 
 def repeated(cell: str, times: int) -> list[str]:
-    """Keys for cells that measure the same thing so many times."""
+    """Keys of the cells that measure the same thing `times` times."""
     return [f"{cell}#{number}" for number in range(1, times + 1)]
 
 
@@ -118,7 +118,7 @@ def _repeat(side: Side, cells: dict[str, CellEntry], folder: int, cell: str, tie
 
 
 def axes(point: Point) -> dict[str, Any]:
-    """Where a point lies: what a calibration's points and a report's residuals are told apart by."""
+    """A point's place on each axis, which distinguishes a calibration's points and a report's residuals."""
     cell, workload = point.cell, point.cell.workload
     on_disk = from_storage(point.tier) or point.free
     one_length = workload if isinstance(workload, PrefixWorkload | SyntheticWorkload) else None
@@ -137,5 +137,5 @@ def axes(point: Point) -> dict[str, Any]:
 
 
 def left_out_reasons(rows: Iterable[RequestRecord]) -> list[str]:
-    """Why rows count for nothing, each reason once."""
+    """Why the rows do not count, each reason once."""
     return list(dict.fromkeys(row.error or row.verdict_reason or "no evidence" for row in rows))

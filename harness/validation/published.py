@@ -1,9 +1,9 @@
-"""`harness validate` of a table of published figures: each row asked of the simulator with a preset of its machine.
+"""`harness validate` of a table of published figures: the simulator predicts each row with its machine's preset.
 
-    content = validate_published(Path("configs/validation/published.yaml"), Path("results/published"), 0.05, progress)
+    validate_published(Path("configs/validation/published.yaml"), folder, 0.05, "", progress).document.verdict
 
-Rows that the preset was fitted on are told apart from predicted ones. A published value is one number without its
-spread, so that a row's interval is only the rounding of what is printed, or the range that its document gives.
+The document separates rows that the preset was fitted on from predicted ones. A published value is one number without
+its spread, so a row's interval is only the rounding of the printed value, or the range that its document gives.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ from harness.results import provenance
 from harness.results.folder import read_rows
 from harness.results.summary import counted
 from harness.stats import equivalence
-from harness.validation.document import Judged, content_of, write_document
-from harness.validation.equivalence import Figure, PointResult, worst
+from harness.validation.document import Judgement, SideFacts, document_of, write_document
+from harness.validation.equivalence import Figure, PointResult, verdict_of
 from simulator.calibration import Calibration, load_calibration
 from simulator.models import load_model
 from traces.request import RequestRecord
 from traces.tiers import all_states
 
-# A document names a tier; of storage, it means the device.
+# A document that names storage means the device, not the page cache.
 _STATES = {state.served_by or state.name: state.name for state in all_states() if state.from_device is not False}
 _NEAR = 0.02  # 8K may be printed for 8,000 or 8,192 tokens
 NO_PRESET = "not predicted: configs/hardware has no preset of this machine"
@@ -46,7 +46,7 @@ class Setup(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Range(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What a document gives besides a single value, for the row of that setup, scheme and x."""
+    """The range that a document gives for the row of that setup, scheme and x."""
 
     setup: str
     scheme: str
@@ -85,7 +85,7 @@ class Published(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def is_published(path: Path) -> bool:
-    """Whether the file is a table of published figures, not an experiment."""
+    """Whether the file is a table of published figures; else it is an experiment."""
     try:
         raw = yaml.safe_load(path.read_text())
     except (OSError, UnicodeDecodeError, yaml.YAMLError):
@@ -93,7 +93,7 @@ def is_published(path: Path) -> bool:
     return isinstance(raw, dict) and "table" in raw and "workload" not in raw
 
 
-def validate_published(path: Path, folder: Path, margin: float, command: str, progress: Progress) -> Judged:
+def validate_published(path: Path, folder: Path, margin: float, command: str, progress: Progress) -> Judgement:
     """Predicts every row, writes validation.json.
 
     Raises NotComparable where the file or its table cannot be used.
@@ -114,18 +114,17 @@ def validate_published(path: Path, folder: Path, margin: float, command: str, pr
         *_time_points(table, cells, means, published, margin),
         *_round_points(table, rates, published, margin),
     ]
-    content = content_of(
+    written = document_of(
         points,
         margin,
-        worst([point.verdict for point in points]),
         name=published.name,
         command=command,
-        notes=_notes(table, points, published),
+        notes=tuple(_notes(table, points, published)),
         reference=_origin(published),
         candidate=_simulator(),
     )
-    write_document(folder, content)
-    return Judged(content)
+    write_document(folder, written)
+    return Judgement(written)
 
 
 def _read(path: Path) -> tuple[Published, list[dict[str, str]]]:
@@ -145,7 +144,7 @@ def _has_preset(row: dict[str, str], published: Published) -> bool:
 
 
 def _cell(number: int, row: dict[str, str], published: Published) -> Cell:
-    """The row as an experiment of the simulator's: whole chunks and one token, the nearest to what is printed."""
+    """The row as an experiment for the simulator: whole chunks and one token, nearest to the printed length."""
     setup, (prompt_tokens, hit_rate, state) = published.setups[row["setup"]], _place(row, published)
     chunk_tokens = setup.cache["chunk_tokens"]
     chunks = round(prompt_tokens / chunk_tokens)
@@ -172,7 +171,7 @@ def _step_tokens(setup: Setup) -> int:
 
 
 def _place(row: dict[str, str], published: Published) -> tuple[float, float, str]:
-    """Prompt tokens, hit rate and warm state of a row, as its document has them."""
+    """Prompt tokens, hit rate and warm state of a row, from its document."""
     fixed = dict(published.experiments[row["experiment"]])
     if row["x_name"] in ("prompt_tokens", "hit_rate"):
         fixed[row["x_name"]] = float(row["x"])
@@ -214,7 +213,7 @@ def _time_points(
 
 
 def _role(state: str, prompt_tokens: float, hit_rate: float, value: float, calibration: Calibration) -> str:
-    """'fitted': the preset was fitted on this row; 'printed twice': on another printed value of the same place."""
+    """'fitted': the preset was fitted on this row; 'printed twice': on another value of the same place."""
     for point in calibration.fitted_on.points:
         same_prompt = abs(point.prompt_tokens / prompt_tokens - 1) < _NEAR
         hit = 0.0 if state == "recompute" else hit_rate
@@ -252,6 +251,7 @@ def _point(cell: str, axes: dict[str, Any], figures: Sequence[Figure]) -> PointR
         noise=(),
         wasserstein_s=None,
         left_out=0,
+        verdict=verdict_of(figures),
     )
 
 
@@ -259,7 +259,7 @@ def _point(cell: str, axes: dict[str, Any], figures: Sequence[Figure]) -> PointR
 
 
 def round_cells(rounds: Rounds) -> list[Cell]:
-    """A cell for each scheme and seed. It ends before the first round whose prompts are longer than the model takes."""
+    """A cell for each scheme and seed. It ends before the first round whose prompts exceed the model's length."""
     longest = (load_model(rounds.model).max_position - 1) // rounds.round_tokens
     workload = {
         "kind": "rounds",
@@ -291,7 +291,7 @@ def _round_cell(scheme: str, seed: int) -> str:
 
 
 def hit_rates(rows: Iterable[RequestRecord], rounds: Rounds) -> dict[str, list[list[float]]]:
-    """By scheme and seed: the share of each round's prompt tokens that came from any tier."""
+    """By scheme and seed: the share of each round's prompt tokens that any tier served."""
     names = {_round_cell(scheme, seed) for scheme in rounds.schemes for seed in rounds.seeds}
     tokens: dict[str, dict[int, tuple[int, int]]] = {name: {} for name in names}
     for row in rows:
@@ -313,7 +313,7 @@ def hit_rates(rows: Iterable[RequestRecord], rounds: Rounds) -> dict[str, list[l
 def _round_points(
     table: Sequence[dict[str, str]], known: dict[str, list[list[float]]], published: Published, margin: float
 ) -> list[PointResult]:
-    """The document counts rounds from 0: nine are plotted, for the tenth is longer than the model takes."""
+    """The document counts rounds from 0. It plots nine, because the tenth exceeds the model's length."""
     rounds = published.rounds
     found = []
     for number, row in enumerate(table):
@@ -336,18 +336,35 @@ def _round_points(
 # ---- the document
 
 
-def _origin(published: Published) -> dict[str, Any]:
-    facts = {"runs": [published.table], "created_at": None, "gpu_blocks": None, "block_tokens": None}
-    return {"engine": "published", "host": {}, "git": None, "versions": {}, **facts, "origin": published.origin}
+def _origin(published: Published) -> SideFacts:
+    return SideFacts(
+        engine="published",
+        runs=(published.table,),
+        created_at=None,
+        host={},
+        git=None,
+        versions={},
+        gpu_blocks=None,
+        block_tokens=None,
+        origin=published.origin,
+    )
 
 
-def _simulator() -> dict[str, Any]:
-    facts = {"runs": ["sim", "rounds"], "created_at": provenance.now(), "gpu_blocks": None, "block_tokens": None}
-    return {"engine": "sim", "host": {}, "git": provenance.git(), "versions": {}, **facts}
+def _simulator() -> SideFacts:
+    return SideFacts(
+        engine="sim",
+        runs=("sim", "rounds"),
+        created_at=provenance.now(),
+        host={},
+        git=provenance.git(),
+        versions={},
+        gpu_blocks=None,
+        block_tokens=None,
+    )
 
 
 def _notes(table: Sequence[dict[str, str]], points: Sequence[PointResult], published: Published) -> list[str]:
-    """By role of the constants: how many rows, their MAPE; and the rows that nothing predicts."""
+    """By role of the constants: the number of rows and their MAPE; then the rows that no preset predicts."""
     said = []
     for role in ("fitted", "printed twice", "predicted", "none needed"):
         own = [point for point in points if point.axes["constants"] == role]

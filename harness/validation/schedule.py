@@ -1,9 +1,9 @@
-"""A calibration's points and those that it is held against, measured in turns.
+"""The order in which a validation measures a calibration's points and the held-out points: in turns.
 
-Machines get slower and faster by more, within minutes, than what is to be told apart: what is measured at another time
-is measured on another machine. So each pass measures all points of both kinds that share a running engine, each for a
-part of its time; and what needs an engine of its own runs between one such engine and the next. (Not between passes: an
-engine that is started again may be several percent quicker or slower than it was.)
+A machine's speed drifts within minutes by more than the differences that a validation has to resolve. So each pass
+measures all points of both kinds that share a running engine, each for a part of its time. Cells that need an engine
+of their own run between two such engines. They do not run between passes, because a restarted engine may be several
+percent faster or slower than before.
 """
 
 from __future__ import annotations
@@ -21,8 +21,9 @@ _FEWEST = 3
 
 
 def in_turns(micro: Sequence[Cell], cells: Sequence[Cell], passes: int) -> list[Cell]:
-    """Cells to run in this order: each point of both kinds once a pass, engine by engine; free loads, and what has an
-    engine without a point of the calibration, after the first engine.
+    """The cells in the order to run: each point of both kinds once a pass, engine by engine.
+
+    Free loads run after the first engine, as do cells whose engine measures no point of the calibration.
 
     micro: `micro_cells` of as many passes, whose keys end in #1, #2 …
     """

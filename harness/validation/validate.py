@@ -33,7 +33,7 @@ from harness.records import Origin, Resolved
 from harness.results.manifest import CellEntry
 from harness.results.summary import FREE_LOAD
 from harness.validation.comparable import check_apart, check_held_out, check_host, check_sides
-from harness.validation.document import Judged, document, write_document
+from harness.validation.document import CalibrationFacts, Judgement, document, write_document
 from harness.validation.equivalence import MARGIN, Comparison, PointResult, compare
 from harness.validation.known_limits import notes
 from harness.validation.points import Point, Side, point_name, read_side, repeated
@@ -75,7 +75,7 @@ class Validation(msgspec.Struct, frozen=True, kw_only=True):
     command: str = ""
 
 
-def validate(request: Validation, progress: Progress) -> Judged:
+def validate(request: Validation, progress: Progress) -> Judgement:
     """Runs both sides, judges them, writes validation.json.
 
     Raises NotComparable before anything starts where a point is the calibration's own, and afterwards where the two
@@ -131,8 +131,8 @@ def _write(
     comparison: Comparison,
     reference: Side,
     candidate: Side,
-) -> Judged:
-    content = document(
+) -> Judgement:
+    written = document(
         comparison,
         reference,
         candidate,
@@ -140,13 +140,13 @@ def _write(
         command=request.command,
         experiment=Origin(path=Path(request.experiment.path or "").name, sha256=request.experiment.sha256),
         calibration=_calibration_facts(calibration, source),
-        notes=notes(comparison, reference),
+        notes=tuple(notes(comparison, reference)),
     )
-    write_document(request.folder, content)
-    return Judged(content, reference, candidate)
+    write_document(request.folder, written)
+    return Judgement(written, reference, candidate)
 
 
-def compare_runs(reference: Path, candidate: Path, folder: Path, margin: float, command: str) -> Judged:
+def compare_runs(reference: Path, candidate: Path, folder: Path, margin: float, command: str) -> Judgement:
     """Judges one run by another, writes validation.json.
 
     Raises NotComparable where they did not ask the same question.
@@ -154,17 +154,25 @@ def compare_runs(reference: Path, candidate: Path, folder: Path, margin: float, 
     ours, theirs = read_side([reference]), read_side([candidate])
     check_sides(ours, theirs)
     name = ours.manifest.name
-    content = document(compare(ours, theirs, margin), ours, theirs, name=name, command=command)
+    written = document(compare(ours, theirs, margin), ours, theirs, name=name, command=command)
     _make(folder)
-    write_document(folder, content)
-    return Judged(content, ours, theirs)
+    write_document(folder, written)
+    return Judgement(written, ours, theirs)
 
 
-def _calibration_facts(calibration: Calibration, source: str) -> dict[str, Any]:
+def _calibration_facts(calibration: Calibration, source: str) -> CalibrationFacts:
     path = Path(source)
     digest = hashlib.sha256(path.read_bytes()).hexdigest() if path.is_file() else None
-    facts = {name: getattr(calibration, name) for name in ("name", "date", "machine", "method", "good", "verdict")}
-    return {**facts, "sha256": digest, "fitted_points": len(calibration.fitted_on.points)}
+    return CalibrationFacts(
+        name=calibration.name,
+        date=calibration.date,
+        machine=calibration.machine,
+        method=calibration.method,
+        good=calibration.good,
+        verdict=calibration.verdict,
+        sha256=digest,
+        fitted_points=len(calibration.fitted_on.points),
+    )
 
 
 # ---- the real side

@@ -21,7 +21,7 @@ VLLM_PYTHON = ROOT / ".engines/vllm/bin/python"
 SERVER_CORE, CLIENT_CORE = 0, 1
 OUTPUT_TOKENS = (1, 8)
 REQUESTS = {"ours": 15_000, "bare": 15_000, "vllm": 3000}
-NAMES = {"ours": "OpenAIReplay, rows written", "bare": "bare aiohttp, nothing parsed", "vllm": "vllm bench serve"}
+NAMES = {"ours": "HttpReplay, rows written", "bare": "bare aiohttp, nothing parsed", "vllm": "vllm bench serve"}
 
 
 @contextmanager
@@ -77,7 +77,7 @@ def closed_loop(url: str, rounds: int) -> None:
                 key = ("vllm", result["output_tokens"])
                 rates.setdefault(key, []).append(result["requests"] / result["seconds"])
     print(f"closed loop, 64 at once, 32-token prompts, median (lowest to highest) of {rounds} interleaved runs")
-    print("(OpenAIReplay makes its prompts within the time, the others before it):")
+    print("(HttpReplay makes its prompts within the time, the others before it):")
     for (kind, tokens), seen in sorted(rates.items(), key=lambda item: item[0][1]):
         spread = f"({min(seen):,.0f} to {max(seen):,.0f})"
         print(f"  {tokens} tokens  {NAMES[kind]:30s} {statistics.median(seen):8,.0f} requests/s  {spread}")

@@ -3,9 +3,9 @@
     $ python scripts/bench_lib/client_loops.py ours http://127.0.0.1:43121 --requests 5000 --output-tokens 8
     {"seconds": 0.42, "cpu_s": 0.40, "requests": 5000, "failed": 0}
 
-ours: OpenAIReplay, closed loop, each record encoded and written to a file as it completes; making the prompts is
+ours: HttpReplay, closed loop, each record encoded and written to a file as it completes; making the prompts is
 within the time. bare: aiohttp, a ceiling: its bodies are made before the time starts, it stamps the first chunk,
-parses nothing and keeps nothing. open: OpenAIReplay, open loop; the figures are how late each request was sent.
+parses nothing and keeps nothing. open: HttpReplay, open loop; the figures are how late each request was sent.
 """
 
 from __future__ import annotations
@@ -23,7 +23,8 @@ import msgspec
 import numpy as np
 import uvloop
 
-from harness.engines.http.replay import OpenAIReplay
+from harness.engines.http.dialect import Completions
+from harness.engines.http.replay import HttpReplay
 from traces.load import Load
 from traces.request import Request, RequestRecord, Segment, TokenSource
 
@@ -52,7 +53,7 @@ async def ours(args: argparse.Namespace) -> dict[str, Any]:
             failed += record.error is not None
             late_s.append(record.sent_s - record.scheduled_s)
 
-        async with OpenAIReplay(args.url, "instant", tokens, time.perf_counter) as client:
+        async with HttpReplay(args.url, Completions("instant"), tokens, time.perf_counter) as client:
             await client.replay(Load(requests(args)[:64], concurrency=args.concurrency), lambda _record: None)
             load = Load(requests(args), concurrency=None if args.rate else args.concurrency)
             began_s, cpu_s = time.perf_counter(), time.process_time()

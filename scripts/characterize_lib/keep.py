@@ -20,10 +20,11 @@ from harness.report.io.tables import DIRECTIONS, labels, side_by_side
 from harness.report.run.tables import figure_rows
 from harness.results.folder import read_io
 from harness.results.manifest import read_manifest
+from harness.results.summary import Summary, plain_summary, read_summary
 
 
 def main(target: Path, runs: Sequence[Path]) -> None:
-    summaries = [json.loads((run / "summary.json").read_text()) for run in runs]
+    summaries = [read_summary(run) for run in runs]
     io, manifest = read_io(runs[-1]), read_manifest(runs[-1])
     assert io is not None, f"{runs[-1]}: not traced"
     host = {key: value for key, value in msgspec.structs.asdict(manifest.host).items() if key != "hostname"}
@@ -45,7 +46,7 @@ def main(target: Path, runs: Sequence[Path]) -> None:
     target.mkdir(parents=True, exist_ok=True)
     (target / "io.md").write_text("\n".join(lines) + "\n")
     kept = {"manifest": {"host": host, "versions": versions, "git": msgspec.to_builtins(manifest.git)}, "io": named(io)}
-    kept["summaries"] = {summary["run_id"]: summary["cells"] for summary in summaries}
+    kept["summaries"] = {summary.run_id: plain_summary(summary)["cells"] for summary in summaries}
     (target / "io.json").write_text(json.dumps(kept, separators=(",", ":"), default=str) + "\n")
     for path in sorted(target.iterdir()):
         print(f"{path}  {format_bytes(path.stat().st_size)}")
@@ -61,7 +62,7 @@ def size_rows(io: dict[str, Any]) -> list[list[str]]:
     ]
 
 
-def ttft_table(summary: dict[str, Any]) -> list[str]:
+def ttft_table(summary: Summary) -> list[str]:
     rows = [
         [row.cell, row.tier, str(row.n), row.mean, *(p.text + "*" * p.thin for p in row.percentiles), row.verdicts]
         for row in figure_rows(summary)

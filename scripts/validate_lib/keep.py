@@ -21,6 +21,7 @@ import msgspec
 from harness.records import Origin
 from harness.results.folder import read_rows
 from harness.results.manifest import CellEntry, Manifest, read_manifest
+from harness.validation.document import Document, read_document, write_document
 
 # The sections of a cell's config that say what was measured; the others name engines' settings, paths among them.
 _KEPT = ("model", "cache", "workload", "storage")
@@ -36,8 +37,8 @@ def main() -> None:
     given.target.mkdir(parents=True, exist_ok=True)
     runs = sorted(path.parent for path in given.source.glob("*/manifest.json"))
     shutil.copyfile(given.source / "validation.md", given.target / "validation.md")
-    judged = _without_paths(json.loads((given.source / "validation.json").read_text()))
-    (given.target / "validation.json").write_text(json.dumps(judged, indent=1, ensure_ascii=False) + "\n")
+    judged = _without_paths(msgspec.to_builtins(read_document(given.source)))
+    write_document(given.target, msgspec.convert(judged, Document))
     if given.calibration:
         shutil.copyfile(given.calibration, given.target / "calibration.yaml")
     manifests = {run.name: _without_paths(msgspec.to_builtins(_shortened(read_manifest(run)))) for run in runs}
@@ -73,7 +74,7 @@ def _without_paths(value: Any) -> Any:
     """Absolute paths, also those in a command, by their last part."""
     if isinstance(value, dict):
         return {key: _without_paths(inner) for key, inner in value.items()}
-    if isinstance(value, list):
+    if isinstance(value, list | tuple):
         return [_without_paths(inner) for inner in value]
     if isinstance(value, str):
         return " ".join(

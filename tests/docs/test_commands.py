@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 import pytest
 
-from harness.commands.app import VERBS, command_line
+from harness.commands.app import VERBS, make_app
 from harness.experiment.read import load_experiment
 from tests.support.paths import ROOT
 
@@ -100,7 +100,7 @@ def test_a_command_that_cannot_run_here_is_one(line: Line) -> None:
     tokens = shlex.split(line.text)[1:]
     verb = next((name for name in (" ".join(tokens[:2]), tokens[0]) if name in VERBS), None)
     assert verb is not None, f"{line.page}: {line.text}: no such verb"
-    _, bound, _ = command_line(tokens).parse_args(tokens, exit_on_error=False, print_error=False)
+    _, bound, _ = make_app(tokens).parse_args(tokens, exit_on_error=False, print_error=False)
     if verb in ("run", "sweep", "calibrate", "serve") and bound.args and bound.args[0] != Path("my_experiment.yaml"):
         overrides = [text for text in bound.kwargs.get("overrides") or [] if "mine.yaml" not in text]
         load_experiment(bound.args[0], overrides, bound.kwargs.get("size"))

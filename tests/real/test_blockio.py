@@ -22,7 +22,7 @@ from harness.blockio.devices import Device, create, destroy
 from harness.blockio.fio import Job, measure
 from harness.collectors.bpf import BpfTrace, read_block, read_files
 from harness.collectors.host import read_host
-from harness.experiment.storage import Device as DeviceSpec
+from harness.experiment.storage import DeviceSettings
 from tests.support.paths import ROOT
 
 MIB = 2**20
@@ -65,7 +65,7 @@ def device(request: pytest.FixtureRequest) -> Iterator[Device]:
     name = f"test-io-{os.getpid()}"
     file_system, _, bandwidth = request.param.partition(" ")
     settings = {"file_system": file_system, "bandwidth": bandwidth or "200MiB/s", "size": "512MiB"}
-    yield create(name, DeviceSpec.model_validate(settings))
+    yield create(name, DeviceSettings.model_validate(settings))
     destroy(name, patience_s=30)
 
 

@@ -17,7 +17,7 @@ import pytest
 from harness.blockio import devices as refdevice
 from harness.blockio.devices import create, destroy
 from harness.errors import DeviceError
-from harness.experiment.storage import Device as DeviceSpec
+from harness.experiment.storage import DeviceSettings
 from tests.support.paths import ROOT
 
 MIB = 2**20
@@ -52,8 +52,8 @@ def traces(name: str) -> list[str]:
     return [line for line in text if str(home) in line] + ([str(home)] if home.exists() else [])
 
 
-def spec(file_system: str = "ext4", **limits: str) -> DeviceSpec:
-    return DeviceSpec.model_validate({"size": "512MiB", "file_system": file_system, **limits})
+def spec(file_system: str = "ext4", **limits: str) -> DeviceSettings:
+    return DeviceSettings.model_validate({"size": "512MiB", "file_system": file_system, **limits})
 
 
 def fio(folder: Path, *options: str) -> dict[str, float]:
@@ -109,7 +109,7 @@ def single_reads_d2c_s(device: refdevice.Device, count: int) -> float:
 
 def test_each_limit_is_kept_for_itself(name: str) -> None:
     limits = {"read_bandwidth": "80MiB/s", "write_bandwidth": "40MiB/s", "read_iops": "500", "latency": "4ms"}
-    limited = DeviceSpec.model_validate({"size": "512MiB", **limits, "read_iops": 500})
+    limited = DeviceSettings.model_validate({"size": "512MiB", **limits, "read_iops": 500})
     device = create(name, limited)
     deep = ["--ioengine=io_uring", "--iodepth=32"]
     written = fio(device.mount, "--rw=write", "--bs=1M", "--size=80M", *deep)
@@ -147,8 +147,10 @@ def test_a_file_can_hold_the_bytes(name: str, tmp_path: Path) -> None:
 
 def test_what_a_killed_harness_leaves_is_removed_by_destroy_all(name: str) -> None:
     program = (
-        "import sys, time; from harness.blockio.devices import create; from harness.experiment.storage import Device;"
-        f"create({name!r}, Device(bandwidth='100MiB/s', size='512MiB')); print('up', flush=True); time.sleep(600)"
+        "import sys, time; from harness.blockio.devices import create;"
+        "from harness.experiment.storage import DeviceSettings;"
+        f"create({name!r}, DeviceSettings(bandwidth='100MiB/s', size='512MiB'));"
+        "print('up', flush=True); time.sleep(600)"
     )
     process = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True, cwd=ROOT)
     assert process.stdout is not None and process.stdout.readline() == "up\n"
@@ -240,7 +242,7 @@ def test_only_own_devices_are_touched(name: str) -> None:
 )
 def test_what_cannot_be_made_is_refused_on_one_line(name: str, change: dict[str, str], words: str) -> None:
     with pytest.raises(DeviceError, match=words) as refused:
-        create(name, DeviceSpec.model_validate({"size": "512MiB", "bandwidth": "100MiB/s", **change}))
+        create(name, DeviceSettings.model_validate({"size": "512MiB", "bandwidth": "100MiB/s", **change}))
     assert "\n" not in str(refused.value)
 
 

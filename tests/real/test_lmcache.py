@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from harness.caches.base import CachePlan, CacheResolved
-from harness.caches.lmcache import make
+from harness.caches.lmcache import make_server
 from harness.experiment.cache import Cache, Eviction
 from harness.records import EvictionRules
 from simulator.policies import LMCACHE, lmcache_eviction
@@ -25,7 +25,7 @@ def resolved(folder: Path, eviction: Eviction) -> CacheResolved:
     (folder / "logs").mkdir()
 
     async def ask() -> CacheResolved:
-        server = make(plan)
+        server = make_server(plan)
         server.start()
         try:
             await server.ready()

@@ -152,11 +152,11 @@ def lies(journal: Journal) -> list[Journal]:
     return found
 
 
-Judged = list[tuple[dict[str, Any], dict[str, Any]]]
+Answered = list[tuple[dict[str, Any], dict[str, Any]]]
 
 
 @pytest.fixture(scope="module")
-def tiers(cache: Path) -> dict[str, Judged]:
+def tiers(cache: Path) -> dict[str, Answered]:
     """Journals with LMCache's verdict: random ones by default and by other evictions, four lies, and the trace's (by
     LRU and by ARC) where there is one."""
     chunk_bytes = 256 * load_model("llama-3.2-3b").kv_bytes_per_token
@@ -179,7 +179,7 @@ def tiers(cache: Path) -> dict[str, Judged]:
 
 
 @pytest.mark.parametrize("group", ["default", "evicting"])
-def test_lmcache_decides_alike_on_random_workloads(tiers: dict[str, Judged], group: str) -> None:
+def test_lmcache_decides_alike_on_random_workloads(tiers: dict[str, Answered], group: str) -> None:
     seen: Counter[str] = Counter()
     for seed, (asked, real) in enumerate(tiers[group]):
         first = asked["journal"][real["wrong"][0][0]] if real["wrong"] else None
@@ -191,7 +191,7 @@ def test_lmcache_decides_alike_on_random_workloads(tiers: dict[str, Judged], gro
 
 
 @pytest.mark.parametrize("group", ["trace", "trace by ARC"])
-def test_lmcache_decides_alike_on_the_conversation_trace(tiers: dict[str, Judged], group: str) -> None:
+def test_lmcache_decides_alike_on_the_conversation_trace(tiers: dict[str, Answered], group: str) -> None:
     if not tiers[group]:
         pytest.skip("no mooncake_conversation.jsonl in $HARNESS_TRACES; `harness traces fetch` gets it")
     asked, real = tiers[group][0]
@@ -200,7 +200,7 @@ def test_lmcache_decides_alike_on_the_conversation_trace(tiers: dict[str, Judged
     assert real["evicted"] > 10_000 and real["checked"]["prefetched"] > 100
 
 
-def test_a_lie_about_lmcache_is_found(tiers: dict[str, Judged]) -> None:
+def test_a_lie_about_lmcache_is_found(tiers: dict[str, Answered]) -> None:
     *changed, other_policy = tiers["lies"]
     for asked, real in changed:
         assert [index for index, _ in real["wrong"]] == [len(asked["journal"]) - 1]

@@ -52,13 +52,13 @@ def request(tmp_path: Path, config: dict[str, Any], sizes: tuple[str, ...]) -> V
 
 
 def test_hit_tokens_and_bytes_are_the_same_on_both_sides(tmp_path: Path) -> None:
-    content = validate(request(tmp_path, EXPERIMENT, ("single", "pairs", "load")), Quiet()).content
-    counts = [(p["cell"], p["tier"], f) for p in content["points"] for f in p["counts"]]
-    assert len(content["points"]) == 9 and len(counts) > 40
-    assert [(cell, tier, f) for cell, tier, f in counts if f["verdict"] != "pass"] == []
-    assert content["reference"]["gpu_blocks"] == content["candidate"]["gpu_blocks"] == 256
-    load = next(p for p in content["points"] if p["tier"] == "load")
-    assert load["noise"] and load["wasserstein_s"] is not None
+    document = validate(request(tmp_path, EXPERIMENT, ("single", "pairs", "load")), Quiet()).document
+    counts = [(p.cell, p.tier, f) for p in document.points for f in p.counts]
+    assert len(document.points) == 9 and len(counts) > 40
+    assert [(cell, tier, f) for cell, tier, f in counts if f.verdict != "pass"] == []
+    assert document.reference.gpu_blocks == document.candidate.gpu_blocks == 256
+    load = next(p for p in document.points if p.tier == "load")
+    assert load.noise and load.wasserstein_s is not None
     assert not left_behind(tmp_path)
 
 

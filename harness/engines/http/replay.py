@@ -1,11 +1,11 @@
-"""The one HTTP load loop: sends a Load to an OpenAI-compatible server and stamps what streams back.
+"""The one HTTP load loop: sends a Load to a server and stamps what streams back.
 
-    async with OpenAIReplay("http://127.0.0.1:8000", "tiny", tokens, clock) as client:
+    async with HttpReplay("http://127.0.0.1:8000", Completions("tiny"), tokens, clock) as client:
         await client.replay(load, emit)
 
-What can be made before a request's moment (its tokens, its JSON) is made before it. sent_s is read right before the
-request's bytes go to the socket, so neither a connection's set-up nor the wait for a free one is in a latency. A
-request that fails is a record with an error, never an exception.
+The loop makes a request's tokens and JSON before the request is due. It reads sent_s right before the bytes go to the
+socket, so a latency contains neither a connection's set-up nor the wait for a free one. A request that fails becomes a
+record with an error, never an exception.
 """
 
 from __future__ import annotations
@@ -16,64 +16,56 @@ import gc
 import math
 import os
 from collections import deque
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable
 from types import SimpleNamespace, TracebackType
-from typing import Any
 from urllib.parse import SplitResult, urlsplit
 
 import aiohttp
-import msgspec
 
 from harness.engines.base import Emit
+from harness.engines.http.dialect import Dialect, Event
 from harness.engines.http.stream import Answer
 from traces.load import Action, Done, Load, Send, WaitUntil
 from traces.request import Request, RequestRecord, TokenSource
 
-# Timers of the event loop are whole milliseconds and late by up to one: the last stretch is waited for awake.
+# The event loop's timers are up to a millisecond late, so the loop spins through the last stretch.
 SPIN_S = 0.0015
-# Sends in a row before the event loop looks for answers again, which until then have no stamp: half a millisecond.
+# Sends in a row, half a millisecond, before the event loop reads answers again: until then it stamps none.
 BURST = 8
 PREPARED_BYTES = 256 << 20
-# What preparing a prompt takes at most, for a guess whether it fits into a pause (about 0.1 µs a token is usual).
+# The longest time that a prompt takes to prepare, to judge whether it fits into a pause (usual: 0.1 µs a token).
 PREPARE_S, PREPARE_S_PER_TOKEN = 0.0002, 1e-6
-# Servers drop idle connections (uvicorn after 5 s); one that is about to be dropped would lose the request.
+# Servers drop idle connections (uvicorn after 5 s). A request sent on a connection being dropped would be lost.
 REUSE_WITHIN_S = 3.0
 CONNECT_AHEAD = aiohttp.ClientTimeout(total=5)
 READ_BYTES = 1 << 20
 ERROR_CHARS = 300
 
 
-class OpenAIReplay:
+class HttpReplay:
     """A client of `url` (without /v1), reusable for any number of replays, one at a time.
 
+    dialect: what the server there speaks.
     clock: the run's clock in seconds; moment 0 of a load is clock() when its replay starts.
-    extra_body: added to every request's JSON, over the defaults (temperature 0, ignore_eos).
-    count_tokens: counts a chunk as tokens where their number rose, not where it has text: text can be empty for a token
-    that is half a character. It asks for the running count of `continuous_usage_stats` (vLLM) instead of
-    the ids themselves, with which the prompt's would come back too. Without an answer to that, text counts.
     Raises ValueError for a url or key that cannot be used.
     """
 
     def __init__(
         self,
         url: str,
-        model: str,
+        dialect: Dialect,
         tokens: TokenSource,
         clock: Callable[[], float],
         *,
-        extra_body: Mapping[str, Any] = {},
         api_key: str | None = None,
         request_timeout_s: float = 600.0,
         max_connections: int = 1024,
-        count_tokens: bool = False,
     ) -> None:
         self._address = _checked(url).netloc
         if api_key is not None and not (api_key.isascii() and api_key.isprintable()):
             raise ValueError("api_key has characters that cannot go into an HTTP header: check for a line break")
-        stream_options = {"include_usage": True} | ({"continuous_usage_stats": True} if count_tokens else {})
-        fields = {"model": model, "temperature": 0, "ignore_eos": True, **extra_body}
-        self._fields = msgspec.json.encode(fields | {"stream": True, "stream_options": stream_options})[:-1]
-        self._url, self._tokens, self._clock, self._api_key = url.rstrip("/"), tokens, clock, api_key
+        self._url, self._dialect, self._tokens = url.rstrip("/"), dialect, tokens
+        self._clock, self._api_key = clock, api_key
         self._timeout_s, self._max_connections = request_timeout_s, max_connections
         self._session: aiohttp.ClientSession | None = None
         self._schedule: _Schedule | None = None
@@ -96,13 +88,13 @@ class OpenAIReplay:
         )
 
     async def close(self) -> None:
-        """Closes all connections. Safe at any time, twice too."""
+        """Closes all connections. Safe at any time, and safe to repeat."""
         if self._session is not None:
             await self._session.close()
             self._session = None
             await asyncio.sleep(0)  # lets the transports go
 
-    async def __aenter__(self) -> OpenAIReplay:
+    async def __aenter__(self) -> HttpReplay:
         await self.open()
         return self
 
@@ -114,10 +106,11 @@ class OpenAIReplay:
     async def replay(self, load: Load, emit: Emit) -> None:
         """Sends the load and emits one record a request, as each completes.
 
-        Cancelled, or when emit raises: requests in flight are dropped without a record, and nothing stays behind.
+        If the caller cancels it or emit raises, it drops the requests in flight without a record and leaves no task.
         """
         await self.open()
-        schedule = self._schedule = _Schedule(load, _Bodies(load.requests, self._encode), self._clock, self._ask)
+        bodies = _Bodies(load.requests, self._encode)
+        schedule = self._schedule = _Schedule(load, bodies, self._clock, self._ask, self._dialect.decode)
         gc.freeze()  # a full collection of a big load's objects would stop the loop for 100 ms and more
         try:
             await self._connect_ahead()
@@ -133,26 +126,25 @@ class OpenAIReplay:
             self._schedule.give_up(reason)
 
     async def _connect_ahead(self) -> None:
-        """Has one connection ready, so that a lone request does not follow its own connection's set-up."""
+        """Opens one connection, so that a lone request does not wait for its set-up."""
         assert self._session is not None
-        # If this fails, then so will the requests, and be records; any status is fine.
+        # Any status is fine. If the connection fails, the requests fail, too, and become records.
         with contextlib.suppress(aiohttp.ClientError, TimeoutError):
-            models = self._session.get(f"{self._url}/v1/models", timeout=CONNECT_AHEAD, allow_redirects=False)
-            async with models as response:
+            address = f"{self._url}{self._dialect.warm_path}"
+            async with self._session.get(address, timeout=CONNECT_AHEAD, allow_redirects=False) as response:
                 await response.read()
 
     async def _stamp_sent(self, _session: aiohttp.ClientSession, context: SimpleNamespace, _chunk: object) -> None:
         context.trace_request_ctx.sent_s = self._clock()
 
     def _encode(self, request: Request) -> bytes:
-        ids = msgspec.json.encode(self._tokens.expand(request.prompt))
-        return b'%b,"max_tokens":%d,"prompt":%b}' % (self._fields, request.output_tokens, ids)
+        return self._dialect.encode(self._tokens.expand(request.prompt), request.output_tokens)
 
     async def _ask(self, body: bytes, answer: Answer) -> None:
-        """Fills the answer in as it comes."""
+        """Posts the body and feeds what arrives to the answer."""
         assert self._session is not None
-        completions = f"{self._url}/v1/completions"
-        post = self._session.post(completions, data=body, allow_redirects=False, trace_request_ctx=answer)
+        address = f"{self._url}{self._dialect.path}"
+        post = self._session.post(address, data=body, allow_redirects=False, trace_request_ctx=answer)
         try:
             async with post as response:
                 answer.status, answer.content_type = response.status, response.content_type
@@ -160,7 +152,7 @@ class OpenAIReplay:
                     answer.feed(data, self._clock())
                 answer.end(self._clock())
         except aiohttp.ClientConnectorError as error:
-            # A negative number is a name look-up's, which has words of its own.
+            # A negative number comes from a name look-up, whose error carries its own text.
             number = error.errno or 0
             reason = os.strerror(number) if number > 0 else error.strerror or error
             answer.error = f"cannot connect to {self._address}: {reason}"
@@ -177,7 +169,6 @@ class OpenAIReplay:
         error = answer.failure(request.prompt_tokens)
         if error is not None and self._api_key:
             error = error.replace(self._api_key, "[api key]")
-        details = usage.prompt_tokens_details if usage else None
         return RequestRecord(
             id=request.id,
             scheduled_s=send.scheduled_s,
@@ -188,7 +179,7 @@ class OpenAIReplay:
             token_s=tuple(answer.token_s),
             prompt_tokens=request.prompt_tokens,
             output_tokens=usage.completion_tokens if usage else None,
-            cached_tokens=details.cached_tokens if details else None,
+            cached_tokens=usage.cached_tokens if usage else None,
             session=request.session,
             turn=request.turn,
             error=None if error is None else " ".join(error.split())[:ERROR_CHARS],
@@ -196,6 +187,7 @@ class OpenAIReplay:
 
 
 _Ask = Callable[[bytes, Answer], Awaitable[None]]
+_Decode = Callable[[bytes], Event]
 _Emit = Callable[[Send, Answer], None]
 
 
@@ -211,10 +203,10 @@ def _checked(url: str) -> SplitResult:
 
 
 class _Schedule:
-    """One replay: the only place that sleeps. Each request in flight is a task, which waits for its answer alone."""
+    """One replay: the only place that sleeps. Each request in flight is a task that waits for its own answer."""
 
-    def __init__(self, load: Load, bodies: _Bodies, clock: Callable[[], float], ask: _Ask) -> None:
-        self._load, self._bodies, self._clock, self._ask = load, bodies, clock, ask
+    def __init__(self, load: Load, bodies: _Bodies, clock: Callable[[], float], ask: _Ask, decode: _Decode) -> None:
+        self._load, self._bodies, self._clock, self._ask, self._decode = load, bodies, clock, ask, decode
         self._in_flight: set[asyncio.Task[None]] = set()
         self._wake: asyncio.Future[None] | None = None
         self._failure: BaseException | None = None
@@ -227,7 +219,7 @@ class _Schedule:
         while self._failure is None:
             action = self._send_due(emit) if self._lost is None else Done()
             if isinstance(action, Send):
-                # They go now, and answers that came meanwhile are stamped. Twice: aiohttp writes in a task's task.
+                # The requests go out, and arrived answers get stamps. Twice: aiohttp writes in a task of a task.
                 await asyncio.sleep(0)
                 await asyncio.sleep(0)
             elif isinstance(action, Done) and not self._in_flight:
@@ -241,7 +233,7 @@ class _Schedule:
         return self._clock() - self._start_s
 
     def _send_due(self, emit: _Emit) -> Action:
-        """Begins up to BURST requests that are due. Returns the last Send, or what is to be done if none is due."""
+        """Begins up to BURST requests that are due. Returns the last Send, or another action if none is due."""
         last: Send | None = None
         for _ in range(BURST):
             action = self._load.next(self._now_s())
@@ -255,7 +247,7 @@ class _Schedule:
         return last
 
     async def _serve(self, send: Send, body: bytes, emit: _Emit) -> None:
-        answer = Answer(self._clock())
+        answer = Answer(self._clock(), self._decode)
         try:
             await self._ask(body, answer)
         except asyncio.CancelledError:
@@ -268,11 +260,11 @@ class _Schedule:
     def _ended(self, task: asyncio.Task[None]) -> None:
         self._in_flight.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None:
-            self._failure = error  # it belongs to whoever awaits the replay
+            self._failure = error  # play() raises it to its caller
         self._wake_up()
 
     async def _pause(self, gap_s: float) -> None:
-        """Until a request ends, or shortly before gap_s is over."""
+        """Waits until a request ends, or until shortly before gap_s is over."""
         if gap_s <= SPIN_S:
             await asyncio.sleep(0)
             return
@@ -291,34 +283,34 @@ class _Schedule:
             self._wake.set_result(None)
 
     def give_up(self, reason: str) -> None:
-        """Nothing more is sent, and what is in flight ends now, with this error."""
+        """Sends nothing more, and ends the requests in flight with this error."""
         self._lost = reason
         for task in self._in_flight:
             task.cancel()
         self._wake_up()
 
     async def abandon(self) -> None:
-        """Drops what is in flight."""
+        """Drops the requests in flight."""
         for task in self._in_flight:
             task.cancel()
         await asyncio.gather(*self._in_flight, return_exceptions=True)
 
 
 class _Bodies:
-    """Requests encoded ahead of their moment, up to PREPARED_BYTES, in the order in which they will be wanted."""
+    """Encodes requests before they are due, up to PREPARED_BYTES, in the order in which they will be needed."""
 
     def __init__(self, requests: tuple[Request, ...], encode: Callable[[Request], bytes]) -> None:
         self._encode, self._bytes = encode, 0
         self._ready: dict[int, bytes] = {}
         self._taken: set[int] = set()
         begins_s: dict[str | None, float] = {request.session: request.at_s or 0.0 for request in reversed(requests)}
-        # A later turn, which has no time of its own, is wanted some time after its session's first.
+        # A later turn has no time of its own; it is needed some time after its session's first turn.
         due_s = [begins_s[request.session] if request.at_s is None else request.at_s for request in requests]
         wanted = sorted(range(len(requests)), key=lambda order: (requests[order].wave, due_s[order]))
         self._queue = deque(requests[order] for order in wanted)
 
     def prepare(self, within_s: float) -> bool:
-        """Encodes one request if that surely takes less than within_s. False: nothing was done."""
+        """Encodes one request if that surely takes less than within_s. Returns whether it did."""
         while self._queue and id(self._queue[0]) in self._taken:
             self._queue.popleft()
         if not self._queue or self._bytes >= PREPARED_BYTES:

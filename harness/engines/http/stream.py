@@ -1,10 +1,13 @@
-"""What a completions server streams back, read without any I/O: the pieces of a body go in, an Answer builds up."""
+"""Reads what a server streams back, without any I/O: the pieces of a body go in, an Answer builds up."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
+
+from harness.engines.http.dialect import Event, Usage
 
 OTHER_BYTES = 4096
 MAX_EVENT_BYTES = 1 << 20
@@ -49,47 +52,24 @@ def _data(block: bytes) -> bytes | None:
     return b"\n".join(lines) if lines else None
 
 
-class _Details(msgspec.Struct):
-    cached_tokens: int | None = None
-
-
-class _Usage(msgspec.Struct):
-    prompt_tokens: int
-    completion_tokens: int = 0
-    prompt_tokens_details: _Details | None = None
-
-
-class _Choice(msgspec.Struct):
-    text: str | None = None
-
-
-class _Event(msgspec.Struct):
-    choices: list[_Choice] = []
-    usage: _Usage | None = None
-    error: Any = None
-
-
-_decode_event = msgspec.json.Decoder(_Event).decode
-
-
 class Answer:
-    """What has come of one request so far; token_s are the arrivals of the chunks that carried tokens.
+    """What has arrived for one request so far; token_s are the arrivals of the chunks that carried tokens.
 
-    status is 0 until the answer's head is in. error: what broke the answer off. other: the first bytes of an answer
-    that is no event stream.
+    decode: the dialect's reader of one event. status is 0 until the answer's head is in. error: what broke the answer
+    off. other: the first bytes of an answer that is no event stream.
     """
 
     __slots__ = (
-        "_counts", "_events", "_other", "_tokens", "content_type", "error", "finished", "first_chunk_s", "sent_s",
-        "status", "token_s", "usage",
+        "_counts", "_decode", "_events", "_other", "_tokens", "content_type", "error", "finished", "first_chunk_s",
+        "sent_s", "status", "token_s", "usage",
     )  # fmt: skip
 
-    def __init__(self, sent_s: float) -> None:
-        self.sent_s = sent_s
+    def __init__(self, sent_s: float, decode: Callable[[bytes], Event]) -> None:
+        self.sent_s, self._decode = sent_s, decode
         self.status, self.content_type = 0, ""
         self.first_chunk_s: float | None = None
         self.token_s: list[float] = []
-        self.usage: _Usage | None = None
+        self.usage: Usage | None = None
         self.finished = False
         self.error: str | None = None
         self._events, self._other = EventDecoder(), b""
@@ -130,7 +110,7 @@ class Answer:
             self.finished = True
             return
         try:
-            event = _decode_event(data)
+            event = self._decode(data)
         except (msgspec.MsgspecError, UnicodeDecodeError) as error:
             self.error = f"unreadable event in the stream ({error}): {data[:80].decode(errors='replace')}"
             return
@@ -139,21 +119,22 @@ class Answer:
             return
         if self.first_chunk_s is None:
             self.first_chunk_s = now_s
-        if event.choices and self._carries_token(event):
+        text, usage = event.text, event.usage
+        if text is not None and self._carries_token(text, usage):
             self.token_s.append(now_s)
-        if event.usage is not None:
-            self.usage = event.usage
+        if usage is not None:
+            self.usage = usage
 
-    def _carries_token(self, event: _Event) -> bool:
+    def _carries_token(self, text: str, usage: Usage | None) -> bool:
         """By the server's running count if its first chunk has one, else by the text.
 
         Some servers send no running count and yet put the final one beside the last, empty text: that is no token.
         """
         if self._counts is None:
-            self._counts = event.usage is not None
-        if not self._counts or event.usage is None:
-            return bool(event.choices[0].text)
-        before, self._tokens = self._tokens, event.usage.completion_tokens
+            self._counts = usage is not None
+        if not self._counts or usage is None:
+            return bool(text)
+        before, self._tokens = self._tokens, usage.completion_tokens
         return self._tokens > before
 
     def failure(self, sent_tokens: int) -> str | None:

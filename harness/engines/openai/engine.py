@@ -8,7 +8,8 @@ from collections.abc import Callable
 import httpx
 
 from harness.engines.base import Emit
-from harness.engines.http.replay import OpenAIReplay
+from harness.engines.http.dialect import Completions
+from harness.engines.http.replay import HttpReplay
 from harness.engines.openai.settings import OpenAISettings
 from harness.errors import EngineError, SettingsError
 from harness.experiment.model import Experiment
@@ -29,9 +30,9 @@ class OpenAIEngine:
         self._settings, self._clock = settings, clock
         self._key = _key(settings.api_key_env)
         self._vocab_size = settings.vocab_size or model.vocab_size
-        self._replay = OpenAIReplay(
+        self._replay = HttpReplay(
             settings.url.rstrip("/"),
-            settings.model,
+            Completions(settings.model),
             TokenSource(experiment.seed, self._vocab_size),
             clock,
             api_key=self._key,

@@ -25,9 +25,9 @@ def _section(experiment: Experiment) -> SimSettings:
 
 
 def _make(experiment: Experiment, model: ModelSpec, folder: Path, _clock: Clock) -> Engine:
-    from harness.engines.sim.make import make
+    from harness.engines.sim.make import make_engine
 
-    return make(experiment, model, folder)
+    return make_engine(experiment, model, folder)
 
 
 def _disk(experiment: Experiment) -> DiskTier:

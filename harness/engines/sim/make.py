@@ -78,7 +78,7 @@ def simulator_maker(
     return fresh
 
 
-def make(experiment: Experiment, model: ModelSpec, folder: Path) -> Engine:
+def make_engine(experiment: Experiment, model: ModelSpec, folder: Path) -> Engine:
     """The engine that engines.sim describes; nothing of it has started. Raises SettingsError."""
     if experiment.engines.of(SimSettings).mode == "storage":
         return _storage(experiment, model, folder)

@@ -1,7 +1,7 @@
-"""The simulator on the wall clock with a real disk: its rules decide, its GPU is modelled, its disk's bytes move.
+"""The simulator on the wall clock with a real disk: its rules decide, its GPU is a model, its disk moves real bytes.
 
-Every read and write of the disk tier is made on a real device, and the request waits as long as that takes. CPU RAM
-and its copies are modelled unless the device is memory.
+The engine makes every read and write of the disk tier on a real device, and the request waits as long as that takes.
+CPU RAM and its copies are modelled unless the device is memory.
 """
 
 from __future__ import annotations
@@ -31,13 +31,14 @@ from simulator.storage import CoreStore, Store, StoreSettings
 from traces.load import Done, Load, Send, WaitUntil
 from traces.tiers import state_named
 
-# The longest wait at a stretch: others (signals, the progress bar) get a turn.
+# The longest wait at a stretch, so that signals and the progress bar get a turn.
 _SLICE_S = 0.02
 
 
 class StorageDevice:
-    """A store's transfers, and the seconds since `start`. Where each chunk has a file, their folder goes with `stop`,
-    and with this process."""
+    """A store's transfers, and the seconds since `start`.
+
+    Where each chunk has a file, `stop` removes their folder; so does the end of this process."""
 
     def __init__(self, settings: StoreSettings) -> None:
         self.settings = settings
@@ -74,7 +75,7 @@ class StorageDevice:
         self.began_s = time.monotonic()
 
     async def drop_page_cache(self) -> None:
-        """What is in a file is read from the device next time. Raises EngineError."""
+        """Empties the page cache, so that the next reads come from the device. Raises EngineError."""
         if self._keeper is not None and not await asyncio.to_thread(self._dropped, self._keeper):
             raise EngineError("the chunk files cannot be dropped from the page cache: what failed is said above")
 
@@ -87,7 +88,7 @@ class StorageDevice:
         return bool(helper.stdout.readline())
 
     def read_bytes(self) -> int | None:
-        """Bytes that came from the device; None: the page cache may have answered, and nobody counts."""
+        """Bytes that the device delivered; None: the page cache may have answered, and no counter tells."""
         if self.has_files:
             return storage_read_bytes(os.getpid())
         return self.transfers.read_bytes if self.transfers.store.buffered_because is None else None
@@ -102,7 +103,7 @@ class StorageDevice:
 
 
 class StorageEngine:
-    """Like the simulator, with the disk tier's transfers on a store."""
+    """The simulator with the disk tier's transfers on a store."""
 
     name = "sim"
 
@@ -111,7 +112,7 @@ class StorageEngine:
         self._make = make
         self._model = SimEngine(self._made, tiers=tiers)
         model, direct = self._model.capabilities, device.settings.direct
-        # The page cache answers where there are files that are not opened past it; a store that counts reads, never.
+        # The page cache can answer only for files that are opened without O_DIRECT.
         told = {None, True} if direct else {None, True, False} if device.has_files else {None}
         evidence = {name: needed for name, needed in model.evidence.items() if state_named(name).from_device in told}
         self.capabilities = Capabilities(tiers=model.tiers, resets=model.resets, evidence=evidence)
@@ -166,7 +167,7 @@ class StorageEngine:
         return Counters.of({**counters.named(), "disk_device_read_bytes": self._device.read_bytes()})
 
     def record(self) -> CellRecord:
-        """What the device did since the last call."""
+        """The device's work since the last call."""
         record = self._device.transfers.record()
         self._device.transfers.begin_record()
         return CellRecord(storage=record)
@@ -180,14 +181,14 @@ class StorageEngine:
         return self._device.transfers.store
 
     async def _settle(self) -> None:
-        """Until all stores have ended."""
+        """Waits until all stores have ended."""
         self._advance(self.now_s())
         while not self._simulator.idle:
             await self._wait(None)
             self._advance(self.now_s())
 
     def _advance(self, now_s: float) -> list[Completion]:
-        """Brings the simulator to this moment, and hands what it wants of the disk to the device."""
+        """Brings the simulator to this moment, and hands its disk transfers to the device."""
         simulator, transfers = self._simulator, self._device.transfers
         completions = []
         try:
@@ -204,7 +205,7 @@ class StorageEngine:
         return completions
 
     async def _wait(self, until_s: float | None) -> None:
-        """Until the device has answered, something is due in the simulator, until_s, or a slice of time is over."""
+        """Waits until the device answers, a simulator event is due, until_s, or a slice of time is over."""
         transfers = self._device.transfers
         moments = [moment for moment in (until_s, self._simulator.next_event_s) if moment is not None]
         if not moments and not transfers.pending:
@@ -222,5 +223,5 @@ class StorageEngine:
 
 
 def store_facts(store: Store) -> StoreFacts:
-    """What a manifest says of a store."""
+    """What the manifest tells about a store."""
     return StoreFacts(io=store.io, page_cache=store.buffered_because, slot_bytes=store.slot_bytes)

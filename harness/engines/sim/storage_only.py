@@ -1,8 +1,8 @@
-"""All KV on storage: no engine, no other tier; what is left of serving is what the device has to do.
+"""All KV on storage, without an engine or another tier: a request costs what the device has to do for it.
 
-A request reads the chunks of its prompt that are on the device, writes those that are not (prefill), which gives its
-first token, and then reads its whole context again for every `decode_read_tokens` output tokens (decode). What
-waits, waits for the device alone.
+A request first reads the chunks of its prompt that the device holds, then writes the others (prefill); that gives its
+first token. It then reads its whole context again for every `decode_read_tokens` output tokens (decode). A request
+waits for nothing but the device.
 """
 
 from __future__ import annotations
@@ -11,7 +11,8 @@ import asyncio
 import os
 import time
 from collections import deque
-from typing import Any
+
+import msgspec
 
 from harness.engines.base import Emit
 from harness.engines.sim.settings import SimSettings
@@ -19,7 +20,7 @@ from harness.engines.sim.storage import StorageDevice, store_facts
 from harness.engines.sim.transfers import Transfers
 from harness.errors import EngineError
 from harness.experiment.model import Experiment
-from harness.records import Capabilities, CellRecord, Counters, Resolved, singly
+from harness.records import Capabilities, CellRecord, Counters, Resolved, StorageFigures, Throughput, singly
 from simulator.models import ModelSpec
 from traces.load import Blocked, Done, Load, Send, WaitUntil
 from traces.request import Request, RequestRecord, TokensByTier, stable_id
@@ -30,7 +31,7 @@ CUT_OFF = "not finished when the time (measure.budget) was over"
 
 
 def chunk_keys(request: Request, chunk_tokens: int) -> list[int]:
-    """Names of the prompt's whole chunks: equal where all tokens up to a chunk's end are."""
+    """Names of the prompt's whole chunks: two names are equal if all tokens up to the chunks' ends are."""
     keys: list[int] = []
     part: list[object] = []
     filled = 0
@@ -47,7 +48,7 @@ def chunk_keys(request: Request, chunk_tokens: int) -> list[int]:
 
 
 class _Served:
-    """A request under way. stages: what it still has to transfer, each begun when the one before has ended."""
+    """A request in flight. stages: the transfers that it still has to make, one after another."""
 
     def __init__(self, send: Send, sent_s: float, keys: list[int], hits: int, decode_reads: int) -> None:
         self.send, self.sent_s, self.hits = send, sent_s, hits
@@ -102,14 +103,14 @@ class StorageOnlyEngine:
         await self._replay.run()
 
     def record(self) -> CellRecord:
-        """The load's figures: what moved, over which time, and three throughputs."""
+        """The load's figures: bytes moved, elapsed time, and three throughputs."""
         return CellRecord(storage=None if self._replay is None else self._replay.figures())
 
     def now_s(self) -> float:
         return self.device.now_s()
 
     async def metrics(self) -> Counters:
-        """Nothing is under way between loads."""
+        """Counters between loads, when nothing is in flight."""
         return Counters.of({"disk_device_read_bytes": self.device.read_bytes()})
 
     async def stop(self) -> None:
@@ -121,7 +122,7 @@ class StorageOnlyEngine:
 
 
 class _Replay:
-    """One load. What ends after the deadline is waited for, and counts for nothing."""
+    """One load. The replay waits for transfers that end after the deadline, and counts none of them."""
 
     def __init__(self, engine: StorageOnlyEngine, load: Load, emit: Emit) -> None:
         self._engine, self._load, self._emit = engine, load, emit
@@ -152,29 +153,29 @@ class _Replay:
             self._cut_off += 1
             self._emit(self._row(served, None, CUT_OFF))
 
-    def figures(self) -> dict[str, Any]:
-        """Of what was done by the deadline; see the formulas."""
+    def figures(self) -> StorageFigures:
+        """The figures of the work that ended by the deadline."""
         record = self._transfers.record(self._end_s)
-        kv_tokens = (record["read"]["operations"] + record["write"]["operations"]) * self._engine.chunk_tokens
-        elapsed_s, io_s, output = self._end_s - self._start_s, record["cumulative_io_s"], self._output_tokens
+        kv_tokens = (record.read.operations + record.write.operations) * self._engine.chunk_tokens
+        elapsed_s, io_s, output = self._end_s - self._start_s, record.cumulative_io_s, self._output_tokens
         throughput = {
             "wall_clock": (output, elapsed_s, "output tokens of finished requests / elapsed time"),
             "per_io_time": (output, io_s, "output tokens of finished requests / sum of all transfers' times"),
             "storage": (kv_tokens, elapsed_s, "tokens whose KV was read or written / elapsed time"),
         }
-        return {
-            **record,
-            "complete": self._complete,
-            "elapsed_s": elapsed_s,
-            "requests_finished": self._finished,
-            "requests_cut_off": self._cut_off,
-            "output_tokens": output,
-            "kv_tokens": kv_tokens,
-            "throughput": {
-                name: {"tokens_per_s": tokens / over_s if over_s > 0 else None, "formula": formula}
+        return msgspec.structs.replace(
+            record,
+            complete=self._complete,
+            elapsed_s=elapsed_s,
+            requests_finished=self._finished,
+            requests_cut_off=self._cut_off,
+            output_tokens=output,
+            kv_tokens=kv_tokens,
+            throughput={
+                name: Throughput(tokens_per_s=tokens / over_s if over_s > 0 else None, formula=formula)
                 for name, (tokens, over_s, formula) in throughput.items()
             },
-        }
+        )
 
     def _over(self) -> bool:
         if self._deadline_s is None or time.monotonic() < self._deadline_s:
@@ -201,7 +202,7 @@ class _Replay:
         return slots.get(key)
 
     def _go_on(self, served: _Served, now_s: float) -> None:
-        """Begins the next transfer that moves something; the request ends when there is none."""
+        """Begins the next transfer that moves bytes; the request ends when none is left."""
         while served.stages:
             kind, keys = served.stages.popleft()
             if kind == "decode" and served.first_token_s is None:
@@ -226,7 +227,7 @@ class _Replay:
         self._end_s = max(self._end_s, self._engine.device.began_s + now_s)
 
     def _wait(self, action: WaitUntil | Blocked | Done) -> None:
-        """Until a transfer has ended, something is to be sent, or a slice of time is over."""
+        """Waits until a transfer ends, a request is due, or a slice of time is over."""
         now_s = time.monotonic()
         until_s = now_s + _SLICE_S
         if isinstance(action, WaitUntil):

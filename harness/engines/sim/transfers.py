@@ -12,9 +12,10 @@ from array import array
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from harness.collectors.host import HostReading, between, read_host
+from harness.records import LatencyParts, OperationFigures, StorageFigures
 from harness.stats import percentile
 from simulator.storage import Ended, Operation, Store
 
@@ -128,7 +129,7 @@ class Transfers:
         if self._host is not None and self._host_end is None:
             self._host_end = read_host(self._folder)
 
-    def record(self, until_s: float | None = None) -> dict[str, Any]:
+    def record(self, until_s: float | None = None) -> StorageFigures:
         """What moved, of operations that ended by until_s (time.monotonic(); None: all), and how long it took."""
         self.end_record()
         host = None if self._host is None or self._host_end is None else between(self._host, self._host_end)
@@ -137,16 +138,17 @@ class Transfers:
         last_s = max(ends, default=None)
         first_s = self._first_s
         io_s = sum(end - begin for begin, end in self._io_s if until_s is None or end <= until_s)
-        return {
-            "io": self.store.io,
-            "page_cache": self.store.buffered_because,
-            "operations_sha256": self.digest(),
-            "failed_operations": sum(self._errors.values()),
-            "errors": dict(self._errors.most_common(5)),
-            "moved_over_s": None if last_s is None or first_s is None else last_s - first_s,
-            "cumulative_io_s": io_s,
-            **{name: self._way(name, device[at], until_s) for at, name in enumerate(_WAYS)},
-        }
+        return StorageFigures(
+            io=self.store.io,
+            page_cache=self.store.buffered_because,
+            operations_sha256=self.digest(),
+            failed_operations=sum(self._errors.values()),
+            errors=dict(self._errors.most_common(5)),
+            moved_over_s=None if last_s is None or first_s is None else last_s - first_s,
+            cumulative_io_s=io_s,
+            read=self._way("read", device[0], until_s),
+            write=self._way("write", device[1], until_s),
+        )
 
     def digest(self) -> str:
         """sha256 over all requests' operations; see the module's docstring."""
@@ -155,18 +157,21 @@ class Transfers:
             whole.update(f"{owner} {self._asked[owner].hexdigest()}\n".encode())
         return whole.hexdigest()
 
-    def _way(self, name: str, device_bytes: int | None, until_s: float | None) -> dict[str, Any]:
+    def _way(self, name: str, device_bytes: int | None, until_s: float | None) -> OperationFigures:
         way = self._ways[name]
         within = [i for i, end in enumerate(way.ended_s) if until_s is None or end <= until_s]
         total_s, device_s = [way.total_s[i] for i in within], [way.device_s[i] for i in within]
         host_s = [total - device for total, device in zip(total_s, device_s, strict=True)]
-        return {
-            "operations": len(within),
-            "asked_bytes": len(within) * self.chunk_bytes,
-            "moved_bytes": sum(way.moved_bytes[i] for i in within),
-            "device_bytes": device_bytes,
-            "latency_s": {
-                part: {f"p{100 * share:g}": percentile(values, share) for share in SHARES}
-                for part, values in (("total", total_s), ("device", device_s), ("host", host_s))
-            },
-        }
+        return OperationFigures(
+            operations=len(within),
+            asked_bytes=len(within) * self.chunk_bytes,
+            moved_bytes=sum(way.moved_bytes[i] for i in within),
+            device_bytes=device_bytes,
+            latency_s=LatencyParts(
+                total=_percentiles(total_s), device=_percentiles(device_s), host=_percentiles(host_s)
+            ),
+        )
+
+
+def _percentiles(values: Sequence[float]) -> dict[str, float | None]:
+    return {f"p{100 * share:g}": percentile(values, share) for share in SHARES}

@@ -15,7 +15,8 @@ from harness.caches import CACHES, caches_of
 from harness.caches.base import Attached, CachePlan, CacheResolved, CacheServer, Connection, EngineSide, Reading
 from harness.collectors.prometheus import Metrics
 from harness.engines.base import Emit
-from harness.engines.http.replay import OpenAIReplay
+from harness.engines.http.dialect import Completions
+from harness.engines.http.replay import HttpReplay
 from harness.engines.vllm.process import SERVED_NAME, VllmProcess
 from harness.engines.vllm.settings import VllmSettings
 from harness.errors import EngineError
@@ -41,7 +42,7 @@ class VllmEngine:
         self.capabilities = _capabilities(experiment)
         self.cache_server = self._make_cache_server()
         self._vllm = VllmProcess(experiment, model, folder)
-        self._replay: OpenAIReplay | None = None
+        self._replay: HttpReplay | None = None
         self._sent_tokens = self._lookups_due = 0
         self._base_tokens = self._base_lookups = 0
 
@@ -124,13 +125,12 @@ class VllmEngine:
 
     async def _open_replay(self) -> None:
         attach = self._settings.attach
-        self._replay = OpenAIReplay(
+        self._replay = HttpReplay(
             self._vllm.url,
-            (attach.model if attach else None) or SERVED_NAME,
+            Completions((attach.model if attach else None) or SERVED_NAME, count_tokens=True),
             TokenSource(self._experiment.seed, self._model.vocab_size),
             self._clock,
             request_timeout_s=self._experiment.measure.request_timeout,
-            count_tokens=True,
         )
         await self._replay.open()
 

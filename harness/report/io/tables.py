@@ -22,7 +22,7 @@ _EACH = {
     "read_bytes": "bytes read",
 }
 FILE_COLUMNS = tuple(_EACH.values())
-Trace = Mapping[str, Any]
+TraceFigures = Mapping[str, Any]
 
 
 class RequestRow(msgspec.Struct, frozen=True):
@@ -52,7 +52,7 @@ def labels(io: Mapping[str, Any]) -> list[str]:
 
 def side_by_side(io: Mapping[str, Any]) -> list[tuple[str, list[str]]]:
     """(what, a text for each trace) of all that traces are compared by."""
-    rows: list[tuple[str, Callable[[Trace], str]]] = [("file system", lambda t: t["file_system"] or UNKNOWN)]
+    rows: list[tuple[str, Callable[[TraceFigures], str]]] = [("file system", lambda t: t["file_system"] or UNKNOWN)]
     for side in DIRECTIONS:
         rows += [(f"{side}: {name}", _of_side(tell, side)) for name, tell in _BLOCK.items()]
     rows += [(f"each file: {name}", _of_files(key)) for key, name in _EACH.items()]
@@ -71,22 +71,22 @@ def side_by_side(io: Mapping[str, Any]) -> list[tuple[str, list[str]]]:
     return [(name, [tell(trace) for trace in io["traces"]]) for name, tell in rows]
 
 
-def _unseen(trace: Trace) -> str:
+def _unseen(trace: TraceFigures) -> str:
     """Traces of before this was counted do not say."""
     counts = [trace["block"][side].get("unseen") for side in DIRECTIONS]
     return UNKNOWN if None in counts else f"{sum(counts):,}"
 
 
-def _of_side(tell: Callable[[Trace], str], side: str) -> Callable[[Trace], str]:
+def _of_side(tell: Callable[[TraceFigures], str], side: str) -> Callable[[TraceFigures], str]:
     return lambda trace: tell(trace["block"][side]) if trace["block"][side]["requests"] else UNKNOWN
 
 
-def _of_parts(part: str) -> Callable[[Trace], str]:
+def _of_parts(part: str) -> Callable[[TraceFigures], str]:
     return lambda trace: duration(mean_parts(trace).get(part))
 
 
-def _of_files(key: str) -> Callable[[Trace], str]:
-    def tell(trace: Trace) -> str:
+def _of_files(key: str) -> Callable[[TraceFigures], str]:
+    def tell(trace: TraceFigures) -> str:
         seen = sorted({each[key] for each in trace["files"]["each"]})
         texts = [format_bytes(count) if key.endswith("bytes") else f"{count:,}" for count in seen]
         return UNKNOWN if not texts else texts[0] if len(texts) == 1 else f"{texts[0]} to {texts[-1]}"
@@ -94,31 +94,31 @@ def _of_files(key: str) -> Callable[[Trace], str]:
     return tell
 
 
-def _spread(held: Trace, key: str) -> str:
+def _spread(held: TraceFigures, key: str) -> str:
     return " / ".join(duration(held[key][name]) for name in ("p50", "p90", "p99"))
 
 
-def _split(held: Trace) -> str:
+def _split(held: TraceFigures) -> str:
     return f"{held['split']:,}, {duration(held['split_d2c_s']['p50'])}" if held["split"] else "0"
 
 
-def _size_shares(held: Trace) -> str:
+def _size_shares(held: TraceFigures) -> str:
     """The sizes that most requests have, by powers of two."""
     largest = sorted(held["sizes"].items(), key=lambda item: -item[1])[:3]
     return ", ".join(f"{format_bytes(int(low))} {count / held['requests']:.0%}" for low, count in largest)
 
 
-def sequential_share(held: Trace) -> float | None:
+def sequential_share(held: TraceFigures) -> float | None:
     steps = held["sequential"] + held["random"]
     return held["sequential"] / steps if steps else None
 
 
-def _share(held: Trace) -> str:
+def _share(held: TraceFigures) -> str:
     share = sequential_share(held)
     return UNKNOWN if share is None else f"{share:.1%}"
 
 
-_BLOCK: dict[str, Callable[[Trace], str]] = {
+_BLOCK: dict[str, Callable[[TraceFigures], str]] = {
     "requests": lambda held: f"{held['requests']:,}",
     "bytes": lambda held: format_bytes(held["bytes"]),
     "sequential": _share,
@@ -131,13 +131,13 @@ _BLOCK: dict[str, Callable[[Trace], str]] = {
 }
 
 
-def mean_parts(trace: Trace) -> dict[str, float]:
+def mean_parts(trace: TraceFigures) -> dict[str, float]:
     """Mean TTFT and parts of the first requests: the slowest of the others would not stand for all."""
     first = [request for request in trace["requests"] if request["shown"] == "first"]
     return {key: sum(r[key] for r in first) / len(first) for key in ("ttft_s", *PARTS)} if first else {}
 
 
-def _accounts(trace: Trace) -> str:
+def _accounts(trace: TraceFigures) -> str:
     found = [check["deviation"] for check in trace["checks"][1:] if check["deviation"] is not None]
     return f"{min(found):+.2%} to {max(found):+.2%}" if found else UNKNOWN
 
@@ -172,7 +172,7 @@ def file_rows(io: Mapping[str, Any]) -> list[FileRow]:
     ]  # fmt: skip
 
 
-def render(ios: Sequence[Mapping[str, Any]]) -> str:
+def render_traces(ios: Sequence[Mapping[str, Any]]) -> str:
     """Traces of runs beside each other, one a column block of lines: for the terminal."""
     lines = []
     for io in ios:
@@ -181,7 +181,7 @@ def render(ios: Sequence[Mapping[str, Any]]) -> str:
     return "\n".join(lines)
 
 
-def _lines(trace: Trace) -> list[str]:
+def _lines(trace: TraceFigures) -> list[str]:
     lines = []
     for side in DIRECTIONS:
         held, share = trace["block"][side], sequential_share(trace["block"][side])

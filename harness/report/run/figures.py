@@ -29,16 +29,16 @@ from harness.report.style import (
     wide,
 )
 from harness.report.words import NOT_REPORTED, fitting_unit, tier_order
-from harness.results.summary import FREE_LOAD, core_slower, counted
+from harness.results.summary import FREE_LOAD, CellFigures, Latency, Summary, core_slower, counted
 from traces.request import RequestRecord
 from traces.tiers import sources
 
 
-def ttft_by_axis(summary: Mapping[str, Any], metric: str = "ttft_s") -> go.Figure:
+def ttft_by_axis(summary: Summary, metric: str = "ttft_s") -> go.Figure:
     """Mean with its 95 % interval per tier: along the first numeric axis, a panel for each point of the others."""
-    axis, all_panels = panels(summary["cells"])
+    axis, all_panels = panels(summary.cells)
     shown = all_panels[:MAX_PANELS]
-    means = [f["mean"] for panel in shown for cell in panel.cells for f in _metrics(cell, metric)]
+    means = [f.mean for panel in shown for cell in panel.cells for f in _metrics(cell, metric)]
     unit, factor = fitting_unit(means)
     columns = 2 if len(shown) in (2, 4) else min(len(shown), 3)
     lines = -(-len(shown) // columns)
@@ -49,7 +49,7 @@ def ttft_by_axis(summary: Mapping[str, Any], metric: str = "ttft_s") -> go.Figur
         subplot_titles=[safe(panel.title) for panel in shown] if len(shown) > 1 else None,
         shared_yaxes="all",
     )
-    tiers = tier_order(tier for panel in shown for cell in panel.cells for tier in cell["tiers"])
+    tiers = tier_order(tier for panel in shown for cell in panel.cells for tier in cell.tiers)
     for number, panel in enumerate(shown):
         place = {"row": number // columns + 1, "col": number % columns + 1}
         for tier in tiers:
@@ -63,31 +63,31 @@ def ttft_by_axis(summary: Mapping[str, Any], metric: str = "ttft_s") -> go.Figur
     return finish(figure, note, height=280 * lines + 120)
 
 
-def _metrics(cell: Mapping[str, Any], metric: str) -> list[dict[str, Any]]:
-    return [figures for tier in cell["tiers"].values() if (figures := tier["metrics"][metric])]
+def _metrics(cell: CellFigures, metric: str) -> list[Latency]:
+    return [figures for tier in cell.tiers.values() if (figures := tier.metrics[metric])]
 
 
 def _mean_trace(panel: Panel, axis: Axis | None, tier: str, metric: str, factor: float) -> go.Scatter:
     """One tier's line in one panel; without an axis a point over the tier's own name."""
-    found = [(cell, cell["tiers"][tier]["metrics"][metric]) for cell in panel.cells if tier in cell["tiers"]]
-    found = [(cell, figures) for cell, figures in found if figures]
-    halves = [None if f["mean_high"] is None else (f["mean_high"] - f["mean"]) * factor for _, f in found]
+    own = [(cell, cell.tiers[tier].metrics[metric]) for cell in panel.cells if tier in cell.tiers]
+    found = [(cell, figures) for cell, figures in own if figures]
+    halves = [None if f.mean_high is None else (f.mean_high - f.mean) * factor for _, f in found]
     return go.Scatter(
         x=[safe(tier) if axis is None else _x_value(axis, cell) for cell, _ in found],
-        y=[figures["mean"] * factor for _, figures in found],
+        y=[figures.mean * factor for _, figures in found],
         error_y={"type": "data", "array": halves, "thickness": 1.5, "width": 5},
         name=safe(tier),
         mode="markers" if axis is None else "lines+markers",
         marker={"color": color_of(tier), "symbol": symbol_of(tier), "size": 9},
         line={"color": color_of(tier), "width": 2},
-        customdata=[[figures["n"], figures["p50"] * factor] for _, figures in found],
+        customdata=[[figures.n, figures.p50 * factor] for _, figures in found],
         hovertemplate="%{x}: %{y:.4g}<br>n = %{customdata[0]}, median %{customdata[1]:.4g}"
         "<extra>%{fullData.name}</extra>",
     )
 
 
-def _x_value(axis: Axis, cell: Mapping[str, Any]) -> Any:
-    value = cell["overrides"].get(axis.key)
+def _x_value(axis: Axis, cell: CellFigures) -> Any:
+    value = cell.overrides.get(axis.key)
     return value if axis.numeric else safe(value_text(value))
 
 

@@ -27,7 +27,7 @@ from harness.report.words import NOT_REPORTED, UNKNOWN, evidence, findings, perc
 from harness.results.folder import read_io, read_rows, read_samples, write_atomically
 from harness.results.manifest import CellEntry, Manifest, read_manifest
 from harness.results.provenance import is_simulated
-from harness.results.summary import FREE_LOAD, core_slower, summarize
+from harness.results.summary import FREE_LOAD, Summary, core_slower, summarize
 from traces.request import RequestRecord
 from traces.tiers import sources
 
@@ -70,7 +70,7 @@ def write_report(folder: Path) -> Path:
     """
     rows = list(read_rows(folder))
     manifest = _with_all_cells(read_manifest(folder), rows)
-    page = render("report.html.j2", _context(folder, manifest, rows, list(read_samples(folder))))
+    page = render_page("report.html.j2", _context(folder, manifest, rows, list(read_samples(folder))))
     target = folder / "report.html"
     try:
         write_atomically(target, page.encode("utf-8", errors="replace"))
@@ -86,7 +86,7 @@ def _with_all_cells(manifest: Manifest, rows: Sequence[RequestRecord]) -> Manife
     return msgspec.structs.replace(manifest, cells=[*manifest.cells, *more])
 
 
-def render(template: str, context: Mapping[str, Any]) -> str:
+def render_page(template: str, context: Mapping[str, Any]) -> str:
     """A page from one of the templates, with the chart library inside it."""
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(_TEMPLATES),
@@ -107,7 +107,7 @@ def _context(
         "manifest": manifest,
         "state": _state(manifest, summary, folder),
         "what": _what(manifest, summary),
-        "findings": [*findings(summary), *storage_lines(summary, cell_labels(summary["cells"]))],
+        "findings": [*findings(summary), *storage_lines(summary, cell_labels(summary.cells))],
         "evidence": evidence(summary),
         "doubts": _doubts(samples, summary),
         "load_counters": _load_counters(samples, summary)[:_MAX_TABLE_ROWS],
@@ -122,7 +122,7 @@ def _context(
         "sources": tables.source_rows(summary)[:_MAX_TABLE_ROWS],
         "lags": tables.lag_rows(summary)[:_MAX_TABLE_ROWS],
         "environment": [*_environment(manifest), *_noise(samples)],
-        "cells": _cells(manifest, cell_labels(summary["cells"]))[:_MAX_TABLE_ROWS],
+        "cells": _cells(manifest, cell_labels(summary.cells))[:_MAX_TABLE_ROWS],
         "sizes": _sizes(manifest),
         "config": _yaml(manifest.cells[0].config) if manifest.cells else "",
         "commands": _commands(manifest, folder),
@@ -130,15 +130,15 @@ def _context(
     }
 
 
-def _tables(summary: Mapping[str, Any]) -> list[tuple[str, list[tables.FigureRow]]]:
+def _tables(summary: Summary) -> list[tuple[str, list[tables.FigureRow]]]:
     """(title, rows) of each latency that some row has; TTFT's in any case, for what it leaves out."""
     found = [(title, tables.figure_rows(summary, metric)[:_MAX_TABLE_ROWS]) for metric, title in _TABLES.items()]
     return [(title, rows) for title, rows in found if title == _TABLES["ttft_s"] or any(row.n for row in rows)]
 
 
-def _state(manifest: Manifest, summary: Mapping[str, Any], folder: Path) -> dict[str, str]:
+def _state(manifest: Manifest, summary: Summary, folder: Path) -> dict[str, str]:
     """How the run ended. level '' where there is nothing to say."""
-    held = f"The figures below hold the {plural(summary['rows']['measured'], 'measured row')} that it finished."
+    held = f"The figures below hold the {plural(summary.rows.measured, 'measured row')} that it finished."
     if manifest.status == "complete":
         return {"level": "", "text": "", "error": ""}
     if manifest.status == "failed":
@@ -148,20 +148,20 @@ def _state(manifest: Manifest, summary: Mapping[str, Any], folder: Path) -> dict
     return {"level": "warn", "text": text, "error": manifest.error or ""}
 
 
-def _what(manifest: Manifest, summary: Mapping[str, Any]) -> str:
+def _what(manifest: Manifest, summary: Summary) -> str:
     """One line on what was measured, from the configuration and the rows."""
     first = manifest.cells[0] if manifest.cells else CellEntry(key="")
-    tiers = tier_order(tier for cell in summary["cells"] for tier in cell["tiers"])
+    tiers = tier_order(tier for cell in summary.cells for tier in cell.tiers)
     parts = [f"{first.workload_kind} workload"] if first.workload_kind else []
     if tiers and tiers != [FREE_LOAD]:
         parts.append(f"warm states {', '.join(tiers)}")
     if first.model:
         parts.append(f"model {first.model}")
-    for axis in varied_axes(summary["cells"]):
+    for axis in varied_axes(summary.cells):
         values = [value_text(value) for value in axis.values]
         shown = ", ".join(values) if len(values) <= 8 else f"{values[0]} … {values[-1]} ({len(values)} values)"
         parts.append(f"{axis.name} = {shown}")
-    if any(cell.get("storage") for cell in summary["cells"]):
+    if any(cell.storage for cell in summary.cells):
         parts.append("a real storage device under a simulated engine")
     elif is_simulated(manifest.engine):
         parts.append("simulated: a prediction, not a measurement")
@@ -178,15 +178,15 @@ def _sizes(manifest: Manifest) -> list[tuple[str, str, str]]:
         return []
 
 
-def _pictures(summary: Mapping[str, Any], rows: Sequence[RequestRecord], samples: Sequence[Sample]) -> list[Picture]:
+def _pictures(summary: Summary, rows: Sequence[RequestRecord], samples: Sequence[Sample]) -> list[Picture]:
     """The figures that have something to show."""
     measured = [row for row in rows if row.phase != "warm"]
-    labels = cell_labels(summary["cells"])
+    labels = cell_labels(summary.cells)
     found: list[Picture] = []
-    if sum(group["rows"]["counted"] > 0 for cell in summary["cells"] for group in cell["tiers"].values()) > 1:
+    if sum(group.rows.counted > 0 for cell in summary.cells for group in cell.tiers.values()) > 1:
         mean = "Mean TTFT and its 95 % interval, from the rows that count."
         found.append(picture("ttft", "TTFT by tier", mean, figures.ttft_by_axis(summary), log_toggle=True))
-    if summary["rows"]["counted"]:
+    if summary.rows.counted:
         spread = "How TTFT spreads, from the rows that count."
         found.append(picture("distribution", "Distribution", spread, figures.distribution(measured, labels)))
     if any(row.error is None for row in measured):
@@ -260,8 +260,8 @@ def script_json(text: str) -> Markup:
     return Markup(text)
 
 
-def _doubts(samples: Sequence[Sample], summary: Mapping[str, Any]) -> list[Doubt]:
-    labels = cell_labels(summary["cells"])
+def _doubts(samples: Sequence[Sample], summary: Summary) -> list[Doubt]:
+    labels = cell_labels(summary.cells)
     found = [sample for sample in samples if sample.verdict in ("contradicted", "unproven")]
     return [
         Doubt(
@@ -277,9 +277,9 @@ def _doubts(samples: Sequence[Sample], summary: Mapping[str, Any]) -> list[Doubt
     ]
 
 
-def _load_counters(samples: Sequence[Sample], summary: Mapping[str, Any]) -> list[tuple[str, str]]:
+def _load_counters(samples: Sequence[Sample], summary: Summary) -> list[tuple[str, str]]:
     """(cell, what the counters moved by) of free loads, which claim no tier for a request."""
-    labels = cell_labels(summary["cells"])
+    labels = cell_labels(summary.cells)
     loads = [sample for sample in samples if sample.tier == FREE_LOAD]
     return [(labels.get(sample.cell, sample.cell), _counters(sample.observed)) for sample in loads]
 

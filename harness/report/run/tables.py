@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import Any
 
 import msgspec
@@ -21,6 +21,7 @@ from harness.report.words import (
     too_few,
 )
 from harness.results.manifest import CellEntry
+from harness.results.summary import Summary, TierFigures
 from traces.tiers import sources
 
 LAG_LIMIT = 0.05
@@ -78,80 +79,85 @@ class SourceRow(msgspec.Struct, frozen=True):
     sources: tuple[str, ...]
 
 
-def figure_rows(summary: Mapping[str, Any], metric: str = "ttft_s") -> list[FigureRow]:
+def figure_rows(summary: Summary, metric: str = "ttft_s") -> list[FigureRow]:
     return [_figure_row(cell, tier, group, metric) for cell, tier, group in _groups(summary)]
 
 
-def _groups(summary: Mapping[str, Any]) -> Iterator[tuple[str, str, dict[str, Any]]]:
-    labels = cell_labels(summary["cells"])
-    for cell in summary["cells"]:
-        for tier in tier_order(cell["tiers"]):
-            yield labels[cell["key"]], tier, cell["tiers"][tier]
+def _groups(summary: Summary) -> Iterator[tuple[str, str, TierFigures]]:
+    labels = cell_labels(summary.cells)
+    for cell in summary.cells:
+        for tier in tier_order(cell.tiers):
+            yield labels[cell.key], tier, cell.tiers[tier]
 
 
-def _figure_row(cell: str, tier: str, group: Mapping[str, Any], metric: str) -> FigureRow:
-    figures, rows = group["metrics"][metric], group["rows"]
-    n = figures["n"] if figures else 0
-    needed = figures["samples_for_5_percent"] if figures else None
-    errors = "error" if rows["errors"] == 1 else "errors"
-    verdicts = [(word, rows[word]) for word in ("proven", "contradicted", "unproven")] + [(errors, rows["errors"])]
+def _figure_row(cell: str, tier: str, group: TierFigures, metric: str) -> FigureRow:
+    figures, rows = group.metrics[metric], group.rows
+    n = figures.n if figures else 0
+    needed = figures.samples_for_5_percent if figures else None
+    errors = "error" if rows.errors == 1 else "errors"
+    verdicts = [
+        ("proven", rows.proven),
+        ("contradicted", rows.contradicted),
+        ("unproven", rows.unproven),
+        (errors, rows.errors),
+    ]
     return FigureRow(
         cell=cell,
         tier=tier,
         n=n,
         mean=mean_with_interval(figures),
         percentiles=tuple(
-            Percentile(duration(figures[name] if figures else None), bool(n) and too_few(n, share))
+            Percentile(duration(getattr(figures, name) if figures else None), bool(n) and too_few(n, share))
             for name, share in _PERCENTILES.items()
         ),
-        cv=percent(figures["cv"] if figures else None),
+        cv=percent(figures.cv if figures else None),
         samples=UNKNOWN if needed is None else f"{needed:,}",
-        hit_tokens=_tokens(group["tokens"]["cached"]),
+        hit_tokens=_tokens(group.tokens.cached),
         verdicts=", ".join(f"{number:,} {word}" for word, number in verdicts if number) or UNKNOWN,
-        left_out=rows["measured"] - rows["counted"],
-        reasons=tuple(group["left_out_reasons"].items()),
+        left_out=rows.measured - rows.counted,
+        reasons=tuple(group.left_out_reasons.items()),
     )
 
 
-def lag_rows(summary: Mapping[str, Any]) -> list[LagRow]:
+def lag_rows(summary: Summary) -> list[LagRow]:
     found = []
     for cell, tier, group in _groups(summary):
-        lag, ttft = group["metrics"]["send_lag_s"], group["metrics"]["ttft_s"]
+        lag, ttft = group.metrics["send_lag_s"], group.metrics["ttft_s"]
         if lag is None or ttft is None:
             continue
-        share = lag["p99"] / ttft["p50"] if ttft["p50"] > 0 else None
+        share = lag.p99 / ttft.p50 if ttft.p50 > 0 else None
         late = share is not None and share > LAG_LIMIT
-        found.append(LagRow(cell, tier, duration(lag["p50"]), duration(lag["p99"]), percent(share), late))
+        found.append(LagRow(cell, tier, duration(lag.p50), duration(lag.p99), percent(share), late))
     return found
 
 
-def flow_rows(summary: Mapping[str, Any]) -> list[FlowRow]:
+def flow_rows(summary: Summary) -> list[FlowRow]:
     found = []
     for cell, _, group in _groups(summary):
-        if flow := group["throughput"]:
-            output = flow["output_tokens_per_s"]
+        if flow := group.throughput:
+            output = flow.output_tokens_per_s
             found.append(
                 FlowRow(
                     cell,
-                    f"{digits(flow['requests_per_s'])}/s",
-                    f"{digits(flow['prompt_tokens_per_s'])}/s",
+                    f"{digits(flow.requests_per_s)}/s",
+                    f"{digits(flow.prompt_tokens_per_s)}/s",
                     NOT_REPORTED if output is None else f"{digits(output)}/s",
-                    NOT_REPORTED if group["tokens"]["hit_rate"] is None else percent(group["tokens"]["hit_rate"]),
+                    NOT_REPORTED if group.tokens.hit_rate is None else percent(group.tokens.hit_rate),
                 )
             )
     return found
 
 
-def source_rows(summary: Mapping[str, Any]) -> list[SourceRow]:
+def source_rows(summary: Summary) -> list[SourceRow]:
     return [
         SourceRow(
             cell,
             tier,
-            f"{group['tokens']['prompt']:,}",
-            tuple(_tokens(group["tokens"].get(source)) for source in sources()),
+            f"{group.tokens.prompt:,}",
+            tuple(_tokens(group.tokens.by_source.get(source)) for source in sources()),
         )
         for cell, tier, group in _groups(summary)
-        if group["rows"]["counted"]
+        if group.rows.counted
     ]
 
 

@@ -5,9 +5,8 @@ from __future__ import annotations
 import itertools
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from types import TracebackType
-from typing import Any
 
 from rich.box import SIMPLE_HEAD
 from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
@@ -21,6 +20,7 @@ from harness.report.io.storage_words import storage_lines
 from harness.report.run.tables import FigureRow, FlowRow, figure_rows, flow_rows, lag_rows
 from harness.report.words import digits, evidence, findings, plural
 from harness.results.manifest import Manifest
+from harness.results.summary import Summary
 
 _LINE_EVERY_S = 10.0
 _REDRAWS_PER_S = 4
@@ -29,10 +29,10 @@ _MAX_ROWS = 200
 _WIDE = 110
 
 
-def render_summary(summary: Mapping[str, Any], manifest: Manifest) -> RenderableType:
+def render_summary(summary: Summary, manifest: Manifest) -> RenderableType:
     """The run's figures as a table, with what the evidence is worth and what it shows."""
     judged = evidence(summary)
-    head = f"{manifest.name} on {summary['engine']}: {summary['status']}"
+    head = f"{manifest.name} on {summary.engine}: {summary.status}"
     parts: list[RenderableType] = [Text(printable(head), style="bold")]
     if manifest.error:
         parts.append(Text(printable(manifest.error), style="red"))
@@ -52,7 +52,7 @@ def render_summary(summary: Mapping[str, Any], manifest: Manifest) -> Renderable
         worst = f"{plural(len(late), 'line')} with a p99 send lag above 5 % of the median TTFT, e.g. {late[0].tier}"
         parts.append(Text(f"Sent late: {worst} {late[0].p99}; give the load loop a core of its own", style="yellow"))
     parts += [
-        Text(printable(line)) for line in [*findings(summary), *storage_lines(summary, cell_labels(summary["cells"]))]
+        Text(printable(line)) for line in [*findings(summary), *storage_lines(summary, cell_labels(summary.cells))]
     ]
     return Group(*parts)
 
@@ -104,10 +104,10 @@ def printable(text: str) -> str:
     return "".join(char if char.isprintable() else " " for char in text)
 
 
-class Progress:
+class ProgressLine:
     """A bar on stderr: done of total, rate, what is measured now, elapsed and remaining time.
 
-        with Progress() as progress:
+        with ProgressLine() as progress:
             progress.start(120, "prefix-tiers")
             progress.state("disk, 4097 tokens")
             progress.advance()
@@ -125,7 +125,7 @@ class Progress:
         self._started_s = self._printed_s = clock()
         self._printed = -1
 
-    def __enter__(self) -> Progress:
+    def __enter__(self) -> ProgressLine:
         if self._console.is_terminal:
             self._live = Live(
                 console=self._console, get_renderable=self._bar, refresh_per_second=_REDRAWS_PER_S, transient=True

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -22,38 +22,42 @@ from harness.report.style import (
     wide,
 )
 from harness.report.words import fitting_unit
+from harness.validation.equivalence import Figure, PointResult
 from harness.validation.points import Point
 
-Doc = Mapping[str, Any]
 VERDICT_COLORS = {"pass": "#009E73", "fail": "#D55E00", "not resolvable": "#8A8A8A"}
 _BAND = "rgba(0,158,115,0.12)"
 _PRIMARY = "ttft_mean_s"
+# A point's label, its figures, and the rows of both sides.
+Pair = tuple[str, PointResult, Point, Point]
 
 
-def figure_of(point: Doc, metric: str = _PRIMARY, kind: str = "figures") -> dict[str, Any] | None:
-    return next((figure for figure in point[kind] if figure["metric"] == metric), None)
+def mean_ttft(figures: Sequence[Figure]) -> Figure | None:
+    """The figure that stands for its point."""
+    return next((figure for figure in figures if figure.metric == _PRIMARY), None)
 
 
-def errors(points: Sequence[Doc], labels: Sequence[str], margin: float, kind: str = "figures") -> go.Figure:
+def errors(points: Sequence[PointResult], labels: Sequence[str], margin: float, noise: bool = False) -> go.Figure:
     """One line a point: the relative error of its mean TTFT, its interval, and the margin as a band.
 
-    kind 'noise': the reference against itself.
+    noise: of the reference against itself.
     """
     figure = go.Figure()
-    pairs = [(label, f) for label, point in zip(labels, points, strict=True) if (f := figure_of(point, kind=kind))]
+    means = [mean_ttft(point.noise if noise else point.figures) for point in points]
+    pairs = [(label, f) for label, f in zip(labels, means, strict=True) if f]
     for verdict, color in VERDICT_COLORS.items():
-        own = [(label, f) for label, f in pairs if f["verdict"] == verdict and f["error"] is not None]
+        own = [(label, f, f.error) for label, f in pairs if f.verdict == verdict and f.error is not None]
         figure.add_scatter(
-            x=[f["error"] for _, f in own],
-            y=[safe(label) for label, _ in own],
+            x=[error for _, _, error in own],
+            y=[safe(label) for label, _, _ in own],
             error_x={
                 "type": "data",
                 "symmetric": False,
-                "array": [(f["error"] if f["high"] is None else f["high"]) - f["error"] for _, f in own],
-                "arrayminus": [f["error"] - (f["error"] if f["low"] is None else f["low"]) for _, f in own],
+                "array": [(error if f.high is None else f.high) - error for _, f, error in own],
+                "arrayminus": [error - (error if f.low is None else f.low) for _, f, error in own],
                 "thickness": 1.5,
             },
-            customdata=[[f["samples"], f["reference"], f["candidate"]] for _, f in own],
+            customdata=[[f.samples, f.reference, f.candidate] for _, f, _ in own],
             hovertemplate="%{y}: %{x:.1%}<br>n = %{customdata[0]},"
             " %{customdata[1]:.4g} s against %{customdata[2]:.4g} s",
             name=verdict,
@@ -67,21 +71,21 @@ def errors(points: Sequence[Doc], labels: Sequence[str], margin: float, kind: st
     return finish(figure, "", height=140 + 22 * len(pairs))
 
 
-def agreement(points: Sequence[Doc], labels: Sequence[str], margin: float, names: tuple[str, str]) -> go.Figure:
+def agreement(points: Sequence[PointResult], labels: Sequence[str], margin: float, names: tuple[str, str]) -> go.Figure:
     """Mean TTFT of one side over the other's, with equality and the margin around it."""
-    found = [(label, point, f) for label, point in zip(labels, points, strict=True) if (f := figure_of(point))]
-    values = [f[side] for _, _, f in found for side in ("reference", "candidate")]
+    found = [(label, point, f) for label, point in zip(labels, points, strict=True) if (f := mean_ttft(point.figures))]
+    values = [value for _, _, f in found for value in (f.reference, f.candidate)]
     unit, factor = fitting_unit(values)
     ends = np.array([min(values), max(values)]) * factor if values else np.array([1.0, 2.0])
     figure = go.Figure()
     for share, dash in ((0.0, "solid"), (-margin, "dot"), (margin, "dot")):
         line = {"color": GREY, "dash": dash, "width": 1}
         figure.add_scatter(x=ends, y=ends * (1 + share), mode="lines", line=line, showlegend=False, hoverinfo="skip")
-    for tier in dict.fromkeys(point["tier"] for _, point, _ in found):
-        own = [(label, f) for label, point, f in found if point["tier"] == tier]
+    for tier in dict.fromkeys(point.tier for _, point, _ in found):
+        own = [(label, f) for label, point, f in found if point.tier == tier]
         figure.add_scatter(
-            x=[f["reference"] * factor for _, f in own],
-            y=[f["candidate"] * factor for _, f in own],
+            x=[f.reference * factor for _, f in own],
+            y=[f.candidate * factor for _, f in own],
             text=[safe(label) for label, _ in own],
             name=safe(tier),
             mode="markers",
@@ -93,10 +97,10 @@ def agreement(points: Sequence[Doc], labels: Sequence[str], margin: float, names
     return finish(figure, "")
 
 
-def residuals(points: Sequence[Doc], margin: float) -> go.Figure | None:
+def residuals(points: Sequence[PointResult], margin: float) -> go.Figure | None:
     """The error of mean TTFT along every axis with more than one value; None where nothing was varied."""
-    known = [point for point in points if (f := figure_of(point)) and f["error"] is not None]
-    axes = [axis for axis in (known[0]["axes"] if known else {}) if len(_values(known, axis)) > 1]
+    known = [point for point in points if (f := mean_ttft(point.figures)) and f.error is not None]
+    axes = [axis for axis in (known[0].axes if known else {}) if len(_values(known, axis)) > 1]
     if not axes:
         return None
     columns = min(3, len(axes))
@@ -104,10 +108,10 @@ def residuals(points: Sequence[Doc], margin: float) -> go.Figure | None:
     figure = make_subplots(rows=lines, cols=columns, shared_yaxes="all", vertical_spacing=0.35 / lines)
     for number, axis in enumerate(axes):
         place = {"row": number // columns + 1, "col": number % columns + 1}
-        for tier in dict.fromkeys(point["tier"] for point in known):
-            own = [point for point in known if point["tier"] == tier and point["axes"][axis] is not None]
+        for tier in dict.fromkeys(point.tier for point in known):
+            own = [point for point in known if point.tier == tier and point.axes[axis] is not None]
             trace = go.Scatter(
-                x=[safe(value_text(point["axes"][axis])) for point in own],
+                x=[safe(value_text(point.axes[axis])) for point in own],
                 y=[_error(point) for point in own],
                 mode="markers",
                 marker={"color": color_of(tier), "size": 8},
@@ -124,21 +128,21 @@ def residuals(points: Sequence[Doc], margin: float) -> go.Figure | None:
     return finish(figure, "", height=240 * lines + 120)
 
 
-def _values(points: Sequence[Doc], axis: str) -> set[Any]:
-    return {point["axes"][axis] for point in points if point["axes"][axis] is not None}
+def _values(points: Sequence[PointResult], axis: str) -> set[Any]:
+    return {point.axes[axis] for point in points if point.axes[axis] is not None}
 
 
-def _error(point: Doc) -> float:
-    figure = figure_of(point)
-    return float(figure["error"]) if figure else 0.0
+def _error(point: PointResult) -> float:
+    figure = mean_ttft(point.figures)
+    return (figure.error or 0.0) if figure else 0.0
 
 
-def distributions(pairs: Sequence[tuple[str, Doc, Point, Point]], names: tuple[str, str]) -> go.Figure:
+def distributions(pairs: Sequence[Pair], names: tuple[str, str]) -> go.Figure:
     """Cumulative TTFT of both sides, a panel a point."""
     shown = pairs[:MAX_PANELS]
     columns = min(3, len(shown)) or 1
     lines = -(-len(shown) // columns) or 1
-    titles = [f"{safe(label)}<br>{_distance(doc)}" for label, doc, _, _ in shown]
+    titles = [f"{safe(label)}<br>{_distance(result)}" for label, result, _, _ in shown]
     figure = make_subplots(rows=lines, cols=columns, subplot_titles=titles, vertical_spacing=0.45 / lines)
     for number, (_, _, reference, candidate) in enumerate(shown):
         place = {"row": number // columns + 1, "col": number % columns + 1}
@@ -163,15 +167,15 @@ def distributions(pairs: Sequence[tuple[str, Doc, Point, Point]], names: tuple[s
     return finish(figure, note, height=300 * lines + 120)
 
 
-def _distance(point: Doc) -> str:
+def _distance(point: PointResult) -> str:
     """The Wasserstein distance as a share of the reference's mean: the same unit as the margin."""
-    figure, distance_s = figure_of(point), point["wasserstein_s"]
+    figure, distance_s = mean_ttft(point.figures), point.wasserstein_s
     if figure is None or distance_s is None:
         return ""
-    return f"Wasserstein {distance_s / figure['reference']:.1%} of the mean"
+    return f"Wasserstein {distance_s / figure.reference:.1%} of the mean"
 
 
-def request_pairs(pairs: Sequence[tuple[str, Doc, Point, Point]], names: tuple[str, str]) -> go.Figure | None:
+def request_pairs(pairs: Sequence[Pair], names: tuple[str, str]) -> go.Figure | None:
     """TTFT of the same request on both sides, for free loads; None where there is none."""
     loads = [(label, reference, candidate) for label, _, reference, candidate in pairs if reference.free]
     if not loads:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,13 +12,14 @@ from rich.table import Table
 
 from harness.experiment.units import format_bytes
 from harness.report.axes import value_text
-from harness.report.run.html import Picture, picture, render
+from harness.report.run.html import Picture, picture, render_page
 from harness.report.validation import figures
 from harness.report.words import TIMES, UNKNOWN, digits, duration, percent, plural
 from harness.results.folder import write_atomically
+from harness.validation.document import Document, MetricSummary, SideFacts
+from harness.validation.equivalence import Figure, PointResult
 from harness.validation.points import Side
 
-Doc = Mapping[str, Any]
 LEVELS = {"pass": "good", "fail": "bad", "not resolvable": "warn"}
 _HEADLINES = {
     "pass": "Within ± {margin:.0%}: the two sides may be taken for equal",
@@ -45,49 +46,55 @@ class Line(msgspec.Struct, frozen=True):
     reason: str
 
 
-def write_comparison(folder: Path, content: Doc, reference: Side | None = None, candidate: Side | None = None) -> None:
+def write_comparison(
+    folder: Path, document: Document, reference: Side | None = None, candidate: Side | None = None
+) -> None:
     """Writes report.html and validation.md into the folder; without sides there are no rows to draw."""
-    labels = point_labels(content["points"])
-    write_atomically(folder / "validation.md", markdown(content).encode())
-    page = render("comparison.html.j2", _context(content, labels, reference, candidate))
+    labels = point_labels(document.points)
+    write_atomically(folder / "validation.md", markdown(document).encode())
+    page = render_page("comparison.html.j2", _context(document, labels, reference, candidate))
     write_atomically(folder / "report.html", page.encode("utf-8", errors="replace"))
 
 
-def _context(content: Doc, labels: Sequence[str], reference: Side | None, candidate: Side | None) -> dict[str, Any]:
+def _context(
+    document: Document, labels: Sequence[str], reference: Side | None, candidate: Side | None
+) -> dict[str, Any]:
     return {
-        "doc": content,
-        "names": _names(content),
-        "level": LEVELS[content["verdict"]],
-        "headline": _HEADLINES[content["verdict"]].format(margin=content["margin"]),
-        "findings": findings(content),
-        "metrics": [_metric_cells(line) for line in content["metrics"]],
-        "pictures": _pictures(content, labels, reference, candidate),
-        "lines": lines(content, labels),
-        "facts": _facts(content),
+        "doc": document,
+        "names": _names(document),
+        "level": LEVELS[document.verdict],
+        "headline": _HEADLINES[document.verdict].format(margin=document.margin),
+        "findings": comparison_findings(document),
+        "metrics": [_metric_cells(line) for line in document.metrics],
+        "pictures": _pictures(document, labels, reference, candidate),
+        "lines": lines(document, labels),
+        "facts": _facts(document),
     }
 
 
-def _names(content: Doc) -> tuple[str, str]:
+def _names(document: Document) -> tuple[str, str]:
     """What the two sides are called: their engines, or their runs where one engine is compared with itself."""
-    engines = content["reference"]["engine"], content["candidate"]["engine"]
-    if engines[0] != engines[1]:
-        return engines
-    return f"{engines[0]} {content['reference']['runs'][0]}", f"{engines[1]} {content['candidate']['runs'][0]}"
+    ours, theirs = document.reference, document.candidate
+    if ours.engine != theirs.engine:
+        return ours.engine, theirs.engine
+    return f"{ours.engine} {ours.runs[0]}", f"{theirs.engine} {theirs.runs[0]}"
 
 
-def _pictures(content: Doc, labels: Sequence[str], reference: Side | None, candidate: Side | None) -> list[Picture]:
-    points, margin, names = content["points"], content["margin"], _names(content)
-    keys = [(point["cell"], point["tier"]) for point in points]
+def _pictures(
+    document: Document, labels: Sequence[str], reference: Side | None, candidate: Side | None
+) -> list[Picture]:
+    points, margin, names = document.points, document.margin, _names(document)
+    keys = [(point.cell, point.tier) for point in points]
     pairs = [
         (label, point, reference.points[key], candidate.points[key])
         for label, point, key in zip(labels, points, keys, strict=True)
-        if reference and candidate and figures.figure_of(point)
+        if reference and candidate and figures.mean_ttft(point.figures)
     ]
-    band = f"Relative error of mean TTFT with its {content['confidence']:.0%} interval; the band is ± {margin:.0%}."
+    band = f"Relative error of mean TTFT with its {document.confidence:.0%} interval; the band is ± {margin:.0%}."
     found = [picture("errors", "Error by point", band, figures.errors(points, labels, margin))]
-    if any(point["noise"] for point in points):
+    if any(point.noise for point in points):
         own = f"{names[0]} against itself: odd samples against even ones, or one pass over a load against another."
-        found.append(picture("noise", "Noise floor", own, figures.errors(points, labels, margin, kind="noise")))
+        found.append(picture("noise", "Noise floor", own, figures.errors(points, labels, margin, noise=True)))
     equal = f"Each point's mean on both sides; dotted: ± {margin:.0%}."
     found.append(picture("agreement", "One against the other", equal, figures.agreement(points, labels, margin, names)))
     if along := figures.residuals(points, margin):
@@ -103,14 +110,14 @@ def _pictures(content: Doc, labels: Sequence[str], reference: Side | None, candi
 # ---- words
 
 
-def point_labels(points: Sequence[Doc]) -> list[str]:
+def point_labels(points: Sequence[PointResult]) -> list[str]:
     """Each point by its tier and what was varied, or by the row of a table that it is."""
-    if points and "source" in points[0]["axes"]:
-        return [f"{point['tier']} {point['axes']['source']} ({point['axes']['constants']})" for point in points]
-    axes = list(points[0]["axes"]) if points else []
-    varied = [axis for axis in axes if len({value_text(point["axes"][axis]) for point in points}) > 1]
+    if points and "source" in points[0].axes:
+        return [f"{point.tier} {point.axes['source']} ({point.axes['constants']})" for point in points]
+    axes = list(points[0].axes) if points else []
+    varied = [axis for axis in axes if len({value_text(point.axes[axis]) for point in points}) > 1]
     return [
-        " ".join([point["tier"], *(_axis_text(a, point["axes"][a]) for a in varied if a not in ("tier", "workload"))])
+        " ".join([point.tier, *(_axis_text(a, point.axes[a]) for a in varied if a not in ("tier", "workload"))])
         for point in points
     ]
 
@@ -128,60 +135,60 @@ def _axis_text(axis: str, value: Any) -> str:
     return texts.get(axis, str(value))
 
 
-def findings(content: Doc) -> list[str]:
+def comparison_findings(document: Document) -> list[str]:
     """What the figures say, one sentence each."""
-    whole = content["overall"]
-    shares = whole["shares"]
+    whole = document.overall
+    shares = whole.shares
     said = [
-        f"{plural(whole['points'], 'point')}: {percent(shares['pass'])} pass, {percent(shares['fail'])} fail,"
-        f" {percent(shares['not resolvable'])} not resolvable at ± {content['margin']:.0%}.",
-        f"MAPE of the times that count {percent(whole['mape'])}, largest error {percent(whole['largest_error'])}"
-        + (f"; {whole['counts_equal']} of {whole['counts']} counts equal." if whole["counts"] else "."),
+        f"{plural(whole.points, 'point')}: {percent(shares.passed)} pass, {percent(shares.failed)} fail,"
+        f" {percent(shares.unresolved)} not resolvable at ± {document.margin:.0%}.",
+        f"MAPE of the times that count {percent(whole.mape)}, largest error {percent(whole.largest_error)}"
+        + (f"; {whole.counts_equal} of {whole.counts} counts equal." if whole.counts else "."),
     ]
-    missed = [name for name, met in whole["targets"].items() if not met]
+    missed = [name for name, met in whole.targets.items() if not met]
     said.append(f"Of the aims missed: {'; '.join(missed)}." if missed else "All aims are met.")
-    if whole["left_out"]:
-        said.append(f"{plural(whole['left_out'], 'row')} left out: failed, or without evidence for its tier.")
-    fit = content.get("calibration") or {}
-    if fit.get("good") is False:
-        said.append(f"The calibration itself calls its fit not good: {fit['verdict']}.")
-    labels = point_labels(content["points"])
+    if whole.left_out:
+        said.append(f"{plural(whole.left_out, 'row')} left out: failed, or without evidence for its tier.")
+    fit = document.calibration
+    if fit is not None and fit.good is False:
+        said.append(f"The calibration itself calls its fit not good: {fit.verdict}.")
+    labels = point_labels(document.points)
     failed = [
-        (max((f for f in point["figures"] if f["gates"]), key=lambda f: abs(f["error"] or 0.0)), label)
-        for label, point in zip(labels, content["points"], strict=True)
-        if any(f["gates"] and f["verdict"] == "fail" for f in point["figures"])
+        (max((f for f in point.figures if f.gates), key=lambda f: abs(f.error or 0.0)), label)
+        for label, point in zip(labels, document.points, strict=True)
+        if any(f.gates and f.verdict == "fail" for f in point.figures)
     ]
-    failed.sort(key=lambda each: -abs(each[0]["error"] or 0.0))
-    said += [f"Fails: {label}, at most by {signed(f['error'])} ({f['metric']})." for f, label in failed[:_MAX_NAMED]]
+    failed.sort(key=lambda each: -abs(each[0].error or 0.0))
+    said += [f"Fails: {label}, at most by {signed(f.error)} ({f.metric})." for f, label in failed[:_MAX_NAMED]]
     odd = [
-        f"Counts differ: {label}, {f['metric']} {f['reference']:,.6g} against {f['candidate']:,.6g} a request."
-        for label, point in zip(labels, content["points"], strict=True)
-        for f in point["counts"]
-        if f["verdict"] != "pass"
+        f"Counts differ: {label}, {f.metric} {f.reference:,.6g} against {f.candidate:,.6g} a request."
+        for label, point in zip(labels, document.points, strict=True)
+        for f in point.counts
+        if f.verdict != "pass"
     ]
-    return [*said, *odd[:_MAX_NAMED], *content.get("notes", ())]
+    return [*said, *odd[:_MAX_NAMED], *(document.notes or ())]
 
 
-def lines(content: Doc, labels: Sequence[str]) -> list[Line]:
+def lines(document: Document, labels: Sequence[str]) -> list[Line]:
     return [
-        _line(label, point["tier"], figure)
-        for label, point in zip(labels, content["points"], strict=True)
-        for figure in (*point["figures"], *point["counts"])
+        _line(label, point.tier, figure)
+        for label, point in zip(labels, document.points, strict=True)
+        for figure in (*point.figures, *point.counts)
     ]
 
 
-def _line(label: str, tier: str, figure: Doc) -> Line:
+def _line(label: str, tier: str, figure: Figure) -> Line:
     return Line(
         point=label,
         tier=tier,
-        metric=figure["metric"] if figure["gates"] else f"{figure['metric']} (does not count)",
-        reference=amount(figure["metric"], figure["reference"]),
-        candidate=amount(figure["metric"], figure["candidate"]),
-        error=signed(figure["error"]),
-        interval=UNKNOWN if figure["low"] is None else f"{signed(figure['low'])} … {signed(figure['high'])}",
-        verdict=figure["verdict"],
-        samples=f"{figure['samples']:,}" + (f" of {figure['needed']:,}" if figure["needed"] else ""),
-        reason=figure["reason"] or "",
+        metric=figure.metric if figure.gates else f"{figure.metric} (does not count)",
+        reference=amount(figure.metric, figure.reference),
+        candidate=amount(figure.metric, figure.candidate),
+        error=signed(figure.error),
+        interval=UNKNOWN if figure.low is None else f"{signed(figure.low)} … {signed(figure.high)}",
+        verdict=figure.verdict,
+        samples=f"{figure.samples:,}" + (f" of {figure.needed:,}" if figure.needed else ""),
+        reason=figure.reason or "",
     )
 
 
@@ -196,72 +203,70 @@ def signed(share: float | None) -> str:
     return UNKNOWN if share is None else f"{round(share * 100, 2) + 0.0:+.1f} %"
 
 
-def _metric_cells(line: Doc) -> list[str]:
-    verdicts = [f"{line[verdict]:,}" for verdict in ("pass", "fail", "not resolvable")]
-    name = line["metric"] if line["gates"] else f"{line['metric']} (does not count)"
-    return [name, f"{line['points']:,}", *verdicts, percent(line["mape"]), signed(line["largest_error"])]
+def _metric_cells(line: MetricSummary) -> list[str]:
+    counted = (line.points, line.passed, line.failed, line.unresolved)
+    name = line.metric if line.gates else f"{line.metric} (does not count)"
+    return [name, *(f"{count:,}" for count in counted), percent(line.mape), signed(line.largest_error)]
 
 
-def _facts(content: Doc) -> list[tuple[str, str]]:
-    pairs: list[tuple[str, Any]] = [("made", content["created_at"]), ("commit", (content["git"] or {}).get("commit"))]
-    for side in ("reference", "candidate"):
-        about = content[side]
-        pairs += [(f"{side}: engine", about["engine"]), (f"{side}: runs", ", ".join(about["runs"]))]
-        pairs += [(f"{side}: {key}", about[key]) for key in ("created_at", "gpu_blocks", "block_tokens")]
-        pairs += [(f"{side}: {key}", about["versions"][key]) for key in sorted(about["versions"])]
-    pairs += [("origin", content["reference"].get("origin"))]
-    pairs += [(f"machine: {key}", value) for key, value in content["reference"]["host"].items()]
-    pairs += [(f"calibration: {key}", value) for key, value in (content.get("calibration") or {}).items()]
+def _facts(document: Document) -> list[tuple[str, str]]:
+    pairs: list[tuple[str, Any]] = [("made", document.created_at)]
+    pairs += [("commit", document.git.commit if document.git else None)]
+    pairs += [*_side_facts("reference", document.reference), *_side_facts("candidate", document.candidate)]
+    pairs += [("origin", document.reference.origin)]
+    pairs += [(f"machine: {key}", value) for key, value in document.reference.host.items()]
+    if document.calibration is not None:
+        fit = msgspec.structs.asdict(document.calibration)
+        pairs += [(f"calibration: {key}", value) for key, value in fit.items()]
     return [(key, str(value)) for key, value in pairs if value is not None]
 
 
-def terminal_table(content: Doc) -> Table:
+def _side_facts(side: str, about: SideFacts) -> list[tuple[str, Any]]:
+    return [
+        (f"{side}: engine", about.engine),
+        (f"{side}: runs", ", ".join(about.runs)),
+        (f"{side}: created_at", about.created_at),
+        (f"{side}: gpu_blocks", about.gpu_blocks),
+        (f"{side}: block_tokens", about.block_tokens),
+        *((f"{side}: {name}", about.versions[name]) for name in sorted(about.versions)),
+    ]
+
+
+def terminal_table(document: Document) -> Table:
     """One line a point: mean TTFT on both sides, error, interval, verdict."""
-    names = _names(content)
+    names = _names(document)
     table = Table(box=None, header_style="dim", padding=(0, 2, 0, 0))
     for number, head in enumerate(("point", *names, "error", "90 % interval", "n", "verdict")):
         table.add_column(head, justify="left" if number in (0, 6) else "right", no_wrap=number != 0)
-    for label, point in zip(point_labels(content["points"]), content["points"], strict=True):
-        if figure := figures.figure_of(point):
-            line = _line(label, point["tier"], figure)
-            cells = (label, line.reference, line.candidate, line.error, line.interval, line.samples, point["verdict"])
+    for label, point in zip(point_labels(document.points), document.points, strict=True):
+        if figure := figures.mean_ttft(point.figures):
+            line = _line(label, point.tier, figure)
+            cells = (label, line.reference, line.candidate, line.error, line.interval, line.samples, point.verdict)
             table.add_row(*map(escape, cells))
     return table
 
 
-def markdown(content: Doc) -> str:
+def markdown(document: Document) -> str:
     """The short version: verdict, metrics, and one line a point."""
-    names = _names(content)
+    names = _names(document)
     head = [
-        f"# {content['name']}: {names[1]} against {names[0]}",
+        f"# {document.name}: {names[1]} against {names[0]}",
         "",
-        f"**{content['verdict']}** at ± {content['margin']:.0%}",
+        f"**{document.verdict}** at ± {document.margin:.0%}",
     ]
-    head += ["", *(f"- {line}" for line in findings(content)), ""]
+    head += ["", *(f"- {line}" for line in comparison_findings(document)), ""]
     head += ["| metric | points | pass | fail | not resolvable | MAPE | largest |", "|---|---|---|---|---|---|---|"]
-    head += [_row(_metric_cells(line)) for line in content["metrics"]]
+    head += [_row(_metric_cells(line)) for line in document.metrics]
     head += ["", f"| point | {names[0]} | {names[1]} | error | 90 % interval | A/A | n | verdict |", "|---" * 8 + "|"]
     body = []
-    for label, point in zip(point_labels(content["points"]), content["points"], strict=True):
-        if figure := figures.figure_of(point):
-            line = _line(label, point["tier"], figure)
-            own = figures.figure_of(point, kind="noise")
-            noise = signed(own["error"]) if own else UNKNOWN
-            body.append(
-                _row(
-                    [
-                        label,
-                        line.reference,
-                        line.candidate,
-                        line.error,
-                        line.interval,
-                        noise,
-                        line.samples,
-                        point["verdict"],
-                    ]
-                )
-            )
-    facts = [f"- {key}: {value}" for key, value in _facts(content)]
+    for label, point in zip(point_labels(document.points), document.points, strict=True):
+        if figure := figures.mean_ttft(point.figures):
+            line = _line(label, point.tier, figure)
+            own = figures.mean_ttft(point.noise)
+            noise = signed(own.error) if own else UNKNOWN
+            cells = (label, line.reference, line.candidate, line.error, line.interval, noise, line.samples)
+            body.append(_row([*cells, point.verdict]))
+    facts = [f"- {key}: {value}" for key, value in _facts(document)]
     ttft = "TTFT: mean of a sample, median over samples; the verdict is of all the point's figures that count."
     caption = f"{ttft} A/A: the reference against itself."
     return "\n".join([*head, *body, "", caption, "", *facts, ""])

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from harness.blockio.characterize import block_figures, checks, covered_s, file_figures, page_cache_share, split
+from harness.blockio.characterize import block_figures, byte_checks, covered_s, file_figures, page_cache_share, split
 from harness.blockio.fio import as_the_run
 from harness.blockio.replay import iolog, lengths, operations, replay, run_operations
 from harness.collectors import bpf
@@ -166,7 +166,7 @@ def test_accounts_are_held_against_each_other_in_the_cold_samples_only() -> None
     reads = [request(0, 1000, 1.2, 1.3), request(8, 5000, 3.0, 3.1)]
     calls = [FileCall("read", 1.2, 0.1, 1, "f", -1, 1010)]
     cells = [CellEntry(key="base", resolved=Resolved(chunk_tokens=5, kv_bytes_per_token=100))]
-    found = {entry["account"]: entry["deviation"] for entry in checks(reads, calls, [sample], cells)}
+    found = {entry["account"]: entry["deviation"] for entry in byte_checks(reads, calls, [sample], cells)}
     assert found == {
         "block requests traced": 0.0, "file reads traced": pytest.approx(0.01),
         "block layer's statistics": pytest.approx(-0.01), "cache server's process": 0.0, "cache server's chunks": 0.0,
@@ -202,8 +202,8 @@ def test_what_was_not_traced_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyP
         as_the_run({"traces": [{"block": {"read": {"requests": 0}}}]})
     monkeypatch.setattr("os.geteuid", lambda: 1000)
     with pytest.raises(TracingError, match=r"needs root.*proc/PID/io.*diskstats"):
-        bpf.check()
+        bpf.check_traceable()
     monkeypatch.setattr("os.geteuid", lambda: 0)
     monkeypatch.setattr("shutil.which", lambda _: None)
     with pytest.raises(TracingError, match="apt-get install -y bpftrace"):
-        bpf.check()
+        bpf.check_traceable()

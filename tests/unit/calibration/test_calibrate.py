@@ -1,4 +1,4 @@
-"""Calibrating against the simulator gives the simulator's own constants; a fit that does not foretell is not good."""
+"""A calibration against the simulator gives the simulator's constants; a fit that predicts badly is not good."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from harness.calibration.points import micro_cells, points_of
 from harness.commands.calibrate import calibrate
 from harness.experiment.read import load_experiment
 from harness.measure.run import RunRequest, run
-from simulator.calibration import TRANSFER, Calibration, Point, load_calibration
+from simulator.calibration import TRANSFER, Calibration, CalibrationPoint, load_calibration
 from simulator.fitting import fit
 from simulator.models import load_model
 from simulator.probing import simulated_s
@@ -42,10 +42,10 @@ TRUTH = {
     "disk.read.bytes_per_s": 1e9,
     "disk.read.shared_bytes_per_s": 1.5e9,
 }
-# What several points tell apart. The others trade against each other, and what they add up to is tested below.
+# Constants that the points identify. The others trade against each other; a test below checks their sum.
 PLAIN = ("step_s", "token_s", "attention_s", "request_token_s", "cpu.read.bytes_per_s", "disk.read.bytes_per_s",
          "disk.read.chunk_s", "disk.read.shared_bytes_per_s", "page_cache.read.bytes_per_s")  # fmt: skip
-# Lengths, hit rates and numbers at once that are in no fit.
+# Lengths, hit rates and concurrencies that are in no fit.
 UNSEEN_SHAPES: list[tuple[str, int, int, int, int]] = [
     ("recompute", 1025, 0, 64, 1),
     ("gpu", 2049, 2048, 64, 1),
@@ -56,7 +56,9 @@ UNSEEN_SHAPES: list[tuple[str, int, int, int, int]] = [
     ("disk_cold", 8193, 8192, 64, 1),
 ]
 UNSEEN = [
-    Point(tier=tier, prompt_tokens=prompt, hit_tokens=hit, chunk_tokens=chunk, concurrency=count, measured_s=1.0)
+    CalibrationPoint(
+        tier=tier, prompt_tokens=prompt, hit_tokens=hit, chunk_tokens=chunk, concurrency=count, measured_s=1.0
+    )
     for tier, prompt, hit, chunk, count in UNSEEN_SHAPES
 ]
 
@@ -114,7 +116,9 @@ def test_the_simulators_own_constants_are_found_again(found: Calibration) -> Non
 
 
 @pytest.mark.parametrize("point", UNSEEN, ids=lambda p: f"{p.tier}-{p.prompt_tokens}-{p.concurrency}")
-def test_what_was_not_measured_is_foretold(point: Point, found: Calibration, truth: Calibration) -> None:
+def test_the_fit_predicts_what_was_not_measured(
+    point: CalibrationPoint, found: Calibration, truth: Calibration
+) -> None:
     model = load_model("tiny-llama")
     assert simulated_s(point, found, model) == pytest.approx(simulated_s(point, truth, model), rel=0.05)
 
@@ -142,8 +146,8 @@ def test_points_are_medians_that_a_straggler_does_not_move(measured: Path) -> No
 def test_a_mechanism_that_the_model_lacks_makes_the_fit_not_good(
     measured: Path, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def with_a_cliff(folder: Path, size: str) -> tuple[Point, ...]:
-        def changed(point: Point) -> Point:
+    def with_a_cliff(folder: Path, size: str) -> tuple[CalibrationPoint, ...]:
+        def changed(point: CalibrationPoint) -> CalibrationPoint:
             slower = 1.6 if point.tier == "cpu" and point.prompt_tokens > 3000 else 1.0
             return msgspec.structs.replace(point, measured_s=slower * point.measured_s)
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from harness import __version__
-from harness.commands.app import VERBS, command_line
+from harness.commands.app import VERBS, make_app
 from harness.engines import ENGINES
 from harness.experiment.read import load_experiment
 from tests.support.paths import ROOT
@@ -17,7 +17,7 @@ from tests.support.paths import ROOT
 
 def command(*tokens: str) -> int:
     try:
-        return int(command_line(tokens)(tokens, exit_on_error=False, print_error=False))
+        return int(make_app(tokens)(tokens, exit_on_error=False, print_error=False))
     except SystemExit as done:
         return int(done.code or 0)
 

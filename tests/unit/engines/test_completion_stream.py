@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 
+from harness.engines.http.dialect import Completions
 from harness.engines.http.stream import MAX_EVENT_BYTES, Answer, EventDecoder, EventTooLong
 
 STREAM = b': hello\n\ndata: {"a": 1}\n\ndata:two\ndata: lines\nid: 7\n\nevent: ping\n\n\n\ndata: [DONE]'
@@ -30,7 +32,7 @@ def test_an_event_without_end_is_refused_and_a_long_read_of_short_ones_is_not() 
 
 
 def streaming() -> Answer:
-    answer = Answer(sent_s=1.0)
+    answer = Answer(sent_s=1.0, decode=Completions("m").decode)
     answer.status, answer.content_type = 200, "text/event-stream"
     return answer
 
@@ -48,10 +50,40 @@ def test_events_of_one_read_share_its_moment_and_nothing_counts_after_done() -> 
 
 
 def test_what_can_be_of_no_use_is_not_read_further() -> None:
-    endless, text = streaming(), Answer(sent_s=1.0)
+    endless, text = streaming(), Answer(sent_s=1.0, decode=Completions("m").decode)
     endless.feed(b"d" * (MAX_EVENT_BYTES + 1), 2.0)
     text.status, text.content_type = 502, "text/html"
     text.feed(b"<p>" + b"x" * MAX_EVENT_BYTES, 2.0)
     assert (endless.wants_more, text.wants_more) == (False, False)
     assert (endless.failure(1) or "").startswith("an event of the stream is longer than")
     assert (text.failure(1) or "").startswith("HTTP 502: <p>xxx")
+
+
+class Meta(msgspec.Struct):
+    prompt_tokens: int
+    completion_tokens: int
+    cached_tokens: int | None = None
+
+
+class Generated(msgspec.Struct):
+    """An event of a server with a stream of its own shape: the count of tokens comes with each text."""
+
+    text: str | None = None
+    meta_info: Meta | None = None
+    error: object = None
+
+    @property
+    def usage(self) -> Meta | None:
+        return self.meta_info
+
+
+def test_another_dialect_is_read_by_the_same_answer() -> None:
+    answer = Answer(sent_s=1.0, decode=msgspec.json.Decoder(Generated).decode)
+    answer.status, answer.content_type = 200, "text/event-stream"
+    for number, text in enumerate(("a", "ab", "ab"), 1):
+        counts = f'{{"prompt_tokens":9,"completion_tokens":{min(number, 2)},"cached_tokens":8}}'
+        answer.feed(f'data: {{"text":"{text}","meta_info":{counts}}}\n\n'.encode(), float(number))
+    answer.feed(b"data: [DONE]\n\n", 4.0)
+    assert answer.token_s == [1.0, 2.0]
+    assert answer.usage is not None and answer.usage.cached_tokens == 8
+    assert answer.failure(sent_tokens=9) is None

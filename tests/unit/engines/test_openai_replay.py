@@ -12,7 +12,8 @@ import msgspec
 import pytest
 import uvloop
 
-from harness.engines.http.replay import OpenAIReplay
+from harness.engines.http.dialect import Completions
+from harness.engines.http.replay import HttpReplay
 from tests.support.instant_server import Fault, Server, serve
 from traces.load import Load
 from traces.request import Request, RequestRecord, Segment, TokenSource
@@ -21,8 +22,11 @@ KEY = "sk-very-secret"
 Options = dict[str, Any]
 
 
-def client(url: str, **options: Any) -> OpenAIReplay:
-    return OpenAIReplay(url, "instant", TokenSource(1, 1000), time.perf_counter, api_key=KEY, **options)
+PLAIN = Completions("instant")
+
+
+def client(url: str, dialect: Completions = PLAIN, **options: Any) -> HttpReplay:
+    return HttpReplay(url, dialect, TokenSource(1, 1000), time.perf_counter, api_key=KEY, **options)
 
 
 def request(name: str, **fields: Any) -> Request:
@@ -108,7 +112,9 @@ def test_first_chunk_and_first_token_are_two_things() -> None:
 
 @pytest.mark.parametrize("fault", [None, "empty_texts", "empty_text_first", "usage_beside_text"])
 def test_a_running_count_says_which_chunks_carry_tokens(fault: Fault | None) -> None:
-    [row], server = play(Load([request("a")]), {"fault": fault, "itl_ms": 1}, count_tokens=True)
+    [row], server = play(
+        Load([request("a")]), {"fault": fault, "itl_ms": 1}, dialect=Completions("instant", count_tokens=True)
+    )
     assert (row.error, len(row.token_s), row.output_tokens, row.cached_tokens) == (None, 3, 3, 16)
     assert (row.first_chunk_s == row.first_token_s) is (fault != "empty_text_first")
     asked = msgspec.json.decode(server.seen[0][1])
@@ -117,7 +123,9 @@ def test_a_running_count_says_which_chunks_carry_tokens(fault: Fault | None) -> 
 
 
 def test_extra_body_adds_to_and_overrides_the_defaults() -> None:
-    _, server = play(Load([request("a")]), {}, extra_body={"temperature": 0.5, "seed": 3})
+    _, server = play(
+        Load([request("a")]), {}, dialect=Completions("instant", extra_body={"temperature": 0.5, "seed": 3})
+    )
     body = msgspec.json.decode(server.seen[0][1])
     assert (body["temperature"], body["seed"], body["stream"]) == (0.5, 3, True)
 
@@ -188,7 +196,7 @@ def test_nobody_listening_is_a_row() -> None:
     assert all((row.error or "").endswith(": Connection refused") for row in rows)
 
 
-def spoil(happen: Callable[[OpenAIReplay, list[RequestRecord], Server], Awaitable[None]]) -> list[RequestRecord]:
+def spoil(happen: Callable[[HttpReplay, list[RequestRecord], Server], Awaitable[None]]) -> list[RequestRecord]:
     """Runs `happen`, then sees that no task is left and that the same client still works."""
 
     async def run() -> list[RequestRecord]:
@@ -212,7 +220,7 @@ def spoil(happen: Callable[[OpenAIReplay, list[RequestRecord], Server], Awaitabl
 def test_cancellation_keeps_the_finished_rows_and_leaves_nothing_behind() -> None:
     kept: list[RequestRecord] = []
 
-    async def happen(replayer: OpenAIReplay, rows: list[RequestRecord], server: Server) -> None:
+    async def happen(replayer: HttpReplay, rows: list[RequestRecord], server: Server) -> None:
         load = Load([request(f"r{n}") for n in range(9)], concurrency=3)
         task = asyncio.create_task(replayer.replay(load, rows.append))
         while len(rows) < 3 or server.in_flight == 0:
@@ -228,7 +236,7 @@ def test_cancellation_keeps_the_finished_rows_and_leaves_nothing_behind() -> Non
 def test_giving_up_makes_rows_of_what_is_in_flight_and_sends_no_more() -> None:
     kept: list[RequestRecord] = []
 
-    async def happen(replayer: OpenAIReplay, rows: list[RequestRecord], server: Server) -> None:
+    async def happen(replayer: HttpReplay, rows: list[RequestRecord], server: Server) -> None:
         load = Load([request(f"r{n}") for n in range(9)], concurrency=3)
         task = asyncio.create_task(replayer.replay(load, rows.append))
         while len(rows) < 3 or server.in_flight == 0:
@@ -244,7 +252,7 @@ def test_giving_up_makes_rows_of_what_is_in_flight_and_sends_no_more() -> None:
 
 
 def test_an_error_of_emit_leaves_the_replay_and_nothing_behind() -> None:
-    async def happen(replayer: OpenAIReplay, rows: list[RequestRecord], _server: Server) -> None:
+    async def happen(replayer: HttpReplay, rows: list[RequestRecord], _server: Server) -> None:
         def full(row: RequestRecord) -> None:
             rows.append(row)
             raise OSError("disk full")
@@ -277,5 +285,5 @@ def test_an_unusable_url_is_refused_without_repeating_its_secrets(url: str) -> N
 
 def test_a_key_with_a_line_break_is_refused() -> None:
     with pytest.raises(ValueError, match="line break") as caught:
-        OpenAIReplay("http://h:1", "m", TokenSource(1, 1000), time.perf_counter, api_key="secret\n")
+        HttpReplay("http://h:1", Completions("m"), TokenSource(1, 1000), time.perf_counter, api_key="secret\n")
     assert "secret" not in str(caught.value)

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 import yaml
 
@@ -50,7 +51,8 @@ CHUNK_BYTES = 64 * 32768
 def figures(folder: Path) -> dict[str, Any]:
     [cell] = read_manifest(folder).cells
     assert cell.record is not None and cell.record.storage is not None
-    return cell.record.storage
+    found: dict[str, Any] = msgspec.to_builtins(cell.record.storage)
+    return found
 
 
 @pytest.fixture
@@ -181,7 +183,7 @@ def test_storage_alone_moves_what_the_load_says(tmp_path: Path) -> None:
     assert rates["wall_clock"]["tokens_per_s"] == pytest.approx(output / found["elapsed_s"])
     assert rates["per_io_time"]["tokens_per_s"] == pytest.approx(output / found["cumulative_io_s"])
     assert rates["storage"]["tokens_per_s"] == pytest.approx((written + hits + again) * 64 / found["elapsed_s"])
-    assert seal(folder)["cells"][0]["storage"] == found
+    assert msgspec.to_builtins(seal(folder).cells[0].storage) == found
     assert "Output per I/O time" in (folder / "report.html").read_text()
 
 

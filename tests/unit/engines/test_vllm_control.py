@@ -22,7 +22,7 @@ def hang_up(request: web.Request) -> None:
 
 
 class CutOff:
-    """Answers /server_info with an error, and hangs up on whoever asks again on that connection, as uvicorn does."""
+    """Answers /server_info with an error, and hangs up on the next request of that connection, as uvicorn does."""
 
     def __init__(self, resets: int) -> None:
         self.resets, self.cut = resets, set[object]()

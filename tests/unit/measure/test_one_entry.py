@@ -27,7 +27,7 @@ def test_a_state_of_one_entry_is_placed_proven_sampled_and_reported(
     assert [s.expected.hit_tokens for s in read_samples(folder) if s.tier == "ram"] == [
         {"gpu": 0, "cpu": 512, "disk": 0}
     ] * 2
-    assert list(seal(folder)["cells"][0]["tiers"]) == ["recompute", "ram", "disk_cold"]
+    assert list(seal(folder).cells[0].tiers) == ["recompute", "ram", "disk_cold"]
     assert symbol_of("ram") == "star" and color_of("ram") not in {GREY, *map(color_of, tiers.tier_names())}
     assert "ram" in (folder / "report.html").read_text()
 
@@ -44,6 +44,6 @@ def test_a_tier_of_one_entry_lies_between_the_others(tmp_path: Path, monkeypatch
     assert {(row.verdict, row.verdict_reason) for row in rows} == {("proven", None)}
     [first, _] = [sample for sample in read_samples(folder) if sample.tier == "pool"]
     assert first.observed.hit_tokens == first.expected.hit_tokens == {"gpu": 0, "cpu": 0, "pool": 512, "disk": 0}
-    tokens = seal(folder)["cells"][0]["tiers"]["pool"]["tokens"]
+    tokens = seal(folder).cells[0].tiers["pool"].tokens.by_source
     assert (tokens["computed"], tokens["cpu"], tokens["pool"], tokens["disk"]) == (2 * 513, 0, 2 * 512, 0)
     assert "<th>pool</th>" in (folder / "report.html").read_text()

@@ -95,7 +95,7 @@ def test_what_placed_a_prefix_is_kept_as_warm_rows_of_its_sample(tmp_path: Path)
     ids = [row.id for row in read_rows(folder)]
     for row in warm:
         assert ids.index(row.id) < ids.index(row.id.removeprefix("warm-")), "a sample's warm rows stand before its own"
-    assert seal(folder)["rows"]["warm"] == len(warm)
+    assert seal(folder).rows.warm == len(warm)
 
 
 def test_a_tier_that_silently_recomputes_is_contradicted_and_left_out(tmp_path: Path) -> None:
@@ -104,10 +104,11 @@ def test_a_tier_that_silently_recomputes_is_contradicted_and_left_out(tmp_path: 
     assert verdicts["recompute"] == verdicts["gpu"] == "proven"
     assert verdicts["cpu"] == verdicts["disk"] == verdicts["disk_cold"] == "contradicted"
     summary = seal(folder)
-    tiers = summary["cells"][0]["tiers"]
-    assert summary["rows"]["contradicted"] == 9 and summary["rows"]["counted"] == 6
-    assert tiers["cpu"]["metrics"]["ttft_s"] is None and tiers["gpu"]["metrics"]["ttft_s"]["n"] == 3
-    assert "computed_tokens moved by 1025, cpu needs 513" in next(iter(tiers["cpu"]["left_out_reasons"]))
+    tiers = summary.cells[0].tiers
+    assert summary.rows.contradicted == 9 and summary.rows.counted == 6
+    gpu = tiers["gpu"].metrics["ttft_s"]
+    assert tiers["cpu"].metrics["ttft_s"] is None and gpu is not None and gpu.n == 3
+    assert "computed_tokens moved by 1025, cpu needs 513" in next(iter(tiers["cpu"].left_out_reasons))
 
 
 def test_a_failed_request_is_a_row(tmp_path: Path) -> None:
@@ -115,7 +116,7 @@ def test_a_failed_request_is_a_row(tmp_path: Path) -> None:
     rows = measured(folder)
     failed = [row for row in rows if row.error is not None]
     assert len(rows) == 15 and failed and all(row.verdict == "unproven" for row in failed)
-    assert seal(folder)["rows"]["errors"] == len(failed)
+    assert seal(folder).rows.errors == len(failed)
 
 
 def test_sampling_stops_when_the_interval_is_narrow(tmp_path: Path) -> None:
@@ -131,7 +132,7 @@ def test_samples_that_warm_up_are_kept_and_count_for_nothing(tmp_path: Path) -> 
     assert len(measured(folder)) == 6 and len(list(read_samples(folder))) == 6
     warm = [row.id for row in read_rows(folder) if row.phase == "warm" and row.sample < 0]
     assert {"recompute--0001-000", "gpu--0001-000", "recompute--0002-000", "gpu--0002-000"} <= set(warm)
-    assert seal(folder)["rows"]["measured"] == 6
+    assert seal(folder).rows.measured == 6
 
 
 def test_sampling_gives_up_on_a_tier_that_is_never_proven(tmp_path: Path) -> None:

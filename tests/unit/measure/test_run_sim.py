@@ -78,8 +78,9 @@ def test_a_free_load_accounts_for_every_prompt_token(tmp_path: Path) -> None:
     [sample] = read_samples(folder)
     for tier, counter in (("computed", "computed_tokens"), ("gpu", "gpu_hit_tokens")):
         assert sum(row.tokens_by_tier[tier] or 0 for row in rows) == sample.observed.named()[counter]
-    load = seal(folder)["cells"][0]["tiers"]["load"]
-    assert load["throughput"]["requests_per_s"] > 0 and load["tokens"]["hit_rate"] > 0
+    load = seal(folder).cells[0].tiers["load"]
+    assert load.throughput is not None and load.throughput.requests_per_s > 0
+    assert load.tokens.hit_rate is not None and load.tokens.hit_rate > 0
 
 
 def cut(folder: Path, share: float) -> None:

@@ -14,18 +14,18 @@ from harness.report.axes import cell_labels, panels, varied_axes
 from harness.report.run import figures
 from harness.report.run.timeline import timeline
 from harness.results.manifest import CellEntry
-from harness.results.summary import summarize
+from harness.results.summary import CellFigures, Summary, summarize
 from tests.support.report_runs import cell, manifest, row, sample
 from traces.request import RequestRecord
 
 
-def summary_of(rows: Sequence[RequestRecord], cells: Sequence[CellEntry] = ()) -> dict[str, Any]:
+def summary_of(rows: Sequence[RequestRecord], cells: Sequence[CellEntry] = ()) -> Summary:
     return summarize(manifest(cells), rows)
 
 
-def plain(cells: Sequence[CellEntry]) -> list[dict[str, Any]]:
+def plain(cells: Sequence[CellEntry]) -> list[CellFigures]:
     """As a summary holds them."""
-    return [{"key": each.key, "overrides": each.overrides} for each in cells]
+    return summary_of([], cells).cells
 
 
 def traces(figure: Any) -> dict[str, Any]:

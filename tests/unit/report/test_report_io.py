@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from harness.records import IoTrace, Resolved
-from harness.report.io.tables import render
+from harness.report.io.tables import render_traces
 from harness.report.refresh import seal
 from harness.report.words import UNKNOWN
 from harness.results.folder import read_io
@@ -95,7 +95,7 @@ def test_each_request_s_first_token_is_split_and_the_table_is_bounded(long_run: 
 def test_means_are_of_the_first_requests_and_not_of_the_slowest(long_run: Path) -> None:
     io = read_io(long_run)
     assert io is not None
-    assert "TTFT  549.5 ms" in render([io]) and "(means of 100 requests)" in render([io])
+    assert "TTFT  549.5 ms" in render_traces([io]) and "(means of 100 requests)" in render_traces([io])
 
 
 def test_a_short_run_shows_every_request(tmp_path: Path) -> None:

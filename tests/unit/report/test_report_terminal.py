@@ -10,7 +10,7 @@ import pytest
 from rich.console import Console
 
 from harness.report import words
-from harness.report.run.terminal import Progress, clock_text, render_summary
+from harness.report.run.terminal import ProgressLine, clock_text, render_summary
 from harness.results.summary import summarize
 from tests.support.report_runs import cell, manifest, row
 
@@ -129,7 +129,7 @@ def test_rows_without_a_verdict_are_named() -> None:
 
 def test_without_a_terminal_progress_is_a_line_every_ten_seconds() -> None:
     (console, text), clock = plain(), Clock()
-    with Progress(console, clock) as progress:
+    with ProgressLine(console, clock) as progress:
         progress.start(200, "tiers")
         progress.state("gpu, 4097 tokens")
         for _ in range(150):
@@ -145,7 +145,7 @@ def test_without_a_terminal_progress_is_a_line_every_ten_seconds() -> None:
 
 def test_a_second_start_ends_the_first_count() -> None:
     (console, text), clock = plain(), Clock()
-    with Progress(console, clock) as progress:
+    with ProgressLine(console, clock) as progress:
         progress.start(None, "warm")
         progress.advance(3)
         clock.now_s = 2.0
@@ -155,7 +155,7 @@ def test_a_second_start_ends_the_first_count() -> None:
 
 def test_on_a_terminal_the_bar_shows_the_counts() -> None:
     text, clock = io.StringIO(), Clock()
-    with Progress(Console(file=text, width=120, force_terminal=True, color_system=None), clock) as progress:
+    with ProgressLine(Console(file=text, width=120, force_terminal=True, color_system=None), clock) as progress:
         progress.start(10, "tiers")
         progress.state("cpu\x1b[2J")
         clock.now_s = 2.0
@@ -169,7 +169,7 @@ def test_on_a_terminal_the_bar_shows_the_counts() -> None:
 
 def test_counting_costs_next_to_nothing() -> None:
     console, _ = plain()
-    with Progress(console) as progress:
+    with ProgressLine(console) as progress:
         progress.start(None, "fast")
         began = time.perf_counter()
         for _ in range(30_000):

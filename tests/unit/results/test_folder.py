@@ -10,6 +10,7 @@ from harness.records import IoTrace
 from harness.results import folder as results
 from harness.results.folder import RunFolder, read_rows
 from harness.results.manifest import CellEntry, Manifest, read_manifest
+from harness.results.summary import read_summary, summarize
 from traces.request import RequestRecord
 
 
@@ -127,7 +128,7 @@ def test_traces_are_counted_and_read_in_their_order(tmp_path: Path) -> None:
             cells=("a",), attempt=number, path="p", device_number=1, pids=(), zero_ns=0, started_s=0.0, ended_s=1.0,
             lost_events=0,
         )  # fmt: skip
-        results.write_trace(target, about)
+        results.write_io_trace(target, about)
     (tmp_path / "io" / "11").mkdir()  # one that was never ended
     assert [(target.name, trace.attempt) for target, trace in results.read_traces(tmp_path)] == [
         (str(number), number) for number in range(11)
@@ -137,6 +138,7 @@ def test_traces_are_counted_and_read_in_their_order(tmp_path: Path) -> None:
 def test_io_and_summary_are_written_whole(tmp_path: Path) -> None:
     assert results.read_io(tmp_path) is None
     results.write_io(tmp_path, {"a": 1})
-    results.write_summary(tmp_path, {"b": [2]})
-    assert results.read_io(tmp_path) == {"a": 1} and not list(tmp_path.glob("*.tmp"))
-    assert (tmp_path / "summary.json").read_text() == '{\n "b": [\n  2\n ]\n}\n'
+    summary = summarize(made(), [])
+    results.write_summary(tmp_path, summary)
+    assert results.read_io(tmp_path) == {"a": 1} and read_summary(tmp_path) == summary
+    assert not list(tmp_path.glob("*.tmp"))

@@ -13,10 +13,14 @@ from harness.records import (
     CellRecord,
     ClusterShape,
     EvictionRules,
+    LatencyParts,
+    OperationFigures,
     Origin,
     Resolved,
     SchedulerLimits,
+    StorageFigures,
     StoreFacts,
+    Throughput,
     TraceOrigin,
 )
 from harness.results.folder import RunFolder
@@ -54,6 +58,21 @@ def whole_manifest() -> Manifest:
         cache_config={"num_gpu_blocks": "1024"},
         calibration_source="measured",
     )
+    latency_s = LatencyParts(total={"p50": 0.2}, device={"p50": None}, host={"p50": 0.1})
+    moved = OperationFigures(operations=2, asked_bytes=8, moved_bytes=4, device_bytes=None, latency_s=latency_s)
+    storage = StorageFigures(
+        io="uring",
+        page_cache=None,
+        operations_sha256="ef",
+        failed_operations=1,
+        errors={"EIO": 1},
+        moved_over_s=0.5,
+        cumulative_io_s=0.7,
+        read=moved,
+        write=moved,
+        complete=False,
+        throughput={"storage": Throughput(tokens_per_s=3.5, formula="a / b")},
+    )
     device = DeviceEntry(limits={"bandwidth": 1e8}, file_system="ext4", size_bytes=2**32, name="run-1", mount="m")
     trace = TraceOrigin(name="t", sha256="ab", format="mooncake", requests=3, total_requests=5, left_out=2)
     cell = CellEntry(
@@ -64,7 +83,7 @@ def whole_manifest() -> Manifest:
         resolved=resolved,
         trace=trace,
         device=device,
-        record=CellRecord(storage={"io": "uring"}),
+        record=CellRecord(storage=storage),
     )
     return Manifest(
         run_id="r",

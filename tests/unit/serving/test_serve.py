@@ -18,7 +18,8 @@ import uvloop
 from aiohttp import web
 
 from harness.collectors.prometheus import Metrics
-from harness.engines.http.replay import OpenAIReplay
+from harness.engines.http.dialect import Completions
+from harness.engines.http.replay import HttpReplay
 from harness.engines.sim.engine import SimEngine
 from harness.engines.sim.make import simulator_maker
 from harness.experiment.read import load_experiment
@@ -90,7 +91,7 @@ def test_hits_are_those_of_the_simulator() -> None:
     async def over_http(url: str, _session: aiohttp.ClientSession) -> list[RequestRecord]:
         rows: list[RequestRecord] = []
         tokens = TokenSource(1, 4096)
-        async with OpenAIReplay(url, "tiny-llama", tokens, time.perf_counter, count_tokens=True) as client:
+        async with HttpReplay(url, Completions("tiny-llama", count_tokens=True), tokens, time.perf_counter) as client:
             await client.replay(Load(shared_prefixes(), concurrency=1), rows.append)
         return rows
 

@@ -9,7 +9,7 @@ import msgspec
 import pytest
 import yaml
 
-from simulator.calibration import Assumption, FittedOn, Point, load_calibration
+from simulator.calibration import Assumption, CalibrationPoint, FittedOn, load_calibration
 from simulator.errors import CalibrationError
 from simulator.fitting import fit, predicted_s
 from simulator.models import CONFIGS, ModelSpec, load_model
@@ -37,8 +37,10 @@ def test_a_file_says_where_it_comes_from_and_why_it_assumes(name: str) -> None:
     assert all(len(assumption.why) > 20 for assumption in calibration.assumed.values())
 
 
-def point(tier: str, prompt_tokens: int, hit_tokens: int, measured_s: float, chunk_tokens: int = 256) -> Point:
-    return Point(
+def point(
+    tier: str, prompt_tokens: int, hit_tokens: int, measured_s: float, chunk_tokens: int = 256
+) -> CalibrationPoint:
+    return CalibrationPoint(
         tier=tier, prompt_tokens=prompt_tokens, hit_tokens=hit_tokens, chunk_tokens=chunk_tokens, measured_s=measured_s
     )
 

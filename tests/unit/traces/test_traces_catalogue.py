@@ -77,7 +77,7 @@ def test_redirects_and_unknown_lengths(server: str, tmp_path: Path, path: str) -
 def test_what_is_there_already_is_not_fetched_again(tmp_path: Path) -> None:
     target = tmp_path / "t.jsonl"
     target.write_bytes(BODY)
-    assert download(entry("http://127.0.0.1:1/nobody"), target) == target
+    assert download(entry("http://127.0.0.1:1/closed"), target) == target
 
 
 def test_a_wrong_file_that_is_there_is_replaced_only_by_the_right_one(server: str, tmp_path: Path) -> None:
@@ -154,7 +154,7 @@ def test_the_catalogue() -> None:
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """$HARNESS_TRACES with two traces in it, beside a file that is none of its business."""
+    """$HARNESS_TRACES with two traces in it, and beside it a file that no name may reach."""
     traces = tmp_path / "traces"
     traces.mkdir()
     (traces / "one.jsonl").write_bytes(BODY)

@@ -11,7 +11,7 @@ import pytest
 
 from traces.errors import SpecError
 from traces.request import Request
-from traces.synth import SessionSpec, SyntheticSpec, conversation, hit_tokens, synthetic, warmers
+from traces.synth import SessionSpec, SyntheticSpec, conversation, shared_tokens, synthetic, warmers
 
 
 def leading_common_tokens(prompt: Request, stored: Request) -> int:
@@ -43,7 +43,7 @@ def test_the_hit_rate_is_exact(prompt_tokens: int, hit_rate: float, granularity:
     spec = SyntheticSpec(
         requests=30, prompt_tokens=prompt_tokens, hit_rate=hit_rate, prefixes=4, granularity_tokens=granularity
     )
-    assert hit_tokens(spec) == expected
+    assert shared_tokens(spec) == expected
     warm, load = warmers(spec, 1), synthetic(spec, 1)
     assert len(warm) == (4 if expected else 0)
     assert all(request.prompt_tokens == expected and request.output_tokens == 1 for request in warm)
@@ -59,7 +59,7 @@ def test_every_hit_rate_is_the_nearest_that_whole_chunks_allow() -> None:
     for prompt_tokens in (600, 1025, 5000):
         for percent in range(101):
             spec = SyntheticSpec(requests=1, prompt_tokens=prompt_tokens, hit_rate=percent / 100, granularity_tokens=64)
-            hit, most = hit_tokens(spec), (prompt_tokens - 1) // 64 * 64
+            hit, most = shared_tokens(spec), (prompt_tokens - 1) // 64 * 64
             assert hit % 64 == 0 and hit <= most < prompt_tokens
             assert abs(hit - percent / 100 * most) <= 32
 

@@ -1,7 +1,6 @@
 """The table of published figures: what is fitted, what is predicted, and that nothing is chosen a row."""
 
 import csv
-import json
 from pathlib import Path
 
 import msgspec
@@ -13,6 +12,7 @@ from harness.measure.run import RunRequest, run
 from harness.records import Origin
 from harness.report.validation.html import write_comparison
 from harness.results.folder import read_rows
+from harness.validation.document import read_document
 from harness.validation.published import Published, Rounds, hit_rates, is_published, round_cells, validate_published
 from tests.support.paths import ROOT
 from tests.unit.measure.test_run_loop import Quiet
@@ -21,22 +21,23 @@ TABLE = Path("configs/validation/published.yaml")
 
 
 def test_every_row_is_judged_or_named_as_not_predicted(tmp_path: Path) -> None:
-    judged = validate_published(TABLE, tmp_path / "out", 0.05, "", Quiet())
-    content = judged.content
-    write_comparison(tmp_path / "out", *judged)
+    judgement = validate_published(TABLE, tmp_path / "out", 0.05, "", Quiet())
+    document = judgement.document
+    write_comparison(tmp_path / "out", *judgement)
     with TABLE.with_name("published_figures.csv").open() as lines:
         rows = list(csv.DictReader(lines))
-    rows_judged = {int(point["cell"].removeprefix("row ")) - 2 for point in content["points"]}
-    left = next(note for note in content["notes"] if note.startswith("not predicted"))
+    rows_judged = {int(point.cell.removeprefix("row ")) - 2 for point in document.points}
+    left = next(note for note in document.notes or () if note.startswith("not predicted"))
     assert len(rows_judged) + left.count(",") + 1 == len(rows) and len(rows_judged) >= 24
-    for point in content["points"]:
-        [figure] = point["figures"]
-        assert figure["reference"] == float(rows[int(point["cell"].removeprefix("row ")) - 2]["value"])
-    roles = {point["cell"]: point["axes"]["constants"] for point in content["points"]}
+    for point in document.points:
+        [figure] = point.figures
+        assert figure.reference == float(rows[int(point.cell.removeprefix("row ")) - 2]["value"])
+    roles = {point.cell: point.axes["constants"] for point in document.points}
     assert sum(role == "fitted" for role in roles.values()) == 14, "as many as both presets have points"
-    exact = [p for p in content["points"] if "4000ada" in p["axes"]["source"] and roles[p["cell"]] == "fitted"]
-    assert len(exact) == 4 and all(abs(p["figures"][0]["error"]) < 1e-3 for p in exact), "as many constants as points"
-    assert content["verdict"] == "fail"
+    exact = [p for p in document.points if "4000ada" in p.axes["source"] and roles[p.cell] == "fitted"]
+    errors = [p.figures[0].error for p in exact]
+    assert len(exact) == 4 and all(e is not None and abs(e) < 1e-3 for e in errors), "as many constants as points"
+    assert document.verdict == "fail" and read_document(tmp_path / "out") == document
     for name in ("report.html", "validation.md", "validation.json"):
         assert str(tmp_path) not in (tmp_path / "out" / name).read_text()
 
@@ -79,15 +80,15 @@ def test_the_kept_hit_rates_come_out_equal(tmp_path: Path) -> None:
     """results/validation/published was made by a simulator loop of its own; a workload of rounds gives its figures."""
     published = msgspec.convert(yaml.safe_load(TABLE.read_text()), Published)
     known = rates_of(tmp_path, published.rounds)
-    kept = json.loads((ROOT / "results/validation/published/validation.json").read_text())
+    kept = read_document(ROOT / "results/validation/published")
     checked = 0
-    for point in kept["points"]:
-        scheme, _, number = point["axes"]["source"].partition(" round ")
+    for point in kept.points:
+        scheme, _, number = point.axes["source"].partition(" round ")
         if scheme not in known:
             continue
         rates = [by_round[int(number)] for by_round in known[scheme]]
-        [figure] = point["figures"]
-        assert figure["candidate"] == sum(rates) / len(rates)
-        assert figure["reason"] == f"{min(rates):.2f} to {max(rates):.2f} over {len(rates)} random orders"
+        [figure] = point.figures
+        assert figure.candidate == sum(rates) / len(rates)
+        assert figure.reason == f"{min(rates):.2f} to {max(rates):.2f} over {len(rates)} random orders"
         checked += 1
     assert checked == 3

@@ -1,7 +1,6 @@
 """`harness validate` end to end: the simulator stands in for the real engine, with true and with wrong constants."""
 
 import itertools
-import json
 import statistics
 from pathlib import Path
 from typing import Any
@@ -17,9 +16,10 @@ from harness.engines.sim.settings import SimSettings
 from harness.errors import NotComparable
 from harness.experiment.read import changed, load_experiment
 from harness.records import SchedulerLimits
-from harness.report.validation.html import findings, write_comparison
+from harness.report.validation.html import comparison_findings, write_comparison
 from harness.results.folder import read_rows
 from harness.results.manifest import read_manifest
+from harness.validation.document import read_document
 from harness.validation.equivalence import compare
 from harness.validation.points import axes, read_side
 from harness.validation.validate import MOST_SAMPLES, Validation, more_cells, sim_cell, validate
@@ -51,14 +51,15 @@ def request(tmp_path: Path, calibration: Path | str, sizes: tuple[str | None, ..
 
 
 def test_the_true_constants_pass_every_point_and_every_count(tmp_path: Path) -> None:
-    judged = validate(request(tmp_path, "cpu-2core"), Quiet())
-    content = judged.content
-    write_comparison(tmp_path / "out", *judged)
-    assert content["verdict"] == "pass" and content["overall"]["points"] == 9
-    assert content["overall"]["counts_equal"] == content["overall"]["counts"] > 40
-    assert content["overall"]["mape"] == pytest.approx(0, abs=1e-9) and all(content["overall"]["targets"].values())
-    load = content["points"][-1]
-    assert load["tier"] == "load" and load["noise"] and load["cell"] == "load:base"
+    judgement = validate(request(tmp_path, "cpu-2core"), Quiet())
+    document, whole = judgement.document, judgement.document.overall
+    write_comparison(tmp_path / "out", *judgement)
+    assert document.verdict == "pass" and whole.points == 9
+    assert whole.counts_equal == whole.counts > 40
+    assert whole.mape == pytest.approx(0, abs=1e-9) and all(whole.targets.values())
+    load = document.points[-1]
+    assert load.tier == "load" and load.noise and load.cell == "load:base"
+    assert read_document(tmp_path / "out") == document
     assert {row.cell for row in read_rows(tmp_path / "out" / "real") if row.cell.startswith("load")} == {
         "load:base#1", "load:base#2", "load:base#3",
     }  # fmt: skip
@@ -72,14 +73,16 @@ def test_a_bandwidth_that_is_a_tenth_too_high_fails_where_it_matters(tmp_path: P
     wrong = wrong_calibration(tmp_path / "wrong.yaml", 0.11)
     run = sim_run(tmp_path / "truth", {key: CONFIG[key] for key in CONFIG if key != "sizes"}, slow)
     real = noisy_copy(run, tmp_path / "real", seed=1, spread=0.01)
-    content = validate(request(tmp_path, wrong, (None,), real=(real,), engine="fake"), Quiet()).content
-    verdicts = {point["tier"]: point["verdict"] for point in content["points"]}
+    document = validate(request(tmp_path, wrong, (None,), real=(real,), engine="fake"), Quiet()).document
+    verdicts = {point.tier: point.verdict for point in document.points}
     assert verdicts == {"recompute": "pass", "gpu": "pass", "cpu": "pass", "disk_cold": "fail"}
-    assert not any("calls its fit not good" in line for line in findings(content))
-    content["calibration"] |= {"good": False, "verdict": "missed by 20 %"}
-    assert "The calibration itself calls its fit not good: missed by 20 %." in findings(content)
+    assert not any("calls its fit not good" in line for line in comparison_findings(document))
+    assert document.calibration is not None
+    poor = msgspec.structs.replace(document.calibration, good=False, verdict="missed by 20 %")
+    told = comparison_findings(msgspec.structs.replace(document, calibration=poor))
+    assert "The calibration itself calls its fit not good: missed by 20 %." in told
     right = request(tmp_path, slow, (None,), real=(real,), engine="fake", folder=tmp_path / "right")
-    assert validate(right, Quiet()).content["verdict"] == "pass"
+    assert validate(right, Quiet()).document.verdict == "pass"
 
 
 def test_points_that_the_calibration_was_fitted_on_are_refused_before_anything_runs(tmp_path: Path) -> None:
@@ -182,7 +185,8 @@ def test_the_command_and_its_mistakes(tmp_path: Path, capsys: pytest.CaptureFixt
         return validate_command(path, calibration=calibration, engine="sim", sizes=sizes, budget=budget, out=out)
 
     assert command("cpu-2core", ["pairs"], "0s", tmp_path / "out") == 0
-    assert json.loads((tmp_path / "out" / "validation.json").read_text())["calibration"]["name"] == "cpu-2core"
+    calibration = read_document(tmp_path / "out").calibration
+    assert calibration is not None and calibration.name == "cpu-2core"
     assert "disk_cold" in capsys.readouterr().out
     assert command(None, [], "0s", tmp_path / "no") == 2
     assert command("cpu-2core", ["none"], "0s", tmp_path / "no") == 2
@@ -208,9 +212,9 @@ def test_what_a_calibration_finds_foretells_points_that_it_never_saw(tmp_path: P
     )
     sizes = ["lengths", "hits", "concurrency", "chunk64", "ext4_200"]
     assert validate_command(path, calibration=str(found), engine="sim", sizes=sizes, out=tmp_path / "out") == 0
-    content = json.loads((tmp_path / "out" / "validation.json").read_text())
-    assert content["overall"]["points"] == 25 and all(content["overall"]["targets"].values())
-    assert len({point["axes"]["device_bytes_per_s"] for point in content["points"]}) == 3
+    document = read_document(tmp_path / "out")
+    assert document.overall.points == 25 and all(document.overall.targets.values())
+    assert len({point.axes["device_bytes_per_s"] for point in document.points}) == 3
 
 
 def test_a_calibration_is_measured_in_turns_with_what_it_is_held_against(tmp_path: Path) -> None:
@@ -221,10 +225,11 @@ def test_a_calibration_is_measured_in_turns_with_what_it_is_held_against(tmp_pat
     turns: dict[str, Any] = {"calibrate": "calibration", "calibrating": "10min", "passes": 3}
     sizes = ["lengths", "ext4_200"]
     assert validate_command(path, engine="sim", sizes=sizes, out=tmp_path / "out", **turns) == 0
-    content = json.loads((tmp_path / "out" / "validation.json").read_text())
-    assert content["overall"]["points"] == 9 and content["overall"]["mape"] < 0.01
-    assert content["calibration"]["name"] == "cpu_vllm-out" and content["calibration"]["good"]
-    assert {figure["samples"] for point in content["points"] for figure in point["figures"]} == {12, 10}
+    document = read_document(tmp_path / "out")
+    assert document.overall.points == 9 and document.overall.mape is not None and document.overall.mape < 0.01
+    assert document.calibration is not None
+    assert document.calibration.name == "cpu_vllm-out" and document.calibration.good
+    assert {figure.samples for point in document.points for figure in point.figures} == {12, 10}
 
     cells = read_manifest(tmp_path / "out" / "real").cells
     keys = [cell.key for cell in cells]

@@ -1,0 +1,67 @@
+"""The summary's file: its keys and their order, files that older versions wrote, and files that are no summary."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from harness.errors import ResultsError
+from harness.records import Counters
+from harness.results.folder import write_summary
+from harness.results.summary import read_summary, summarize
+from tests.support.report_runs import cell, manifest, row, sample
+from traces.tiers import sources
+
+KEPT = Path(__file__).parents[3] / "results" / "io" / "io.json"
+FIGURES = ["n", "mean", "mean_low", "mean_high", "p50", "p90", "p99", "min", "max", "cv", "samples_for_5_percent"]
+VERDICTS = ["measured", "errors", "proven", "contradicted", "unproven", "counted"]
+
+
+def test_the_file_has_its_keys_in_their_order_and_nulls_stay(tmp_path: Path) -> None:
+    rows = [row("gpu", t, by_tier={"gpu": 4096}) for t in (0.1, 0.2)] + [row("gpu", 0.3, verdict="contradicted")]
+    moved = [sample("gpu", n, observed=Counters(hit_tokens={"gpu": 4096})) for n in range(3)]
+    written = summarize(manifest([cell("base", {"a.b": 1})]), rows, moved)
+    write_summary(tmp_path, written)
+    content: dict[str, Any] = json.loads((tmp_path / "summary.json").read_text())
+    assert list(content) == ["run_id", "engine", "status", "rows", "cells"]
+    assert list(content["rows"]) == ["total", "warm", *VERDICTS]
+    [found] = content["cells"]
+    assert list(found) == ["key", "overrides", "storage", "tiers"] and found["storage"] is None
+    tier = found["tiers"]["gpu"]
+    assert list(tier) == ["rows", "left_out_reasons", "metrics", "tokens", "throughput", "counters"]
+    assert list(tier["rows"]) == VERDICTS and tier["rows"]["counted"] == 2 and tier["throughput"] is None
+    assert list(tier["metrics"]) == ["ttft_s", "e2e_s", "tpot_s", "send_lag_s"]
+    assert list(tier["metrics"]["ttft_s"]) == FIGURES and tier["metrics"]["ttft_s"]["max"] == pytest.approx(0.2)
+    assert list(tier["tokens"]) == ["prompt", *sources(), "output", "cached", "expected_hit", "hit_rate"]
+    assert (tier["tokens"]["gpu"], tier["tokens"]["cpu"]) == (2 * 4096, None)
+    assert tier["counters"] == {"gpu_hit_tokens": 3 * 4096}
+    assert read_summary(tmp_path) == written
+
+
+def test_a_summary_of_an_older_version_is_read(tmp_path: Path) -> None:
+    """The kept evidence has the cells of old summaries, with a source and counters that this version lacks."""
+    name, cells = next(iter(json.loads(KEPT.read_text())["summaries"].items()))
+    rows = dict.fromkeys(("total", "warm", *VERDICTS), 0)
+    old = {"run_id": name, "engine": "vllm", "status": "complete", "rows": rows, "cells": cells}
+    (tmp_path / "summary.json").write_text(json.dumps(old))
+    found = read_summary(tmp_path)
+    tokens = found.cells[0].tiers["disk_cold"].tokens
+    assert (tokens.prompt, tokens.by_source["disk"], tokens.by_source["shared"]) == (40_970, 40_960, None)
+    assert found.cells[0].tiers["disk_cold"].counters["l2_loaded_chunks"] == 160
+    write_summary(tmp_path, found)
+    assert json.loads((tmp_path / "summary.json").read_text()) == old
+
+
+@pytest.mark.parametrize("content", ["", "[]", '{"cells": 3}', '{"cells": [{"tiers": {"gpu": {}}}]}', '{"cells": []}'])
+def test_what_is_no_summary_is_told_on_one_line(tmp_path: Path, content: str) -> None:
+    (tmp_path / "summary.json").write_text(content)
+    with pytest.raises(ResultsError, match=r"^[^\n]*summary\.json: is no summary \([^\n]*; make it again with[^\n]*$"):
+        read_summary(tmp_path)
+
+
+def test_a_folder_without_a_summary_is_told(tmp_path: Path) -> None:
+    with pytest.raises(ResultsError, match=r"holds no summary\.json; make it with harness report"):
+        read_summary(tmp_path)
