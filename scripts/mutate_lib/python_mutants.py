@@ -50,6 +50,8 @@ class _Mutant(importlib.abc.MetaPathFinder, importlib.abc.Loader):
 def main() -> None:
     module, mutants_file = map(Path, sys.argv[1:3])
     most, tests = int(sys.argv[3]), sys.argv[5:]
+    if not tests:
+        sys.exit(f"error: {module} has no tests in scripts/mutate_lib/modules.yaml; add them")
     for name in _PRELOADED:
         with contextlib.suppress(ImportError):
             importlib.import_module(name)
