@@ -202,7 +202,12 @@ def _try(program: Path, number: int, stage: Sequence[str], limit_s: float) -> st
         stderr=subprocess.DEVNULL, text=True, preexec_fn=limit,
     )  # fmt: skip
     late = threading.Event()
-    timer = threading.Timer(_WAIT_TIMES * limit_s, lambda: (late.set(), child.kill()))
+
+    def give_up() -> None:
+        late.set()
+        child.kill()
+
+    timer = threading.Timer(_WAIT_TIMES * limit_s, give_up)
     timer.start()
     failed = False
     assert child.stdout is not None
