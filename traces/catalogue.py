@@ -51,7 +51,7 @@ def find_trace(name_or_path: str | Path, *, base: Path | None = None) -> Path:
     """The file of a trace. Raises TraceFileError.
 
     An argument with a '/' is a path relative to `base` (default: the working directory). Any other argument is a name.
-    The function looks for NAME, NAME.jsonl and NAME.json in the package, then in $HARNESS_TRACES, and nowhere else.
+    The function looks for NAME, NAME.jsonl and NAME.json in the package, then in the folder of fetched traces.
     """
     given = str(name_or_path)
     if "/" in given or os.sep in given:
@@ -81,7 +81,8 @@ def _folders() -> list[Path]:
 
 def _looked_in() -> str:
     named = os.environ.get(ENVIRONMENT)
-    return f"looked in the package and in {named}" if named else f"looked in the package; ${ENVIRONMENT} is not set"
+    where = f"looked in the package and in {fetched()}"
+    return where if named else f"{where}; ${ENVIRONMENT} is not set"
 
 
 def _inside(folder: Path, candidate: Path) -> Path:
@@ -94,7 +95,7 @@ def _inside(folder: Path, candidate: Path) -> Path:
 def _cure(name: str) -> str:
     entry = _catalogue().get(name)
     if entry is not None and entry.url is not None:
-        return f"fetch {entry.url} to ${ENVIRONMENT}/{name}.jsonl"
+        return f"run: harness traces fetch {name}"
     if Path(name).is_file():
         return f"for the file here, write ./{name}"
     known = ", ".join(_catalogue())

@@ -56,6 +56,7 @@ class RequestRecord(msgspec.Struct, frozen=True, kw_only=True):
     first_token_s the first chunk that carried a token. token_s holds the arrival of every chunk with tokens.
     expected_tier is the name of the warm state (tiers.STATES), None for free load.
     cached_tokens is what the engine's own usage says for this request. instance: which engine of a cluster served it.
+    preemptions: how often the engine took back the request's blocks; None: it does not report that.
     """
 
     id: str
@@ -80,6 +81,7 @@ class RequestRecord(msgspec.Struct, frozen=True, kw_only=True):
     session: str | None = None
     turn: int = 0
     instance: int | None = None
+    preemptions: int | None = None
     error: str | None = None
 
     @property

@@ -17,14 +17,24 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
-
-import msgspec
+from typing import Any, Literal
 
 from harness.collectors.bpf import BlockRequest, FileCall, read_block, read_files
 from harness.records import IoTrace, Resolved, Sample
 from harness.results.folder import read_rows, read_samples, read_traces
 from harness.results.manifest import CellEntry, Manifest, read_manifest
+from harness.results.traced import (
+    BlockFigures,
+    BothDirections,
+    ByteCheck,
+    BytesTimeline,
+    IoFigures,
+    Spread,
+    TracedFile,
+    TracedFiles,
+    TracedRequest,
+    TraceFigures,
+)
 from harness.stats import percentile
 from traces.request import RequestRecord
 from traces.tiers import all_states, from_storage
@@ -35,7 +45,7 @@ _IN_A_BIN = [f"{side}_{what}" for side in ("read", "write") for what in ("bytes"
 Interval = tuple[float, float]
 
 
-def characterize(folder: Path) -> dict[str, Any] | None:
+def characterize(folder: Path) -> IoFigures | None:
     """Returns all figures of all traces of a run. Raises ResultsError."""
     traces = read_traces(folder)
     if not traces:
@@ -43,12 +53,12 @@ def characterize(folder: Path) -> dict[str, Any] | None:
     manifest = read_manifest(folder)
     samples, rows = list(read_samples(folder)), list(read_rows(folder))
     found = [_trace(place, about, manifest, samples, rows) for place, about in traces]
-    return {"run": manifest.run_id, "engine": manifest.engine, "traces": found}
+    return IoFigures(run=manifest.run_id, engine=manifest.engine, traces=found)
 
 
 def _trace(
     place: Path, about: IoTrace, manifest: Manifest, samples: Sequence[Sample], rows: Sequence[RequestRecord]
-) -> dict[str, Any]:
+) -> TraceFigures:
     requests = read_block(place / "block.jsonl", about.zero_ns)
     calls = [call for call in read_files(place / "files.jsonl", about.zero_ns) if call.path.startswith(about.path)]
     cells = [cell for cell in manifest.cells if cell.key in about.cells]
@@ -56,22 +66,23 @@ def _trace(
     sent = [r for r in rows if r.cell in about.cells and r.attempt == about.attempt and r.phase == "measure"]
     reads = [request for request in requests if not request.write]
     writes = [request for request in requests if request.write]
-    return {
-        "cells": list(about.cells),
-        "device": msgspec.to_builtins(cells[0].device) if cells else None,
-        "file_system": _file_system(cells[0]) if cells else None,
-        "started_s": about.started_s,
-        "seconds": about.ended_s - about.started_s,
-        "lost_events": about.lost_events,
-        "block": {"read": block_figures(reads), "write": block_figures(writes)},
-        "page_cache_share": page_cache_share(reads, calls),
-        "syncs": sum(call.kind == "sync" for call in calls),
-        "files": file_figures(calls),
-        "timeline": bytes_timeline(requests, about),
-        "requests_from_disk": len(from_disk := _from_disk(sent)),
-        "requests": [{"shown": why, **split(row, reads, calls)} for row, why in _first_and_slowest(from_disk)],
-        "checks": byte_checks(reads, calls, mine, cells),
-    }
+    from_disk = _from_disk(sent)
+    return TraceFigures(
+        cells=about.cells,
+        device=cells[0].device if cells else None,
+        file_system=_file_system(cells[0]) if cells else None,
+        started_s=about.started_s,
+        seconds=about.ended_s - about.started_s,
+        lost_events=about.lost_events,
+        block=BothDirections(read=block_figures(reads), write=block_figures(writes)),
+        page_cache_share=page_cache_share(reads, calls),
+        syncs=sum(call.kind == "sync" for call in calls),
+        files=file_figures(calls),
+        timeline=bytes_timeline(requests, about),
+        requests_from_disk=len(from_disk),
+        requests=_first_and_slowest(from_disk, reads, calls),
+        checks=byte_checks(reads, calls, mine, cells),
+    )
 
 
 def _file_system(cell: CellEntry) -> str | None:
@@ -82,7 +93,7 @@ def _file_system(cell: CellEntry) -> str | None:
 # ---- the block device
 
 
-def block_figures(requests: Sequence[BlockRequest]) -> dict[str, Any]:
+def block_figures(requests: Sequence[BlockRequest]) -> BlockFigures:
     """Sizes, order and times of one direction's requests."""
     follows = sum(map(_follows, pairwise(_by_issue(requests))))
     split_s = _split_s(requests)
@@ -90,21 +101,21 @@ def block_figures(requests: Sequence[BlockRequest]) -> dict[str, Any]:
     d2c_s = [end - begin for begin, end in at_device]
     busy_s = covered_s(at_device)
     timed_bytes = sum(r.bytes for r in requests if r.completed_s is not None)
-    return {
-        "requests": len(requests),
-        "bytes": sum(r.bytes for r in requests),
-        "unseen": len(requests) - len(at_device),
-        "sizes": _sizes(r.bytes for r in requests),
-        "sequential": follows,
-        "random": max(0, len(requests) - 1 - follows),
-        "d2c_s": _spread(d2c_s),
-        "split": len(split_s),
-        "split_d2c_s": _spread(split_s),
-        "q2d_s": _spread([r.issued_s - r.queued_s for r in requests if r.queued_s is not None]),
-        "busy_s": busy_s,
-        "depth": sum(d2c_s) / busy_s if busy_s else None,
-        "bytes_per_s": timed_bytes / busy_s if busy_s else None,
-    }
+    return BlockFigures(
+        requests=len(requests),
+        bytes=sum(r.bytes for r in requests),
+        unseen=len(requests) - len(at_device),
+        sizes=_sizes(r.bytes for r in requests),
+        sequential=follows,
+        random=max(0, len(requests) - 1 - follows),
+        d2c_s=_spread(d2c_s),
+        split=len(split_s),
+        split_d2c_s=_spread(split_s),
+        q2d_s=_spread([r.issued_s - r.queued_s for r in requests if r.queued_s is not None]),
+        busy_s=busy_s,
+        depth=sum(d2c_s) / busy_s if busy_s else None,
+        bytes_per_s=timed_bytes / busy_s if busy_s else None,
+    )
 
 
 def _at_device(requests: Iterable[BlockRequest]) -> list[Interval]:
@@ -133,18 +144,18 @@ def _split_s(requests: Iterable[BlockRequest]) -> list[float]:
     return [max(end for _, end in each) - min(begin for begin, _ in each) for each in parts]
 
 
-def _sizes(sizes: Iterable[int]) -> dict[str, int]:
-    """Histogram of sizes by powers of two: lower bound in bytes, as text, → count."""
+def _sizes(sizes: Iterable[int]) -> dict[int, int]:
+    """Histogram of sizes by powers of two: lower bound in bytes → count."""
     counts: dict[int, int] = {}
     for size in sizes:
         low = 1 << max(0, size.bit_length() - 1)
         counts[low] = counts.get(low, 0) + 1
-    return {str(low): counts[low] for low in sorted(counts)}
+    return {low: counts[low] for low in sorted(counts)}
 
 
-def _spread(values: Sequence[float]) -> dict[str, float | None]:
+def _spread(values: Sequence[float]) -> Spread:
     mean = sum(values) / len(values) if values else None
-    return {"mean": mean, **{f"p{share}": percentile(values, share / 100) for share in (50, 90, 99)}}
+    return Spread(mean=mean, p50=percentile(values, 0.5), p90=percentile(values, 0.9), p99=percentile(values, 0.99))
 
 
 def covered_s(intervals: Iterable[Interval]) -> float:
@@ -156,7 +167,7 @@ def covered_s(intervals: Iterable[Interval]) -> float:
     return total
 
 
-def bytes_timeline(requests: Sequence[BlockRequest], about: IoTrace) -> dict[str, list[float]]:
+def bytes_timeline(requests: Sequence[BlockRequest], about: IoTrace) -> BytesTimeline:
     """Per 100 ms with requests: bytes completed, sequential and random requests, mean depth.
 
     start_s is on the run's clock. A request without a traced completion counts in the bin of its issue, and does not
@@ -179,18 +190,16 @@ def bytes_timeline(requests: Sequence[BlockRequest], about: IoTrace) -> dict[str
                 held(index)[f"{name}_depth"] += within_s / BIN_S
             last = request
     order = sorted(bins)
-    return {
-        "start_s": [about.started_s + index * BIN_S for index in order],
-        **{key: [bins[index][key] for index in order] for key in _IN_A_BIN},
-    }
+    columns: dict[str, list[Any]] = {key: [bins[index][key] for index in order] for key in _IN_A_BIN}
+    return BytesTimeline(start_s=[about.started_s + index * BIN_S for index in order], **columns)
 
 
 # ---- files
 
 
-def file_figures(calls: Sequence[FileCall]) -> dict[str, Any]:
+def file_figures(calls: Sequence[FileCall]) -> TracedFiles:
     """Calls and bytes of each file under its last name; totals, and the first files by name."""
-    files: dict[str, dict[str, Any]] = {}
+    files: dict[str, dict[str, int]] = {}
     position: dict[tuple[str, int], int] = {}
     sequential = moved = 0
     order: list[str] = []
@@ -214,15 +223,15 @@ def file_figures(calls: Sequence[FileCall]) -> dict[str, Any]:
                 order.append(call.path)
     names = sorted(files)
     total = {key: sum(files[name][key] for name in names) for key in _nothing()}
-    shown = [{"name": Path(name).name, **files[name]} for name in names[:_MAX_FILES]]
-    return {"files": len(names), **total, "sequential": sequential, "random": moved - sequential, "each": shown}
+    shown = [TracedFile(name=Path(name).name, **files[name]) for name in names[:_MAX_FILES]]
+    return TracedFiles(files=len(names), **total, sequential=sequential, random=moved - sequential, each=shown)
 
 
 def _nothing() -> dict[str, int]:
     return {"opens": 0, "reads": 0, "writes": 0, "read_bytes": 0, "write_bytes": 0}
 
 
-def _merged(one: dict[str, Any], other: dict[str, Any] | None) -> dict[str, Any]:
+def _merged(one: dict[str, int], other: dict[str, int] | None) -> dict[str, int]:
     return one if other is None else {key: one[key] + other[key] for key in one}
 
 
@@ -246,15 +255,19 @@ def _from_disk(rows: Sequence[RequestRecord]) -> list[RequestRecord]:
     ]
 
 
-def _first_and_slowest(rows: Sequence[RequestRecord]) -> list[tuple[RequestRecord, str]]:
-    """The requests that a report shows, in the order sent, each with the reason: 'first', else 'slow'."""
+def _first_and_slowest(
+    rows: Sequence[RequestRecord], reads: Sequence[BlockRequest], calls: Sequence[FileCall]
+) -> list[TracedRequest]:
+    """The requests that a report shows, in the order sent."""
     first, rest = rows[:_MAX_REQUESTS], rows[_MAX_REQUESTS:]
     limit_s = sorted((row.ttft_s or 0.0 for row in rest), reverse=True)[:_MAX_REQUESTS]
     slow = [row for row in rest if (row.ttft_s or 0.0) >= limit_s[-1]][:_MAX_REQUESTS]
-    return [*((row, "first") for row in first), *((row, "slow") for row in slow)]
+    return [*(split(row, reads, calls, "first") for row in first), *(split(row, reads, calls, "slow") for row in slow)]
 
 
-def split(row: RequestRecord, reads: Sequence[BlockRequest], calls: Sequence[FileCall]) -> dict[str, Any]:
+def split(
+    row: RequestRecord, reads: Sequence[BlockRequest], calls: Sequence[FileCall], shown: Literal["first", "slow"]
+) -> TracedRequest:
     """Splits a request's time to first token. If other requests are in flight, their I/O counts too."""
     assert row.first_token_s is not None
     begin, end = row.sent_s, row.first_token_s
@@ -263,18 +276,19 @@ def split(row: RequestRecord, reads: Sequence[BlockRequest], calls: Sequence[Fil
     device_s, busy_s = covered_s(device), covered_s([*device, *in_calls])
     both = [*device, *in_calls]
     span_s = max(b for _, b in both) - min(a for a, _ in both) if both else 0.0
-    return {
-        "id": row.id,
-        "tier": row.expected_tier,
-        "sample": row.sample,
-        "cell": row.cell,
-        "sent_s": row.sent_s,
-        "ttft_s": end - begin,
-        "engine_s": end - begin - span_s,
-        "lookup_s": span_s - busy_s,
-        "host_s": busy_s - device_s,
-        "device_s": device_s,
-    }
+    return TracedRequest(
+        shown=shown,
+        id=row.id,
+        tier=row.expected_tier,
+        sample=row.sample,
+        cell=row.cell,
+        sent_s=row.sent_s,
+        ttft_s=end - begin,
+        engine_s=end - begin - span_s,
+        lookup_s=span_s - busy_s,
+        host_s=busy_s - device_s,
+        device_s=device_s,
+    )
 
 
 def _within(intervals: Sequence[Interval], begin: float, end: float) -> list[Interval]:
@@ -286,7 +300,7 @@ def _within(intervals: Sequence[Interval], begin: float, end: float) -> list[Int
 
 def byte_checks(
     reads: Sequence[BlockRequest], calls: Sequence[FileCall], samples: Sequence[Sample], cells: Sequence[CellEntry]
-) -> list[dict[str, Any]]:
+) -> list[ByteCheck]:
     """Bytes read in the samples from cold disk, from four sources: the trace (two), the kernel and the cache server."""
     from_device = {state.name for state in all_states() if state.from_device}
     cold = [sample for sample in samples if sample.tier in from_device]
@@ -308,7 +322,7 @@ def byte_checks(
     }
     reference = accounts["block requests traced"]
     return [
-        {"account": name, "bytes": value, "deviation": value / reference - 1 if value and reference else None}
+        ByteCheck(account=name, bytes=value, deviation=value / reference - 1 if value and reference else None)
         for name, value in accounts.items()
     ]
 

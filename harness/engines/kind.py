@@ -55,6 +55,14 @@ class Environment(NamedTuple):
     also: tuple[str, ...] = ()
 
 
+def packs_of_the_file(experiment: Experiment) -> Packs:
+    """The packs that the file names in engines.sim: of an engine that can stand for anything, only the user knows."""
+    from harness.engines.sim.settings import SimSettings
+
+    settings = experiment.engines.of(SimSettings)
+    return Packs(settings.engine_policy, settings.tier_policy)
+
+
 def _accept(_experiment: Experiment) -> None:
     """Nothing of an experiment is wrong for this engine."""
 

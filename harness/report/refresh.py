@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from harness.results.folder import read_rows, read_samples, write_io, write_parquet, write_summary
+from harness.results.folder import read_rows, read_samples, write_parquet, write_summary
 from harness.results.manifest import read_manifest
 from harness.results.summary import Summary, summarize
+from harness.results.traced import write_io
 
 
 def seal(folder: Path) -> Summary:

@@ -155,16 +155,6 @@ def read_traces(path: Path) -> list[tuple[Path, IoTrace]]:
     return [(file.parent, msgspec.json.decode(file.read_bytes(), type=IoTrace)) for file in found]
 
 
-def write_io(path: Path, io: dict[str, Any]) -> None:
-    write_atomically(path / "io.json", _pretty(io))
-
-
-def read_io(path: Path) -> dict[str, Any] | None:
-    """What `harness io characterize` found; None where nothing was traced."""
-    file = path / "io.json"
-    return msgspec.json.decode(file.read_bytes(), type=dict[str, Any]) if file.exists() else None
-
-
 def write_summary(path: Path, summary: Summary) -> None:
     write_atomically(path / "summary.json", encode_summary(summary))
 
@@ -192,10 +182,6 @@ def write_atomically(path: Path, data: bytes) -> None:
     temporary = path.with_name(path.name + ".tmp")
     temporary.write_bytes(data)
     temporary.replace(path)
-
-
-def _pretty(content: dict[str, Any]) -> bytes:
-    return msgspec.json.format(msgspec.json.encode(content), indent=1) + b"\n"
 
 
 def _read_lines(path: Path, kind: type[_T], upgrade: Callable[[Any], Any] | None = None) -> Iterator[_T]:

@@ -96,6 +96,7 @@ class TierFigures(msgspec.Struct, frozen=True, kw_only=True):
     """One tier of one cell. metrics: None where no row has the metric. throughput: of a free load.
 
     counters: by how much all samples moved them, by flattened name; None where one sample lacks the counter.
+    preemptions: of the rows that count; None where the engine does not report them, as in older files.
     """
 
     rows: RowCounts
@@ -104,6 +105,7 @@ class TierFigures(msgspec.Struct, frozen=True, kw_only=True):
     tokens: TokenTotals
     throughput: LoadRates | None
     counters: dict[str, int | None]
+    preemptions: int | None = None
 
 
 class CellFigures(msgspec.Struct, frozen=True, kw_only=True):
@@ -209,6 +211,7 @@ def tier_figures(rows: Sequence[RequestRecord], moved: Sequence[Counters]) -> Ti
         tokens=_tokens(good),
         throughput=_throughput(good),
         counters=_moved(moved),
+        preemptions=_sum_or_none([row.preemptions for row in good]),
     )
 
 

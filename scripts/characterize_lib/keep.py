@@ -18,9 +18,9 @@ import msgspec
 from harness.experiment.units import format_bytes
 from harness.report.io.tables import DIRECTIONS, labels, side_by_side
 from harness.report.run.tables import figure_rows
-from harness.results.folder import read_io
 from harness.results.manifest import read_manifest
 from harness.results.summary import Summary, plain_summary, read_summary
+from harness.results.traced import IoFigures, read_io
 
 
 def main(target: Path, runs: Sequence[Path]) -> None:
@@ -52,13 +52,12 @@ def main(target: Path, runs: Sequence[Path]) -> None:
         print(f"{path}  {format_bytes(path.stat().st_size)}")
 
 
-def size_rows(io: dict[str, Any]) -> list[list[str]]:
+def size_rows(io: IoFigures) -> list[list[str]]:
     """One row per power of two: the counts of reads + writes in each trace."""
-    sizes = [[trace["block"][side]["sizes"] for side in DIRECTIONS] for trace in io["traces"]]
-    lows = sorted({int(low) for both in sizes for side in both for low in side})
+    sizes = [[trace.block.of(side).sizes for side in DIRECTIONS] for trace in io.traces]
+    lows = sorted({low for both in sizes for side in both for low in side})
     return [
-        [format_bytes(low), *(" + ".join(f"{side.get(str(low), 0):,}" for side in both) for both in sizes)]
-        for low in lows
+        [format_bytes(low), *(" + ".join(f"{side.get(low, 0):,}" for side in both) for both in sizes)] for low in lows
     ]
 
 
@@ -75,13 +74,15 @@ def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
     return [f"| {' | '.join(cells)} |" for cells in (head, ["---"] * len(head), *rows)]
 
 
-def named(io: dict[str, Any]) -> dict[str, Any]:
+def named(io: IoFigures) -> dict[str, Any]:
     """Without this machine's paths: devices by their limits, files by the hash at the end of their names."""
-    for trace in io["traces"]:
-        trace["device"] = {key: trace["device"][key] for key in ("limits", "file_system", "size_bytes")}
-        for each in trace["files"]["each"]:
+    content: dict[str, Any] = msgspec.to_builtins(io, str_keys=True)
+    for trace in content["traces"]:
+        device, files = trace["device"], trace["files"]
+        trace["device"] = {key: device[key] for key in ("limits", "file_system", "size_bytes")}
+        for each in files["each"]:
             each["name"] = each["name"].rpartition("@")[2]
-    return io
+    return content
 
 
 if __name__ == "__main__":

@@ -98,9 +98,9 @@ def test_traces_hold_a_process_s_file_calls_and_block_requests(device: Device, t
     zero_ns, took_s, (read_bytes, written_bytes) = asyncio.run(traced())
     calls = [c for c in read_files(tmp_path / "io" / "files.jsonl", zero_ns) if c.path.startswith(str(device.mount))]
     files = file_figures(calls)
-    assert files["files"] == 4 and files["opens"] == 4 * 4 and files["random"] == 0
-    assert files["write_bytes"] == 8 * MIB and files["read_bytes"] == 24 * MIB
-    assert {each["name"]: each["read_bytes"] // each["write_bytes"] for each in files["each"]} == {
+    assert files.files == 4 and files.opens == 4 * 4 and files.random == 0
+    assert files.write_bytes == 8 * MIB and files.read_bytes == 24 * MIB
+    assert {each.name: each.read_bytes // each.write_bytes for each in files.each} == {
         f"{index}.data": 3 for index in range(4)
     }
     assert sum(call.kind == "sync" for call in calls) == 12
@@ -108,9 +108,9 @@ def test_traces_hold_a_process_s_file_calls_and_block_requests(device: Device, t
     requests = read_block(tmp_path / "io" / "block.jsonl", zero_ns)
     read = block_figures([r for r in requests if not r.write])
     written = block_figures([r for r in requests if r.write])
-    assert read["bytes"] == read_bytes >= 24 * MIB
-    assert written["bytes"] == pytest.approx(written_bytes, rel=0.02, abs=2**18)
-    assert read["bytes_per_s"] <= 1.02 * 200 * MIB and read["sequential"] > read["random"]
+    assert read.bytes == read_bytes >= 24 * MIB
+    assert written.bytes == pytest.approx(written_bytes, rel=0.02, abs=2**18)
+    assert read.bytes_per_s is not None and read.bytes_per_s <= 1.02 * 200 * MIB and read.sequential > read.random
     assert read_host(device.mount).read_bytes == statistics(device)[0]
     assert page_cache_share([r for r in requests if not r.write], calls) == 0
     assert not _mentioning(str(tmp_path))
@@ -143,9 +143,9 @@ def test_a_split_read_takes_the_time_of_all_its_bytes(device: Device, tmp_path: 
     zero_ns = asyncio.run(traced())
     requests = read_block(tmp_path / "io" / "block.jsonl", zero_ns)
     read = block_figures([r for r in requests if not r.write])
-    assert read["bytes"] == count * MIB and read["split"] >= count - 2 and read["requests"] >= 2 * read["split"]
-    assert read["split_d2c_s"]["mean"] == pytest.approx(MIB / (40 * MIB), rel=0.05)
-    assert read["d2c_s"]["mean"] < 0.9 * MIB / (40 * MIB)
+    assert read.bytes == count * MIB and read.split >= count - 2 and read.requests >= 2 * read.split
+    assert read.split_d2c_s.mean == pytest.approx(MIB / (40 * MIB), rel=0.05)
+    assert read.d2c_s.mean is not None and read.d2c_s.mean < 0.9 * MIB / (40 * MIB)
 
 
 @pytest.mark.parametrize("device", ["ext4", "xfs", "btrfs"], indirect=True)

@@ -9,7 +9,6 @@ import shutil
 import threading
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import msgspec
 import pytest
@@ -17,8 +16,9 @@ import pytest
 from harness.blockio import devices as refdevice
 from harness.blockio.paced import PATH_S
 from harness.measure.run import run
+from harness.report.io.tables import DIRECTIONS
 from harness.report.refresh import seal
-from harness.results.folder import read_io
+from harness.results.traced import Direction, TraceFigures, read_io
 from tests.real.test_vllm import PYTHON, left_behind, request
 from tests.unit.measure.test_run_loop import Quiet, measured
 
@@ -56,21 +56,21 @@ def small_requests() -> Iterator[None]:
     thread.join()
 
 
-def block_figures(trace: dict[str, Any], way: str) -> dict[str, float]:
+def block_figures(trace: TraceFigures, way: Direction) -> dict[str, float]:
     """Of one direction at the device: what has to agree."""
-    block = trace["block"][way]
-    large = sum(count for size, count in block["sizes"].items() if int(size) >= 2**17)
+    block = trace.block.of(way)
+    large = sum(count for size, count in block.sizes.items() if size >= 2**17)
     return {
-        "bytes": block["bytes"],
+        "bytes": block.bytes,
         "requests of 128 KiB and more": large,
-        "bytes a request": block["bytes"] / block["requests"],
-        "sequential share": block["sequential"] / (block["sequential"] + block["random"]),
+        "bytes a request": block.bytes / block.requests,
+        "sequential share": block.sequential / (block.sequential + block.random),
     }
 
 
-def of_files(trace: dict[str, Any]) -> list[tuple[int, ...]]:
+def of_files(trace: TraceFigures) -> list[tuple[int, ...]]:
     """The calls on each file, without its name."""
-    return sorted(tuple(count for key, count in each.items() if key != "name") for each in trace["files"]["each"])
+    return sorted((each.opens, each.reads, each.writes, each.read_bytes, each.write_bytes) for each in trace.files.each)
 
 
 @pytest.mark.usefixtures("small_requests")
@@ -89,25 +89,23 @@ def test_sixteen_chunks_are_written_once_and_read_once_a_repetition(tmp_path: Pa
     assert {row.verdict for row in measured(folder)} == {"proven"}
     seal(folder)
     io = read_io(folder)
-    assert io is not None and [trace["file_system"] for trace in io["traces"]] == ["ext4", "xfs", "btrfs"]
-    for trace in io["traces"]:
-        files = trace["files"]
-        assert files["files"] == 16 and trace["lost_events"] == 0
-        for each in files["each"]:
-            assert (each["opens"], each["writes"], each["reads"]) == (1 + 4, 1, 4)
-            assert (each["write_bytes"], each["read_bytes"]) == (MIB, 4 * MIB)
-        assert len(trace["checks"]) == 5
-        for check in trace["checks"]:
-            assert abs(check["deviation"]) < 0.01, check
-        for part in trace["requests"]:
-            assert sum(part[f"{name}_s"] for name in ("engine", "lookup", "host", "device")) == pytest.approx(
-                part["ttft_s"]
-            )
+    assert io is not None and [trace.file_system for trace in io.traces] == ["ext4", "xfs", "btrfs"]
+    for trace in io.traces:
+        files = trace.files
+        assert files.files == 16 and trace.lost_events == 0
+        for each in files.each:
+            assert (each.opens, each.writes, each.reads) == (1 + 4, 1, 4)
+            assert (each.write_bytes, each.read_bytes) == (MIB, 4 * MIB)
+        assert len(trace.checks) == 5
+        for check in trace.checks:
+            assert check.deviation is not None and abs(check.deviation) < 0.01, check
+        for part in trace.requests:
+            assert part.engine_s + part.lookup_s + part.host_s + part.device_s == pytest.approx(part.ttft_s)
             # 16 MiB at 200 MiB/s take no less, counted from where a turn of the device may begin: PATH_S before its
             # request arrives, which is then still in the host's hands.
-            before_s = min(part["host_s"], 16 * 4 * PATH_S)
-            assert part["device_s"] + before_s > 0.95 * 16 / 200
-            assert min(part["engine_s"], part["host_s"], part["lookup_s"]) >= 0
+            before_s = min(part.host_s, 16 * 4 * PATH_S)
+            assert part.device_s + before_s > 0.95 * 16 / 200
+            assert min(part.engine_s, part.host_s, part.lookup_s) >= 0
     assert "Whose time a request" in (folder / "report.html").read_text()
     assert not left_behind(tmp_path) and not [name for name in refdevice.left() if str(os.getpid()) in name]
 
@@ -116,13 +114,13 @@ def test_sixteen_chunks_are_written_once_and_read_once_a_repetition(tmp_path: Pa
     seal(same)
     simulator = read_io(same)
     assert simulator is not None
-    for real, ours in zip(io["traces"], simulator["traces"], strict=True):
+    for real, ours in zip(io.traces, simulator.traces, strict=True):
         assert of_files(ours) == of_files(real)
-        for key in ("files", "sequential", "random"):
-            assert ours["files"][key] == real["files"][key]
-        for way in ("read", "write"):
+        counts = [(files.files, files.sequential, files.random) for files in (ours.files, real.files)]
+        assert counts[0] == counts[1]
+        for way in DIRECTIONS:
             theirs = block_figures(real, way)
             for name, value in block_figures(ours, way).items():
-                print(f"{real['file_system']} {way} {name}: vLLM + LMCache {theirs[name]:.4g}, simulator {value:.4g}")
-                assert value == pytest.approx(theirs[name], rel=0.05), (real["file_system"], way, name)
+                print(f"{real.file_system} {way} {name}: vLLM + LMCache {theirs[name]:.4g}, simulator {value:.4g}")
+                assert value == pytest.approx(theirs[name], rel=0.05), (real.file_system, way, name)
     assert not list(same.glob("kv-harness-*")) and not [name for name in refdevice.left() if str(os.getpid()) in name]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from harness.engines.kind import Clock, DiskTier, EngineKind, Packs, Traits
+from harness.engines.kind import Clock, DiskTier, EngineKind, Traits, packs_of_the_file
 
 if TYPE_CHECKING:
     from harness.engines.base import Engine
@@ -26,18 +26,10 @@ def _make(experiment: Experiment, model: ModelSpec, _folder: Path, _clock: Clock
     return FakeEngine(experiment, model)
 
 
-def _packs(experiment: Experiment) -> Packs:
-    """Tests hold any pack against it: the one that the file names."""
-    from harness.engines.sim.settings import SimSettings
-
-    settings = experiment.engines.of(SimSettings)
-    return Packs(settings.engine_policy, settings.tier_policy)
-
-
 KIND = EngineKind(
     settings=_settings,
     make=_make,
     disk=lambda _: DiskTier("none", "the fake has no files; remove it"),
     traits=lambda _: Traits(),
-    packs=_packs,
+    packs=packs_of_the_file,
 )

@@ -196,5 +196,6 @@ def record_of(
         session=send.request.session,
         turn=send.request.turn,
         instance=instance,
+        preemptions=None if failed else completion.preemptions,
         error=completion.error,
     )

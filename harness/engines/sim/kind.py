@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from harness.engines.kind import Clock, DiskTier, EngineKind, Packs, Traits
+from harness.engines.kind import Clock, DiskTier, EngineKind, Traits, packs_of_the_file
 
 if TYPE_CHECKING:
     from harness.engines.base import Engine
@@ -47,11 +47,6 @@ def _traits(experiment: Experiment) -> Traits:
     return Traits(known.synchronous_loads, known.shared_core, known.serial_chunks)
 
 
-def _packs(experiment: Experiment) -> Packs:
-    settings = _section(experiment)
-    return Packs(settings.engine_policy, settings.tier_policy)
-
-
 def _consistent(experiment: Experiment) -> None:
     """Refuses what mode storage cannot do, and what only mode storage can."""
     from harness.experiment.workloads import PrefixWorkload
@@ -89,7 +84,7 @@ KIND = EngineKind(
     make=_make,
     disk=_disk,
     traits=_traits,
-    packs=_packs,
+    packs=packs_of_the_file,
     consistent=_consistent,
     check=_check,
     without_gpu=True,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 import plotly.graph_objects as go
@@ -11,6 +10,7 @@ from plotly.subplots import make_subplots
 from harness.experiment.units import format_bytes
 from harness.report.io.tables import DIRECTIONS, PARTS, labels
 from harness.report.style import GREY, finish, safe
+from harness.results.traced import IoFigures
 
 _COLORS = {"read": "#2B83C6", "write": "#D55E00"}
 _PART_COLORS = {"engine_s": "#009E73", "lookup_s": "#56B4E9", "host_s": "#E69F00", "device_s": "#CC79A7"}
@@ -21,7 +21,7 @@ _MAX_BARS = 60
 MAX_COLUMNS = 6
 
 
-def _columns(io: Mapping[str, Any], heights: list[int], **shared: Any) -> go.Figure:
+def _columns(io: IoFigures, heights: list[int], **shared: Any) -> go.Figure:
     """A grid with a column for each trace, under its name."""
     names = [safe(name) for name in labels(io)]
     return make_subplots(
@@ -29,22 +29,22 @@ def _columns(io: Mapping[str, Any], heights: list[int], **shared: Any) -> go.Fig
     )
 
 
-def both_timelines(io: Mapping[str, Any]) -> go.Figure:
+def both_timelines(io: IoFigures) -> go.Figure:
     """The device's bytes and queue depth per 100 ms, and the requests' waits for their first token, on one clock."""
     figure = _columns(io, [2, 1, 1], shared_xaxes=True, shared_yaxes="rows", vertical_spacing=0.06)
-    for number, trace in enumerate(io["traces"]):
-        held, column = trace["timeline"], number + 1
-        starts = [start - trace["started_s"] for start in held["start_s"]]
+    for number, trace in enumerate(io.traces):
+        held, column = trace.timeline, number + 1
+        starts = [start - trace.started_s for start in held.start_s]
         for side in DIRECTIONS:
             look = {"offset": 0, "width": 0.1, "marker_color": _COLORS[side], "name": side, "legendgroup": side}
-            rates = [count * 10 / 2**20 for count in held[f"{side}_bytes"]]
+            rates = [count * 10 / 2**20 for count in getattr(held, f"{side}_bytes")]
             figure.add_bar(x=starts, y=rates, showlegend=not number, row=1, col=column, **look)
-            figure.add_bar(x=starts, y=held[f"{side}_depth"], showlegend=False, row=2, col=column, **look)
-        for request in trace["requests"]:
-            sent_s = request["sent_s"] - trace["started_s"]
+            figure.add_bar(x=starts, y=getattr(held, f"{side}_depth"), showlegend=False, row=2, col=column, **look)
+        for request in trace.requests:
+            sent_s = request.sent_s - trace.started_s
             figure.add_scatter(
-                x=[sent_s, sent_s + request["ttft_s"]], y=[request["ttft_s"] * 1000] * 2, mode="lines",
-                line={"color": GREY, "width": 4}, name=safe(request["id"]), showlegend=False, row=3, col=column,
+                x=[sent_s, sent_s + request.ttft_s], y=[request.ttft_s * 1000] * 2, mode="lines",
+                line={"color": GREY, "width": 4}, name=safe(request.id), showlegend=False, row=3, col=column,
             )  # fmt: skip
     for row, title in enumerate(("MiB/s", "queue depth", "TTFT (ms)"), 1):
         figure.update_yaxes(rangemode="tozero", row=row)
@@ -53,16 +53,16 @@ def both_timelines(io: Mapping[str, Any]) -> go.Figure:
     return finish(figure, "A grey line is a request, from its sending to its first token.", height=560)
 
 
-def order(io: Mapping[str, Any]) -> go.Figure:
+def order(io: IoFigures) -> go.Figure:
     """Block requests per 100 ms that begin where the one before ended, and the others: of reads, and of writes."""
     figure = _columns(io, [1, 1], shared_xaxes=True, shared_yaxes="rows", vertical_spacing=0.08)
-    for number, trace in enumerate(io["traces"]):
-        held = trace["timeline"]
-        starts = [start - trace["started_s"] for start in held["start_s"]]
+    for number, trace in enumerate(io.traces):
+        held = trace.timeline
+        starts = [start - trace.started_s for start in held.start_s]
         for row, side in enumerate(DIRECTIONS, 1):
             for how, color in _ORDERS.items():
                 figure.add_bar(
-                    x=starts, y=held[f"{side}_{how}"], offset=0, width=0.1, marker_color=color, name=how,
+                    x=starts, y=getattr(held, f"{side}_{how}"), offset=0, width=0.1, marker_color=color, name=how,
                     legendgroup=how, showlegend=not number and row == 1, row=row, col=number + 1,
                 )  # fmt: skip
     figure.update_layout(barmode="stack")
@@ -72,15 +72,14 @@ def order(io: Mapping[str, Any]) -> go.Figure:
     return finish(figure, "", height=440)
 
 
-def sizes(io: Mapping[str, Any]) -> go.Figure:
+def sizes(io: IoFigures) -> go.Figure:
     """How many block requests of each size, reads and writes."""
-    traces = io["traces"]
     figure = _columns(io, [1], shared_yaxes="rows")
-    lows = sorted({int(low) for t in traces for side in DIRECTIONS for low in t["block"][side]["sizes"]})
+    lows = sorted({low for trace in io.traces for side in DIRECTIONS for low in trace.block.of(side).sizes})
     names = [format_bytes(low) for low in lows]
-    for number, trace in enumerate(traces):
+    for number, trace in enumerate(io.traces):
         for side in DIRECTIONS:
-            counts = [trace["block"][side]["sizes"].get(str(low), 0) for low in lows]
+            counts = [trace.block.of(side).sizes.get(low, 0) for low in lows]
             figure.add_bar(
                 x=names, y=counts, name=side, marker_color=_COLORS[side], showlegend=not number, row=1, col=number + 1
             )
@@ -89,13 +88,13 @@ def sizes(io: Mapping[str, Any]) -> go.Figure:
     return finish(figure, "")
 
 
-def latencies(io: Mapping[str, Any]) -> go.Figure:
+def latencies(io: IoFigures) -> go.Figure:
     """Percentiles of how long block reads waited, and how long the device took for them."""
     figure = make_subplots(rows=1, cols=len(_LATENCIES), column_titles=list(_LATENCIES.values()))
     names = [safe(name) for name in labels(io)]
     for column, latency in enumerate(_LATENCIES, 1):
         for percentile, color in _PERCENTILES.items():
-            found = [trace["block"]["read"][latency][percentile] for trace in io["traces"]]
+            found = [getattr(getattr(trace.block.read, latency), percentile) for trace in io.traces]
             heights = [None if value is None else value * 1000 for value in found]
             figure.add_bar(x=names, y=heights, name=percentile, marker_color=color, legendgroup=percentile,
                            showlegend=column == 1, row=1, col=column)  # fmt: skip
@@ -103,17 +102,18 @@ def latencies(io: Mapping[str, Any]) -> go.Figure:
     return finish(figure, "")
 
 
-def whose_time(io: Mapping[str, Any]) -> go.Figure:
+def whose_time(io: IoFigures) -> go.Figure:
     """Each request's time to first token, in its parts."""
     figure = _columns(io, [1], shared_yaxes="rows")
     left_out = False
-    for number, trace in enumerate(io["traces"]):
-        shown = trace["requests"][:_MAX_BARS]
-        left_out |= len(shown) < trace["requests_from_disk"]
+    for number, trace in enumerate(io.traces):
+        shown = trace.requests[:_MAX_BARS]
+        left_out |= len(shown) < trace.requests_from_disk
         for part, name in PARTS.items():
             figure.add_bar(
-                x=[safe(request["id"]) for request in shown], y=[request[part] * 1000 for request in shown], name=name,
-                marker_color=_PART_COLORS[part], legendgroup=part, showlegend=not number, row=1, col=number + 1,
+                x=[safe(request.id) for request in shown], y=[getattr(request, part) * 1000 for request in shown],
+                name=name, marker_color=_PART_COLORS[part], legendgroup=part, showlegend=not number, row=1,
+                col=number + 1,
             )  # fmt: skip
     figure.update_layout(barmode="stack")
     figure.update_xaxes(showticklabels=False, title="requests, as they were sent")

@@ -24,10 +24,11 @@ from harness.report.io.storage_words import storage_lines
 from harness.report.run import figures, tables
 from harness.report.run.timeline import timeline
 from harness.report.words import NOT_REPORTED, UNKNOWN, evidence, findings, percent, plural, tier_order
-from harness.results.folder import read_io, read_rows, read_samples, write_atomically
+from harness.results.folder import read_rows, read_samples, write_atomically
 from harness.results.manifest import CellEntry, Manifest, read_manifest
 from harness.results.provenance import is_simulated
 from harness.results.summary import FREE_LOAD, Summary, core_slower, summarize
+from harness.results.traced import IoFigures, read_io
 from traces.request import RequestRecord
 from traces.tiers import sources
 
@@ -206,15 +207,15 @@ def _pictures(summary: Summary, rows: Sequence[RequestRecord], samples: Sequence
     return found
 
 
-def _io_pictures(found: dict[str, Any] | None) -> list[Picture]:
+def _io_pictures(found: IoFigures | None) -> list[Picture]:
     """What was traced at the block device and in the cache server's files."""
     if found is None:
         return []
-    lost, traces = sum(trace["lost_events"] for trace in found["traces"]), len(found["traces"])
+    lost, traces = sum(trace.lost_events for trace in found.traces), len(found.traces)
     tell = f" {lost} events were lost: counts are too low." if lost else ""
     if traces > io.MAX_COLUMNS:
         tell += f" The first {io.MAX_COLUMNS} of {traces} traces are drawn."
-        found = {**found, "traces": found["traces"][: io.MAX_COLUMNS]}
+        found = msgspec.structs.replace(found, traces=found.traces[: io.MAX_COLUMNS])
     parts = "Engine, look-up (cache server), host (file system, page cache, copies) and device, by the traces."
     both = "Bytes at the block device, its queue depth, and the requests that waited for it, on one clock."
     sequence = "Block requests per 100 ms. Sequential: it begins where the one before, of its direction, ended."
@@ -228,7 +229,7 @@ def _io_pictures(found: dict[str, Any] | None) -> list[Picture]:
     ]
 
 
-def _io(found: dict[str, Any] | None) -> dict[str, Any] | None:
+def _io(found: IoFigures | None) -> dict[str, Any] | None:
     """The tables of what was traced."""
     if found is None:
         return None
@@ -243,7 +244,7 @@ def _io(found: dict[str, Any] | None) -> dict[str, Any] | None:
         "parts": list(io_tables.PARTS.values()),
         "file_columns": io_tables.FILE_COLUMNS,
         "files": io_tables.file_rows(found)[:_MAX_TABLE_ROWS],
-        "file_total": sum(trace["files"]["files"] for trace in found["traces"]),
+        "file_total": sum(trace.files.files for trace in found.traces),
     }
 
 

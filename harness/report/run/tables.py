@@ -68,6 +68,7 @@ class FlowRow(msgspec.Struct, frozen=True):
     prompt_tokens: str
     output_tokens: str
     hit_rate: str
+    preemptions: str
 
 
 class SourceRow(msgspec.Struct, frozen=True):
@@ -143,6 +144,7 @@ def flow_rows(summary: Summary) -> list[FlowRow]:
                     f"{digits(flow.prompt_tokens_per_s)}/s",
                     NOT_REPORTED if output is None else f"{digits(output)}/s",
                     NOT_REPORTED if group.tokens.hit_rate is None else percent(group.tokens.hit_rate),
+                    NOT_REPORTED if group.preemptions is None else f"{group.preemptions:,}",
                 )
             )
     return found

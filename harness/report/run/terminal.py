@@ -18,7 +18,7 @@ from rich.text import Text
 from harness.report.axes import cell_labels
 from harness.report.io.storage_words import storage_lines
 from harness.report.run.tables import FigureRow, FlowRow, figure_rows, flow_rows, lag_rows
-from harness.report.words import digits, evidence, findings, plural
+from harness.report.words import NOT_REPORTED, digits, evidence, findings, plural
 from harness.results.manifest import Manifest
 from harness.results.summary import Summary
 
@@ -58,7 +58,9 @@ def render_summary(summary: Summary, manifest: Manifest) -> RenderableType:
 
 
 def _flow(flow: FlowRow) -> str:
-    return f"{flow.cell}: requests {flow.requests}, output tokens {flow.output_tokens}, hit rate {flow.hit_rate}"
+    preempted = "" if flow.preemptions in ("0", NOT_REPORTED) else f", preemptions {flow.preemptions}"
+    tokens = f"output tokens {flow.output_tokens}, hit rate {flow.hit_rate}"
+    return f"{flow.cell}: requests {flow.requests}, {tokens}{preempted}"
 
 
 class _Figures:

@@ -18,13 +18,13 @@ from traces.load import Load
 from traces.request import Request, RequestRecord, Segment
 
 
-def make() -> Simulator:
+def make(gpu_blocks: int = 1024) -> Simulator:
     return Simulator(
         load_model("tiny-llama"),
         load_calibration("cpu-2core"),
         "vllm-0.32",
         "lmcache-0.5.6-mp",
-        gpu_blocks=1024,
+        gpu_blocks=gpu_blocks,
         block_tokens=32,
         chunk_tokens=256,
         cpu_bytes=1 << 30,
@@ -152,3 +152,14 @@ def test_others_get_a_turn_while_a_long_load_runs() -> None:
         return ticks
 
     assert asyncio.run(both()) >= 10
+
+
+def test_rows_tell_how_often_the_engine_preempted_them() -> None:
+    """31 blocks hold both prompts of 15 blocks, and not both replies: the younger request gives its blocks back."""
+    engine = SimEngine(lambda: make(gpu_blocks=32))
+    asyncio.run(engine.start())
+    both = [Request(id=name, prompt=(Segment(i, 480),), output_tokens=64) for i, name in enumerate("ab")]
+    rows = {row.id: row for row in replay(engine, Load(both, concurrency=2))}
+    assert (rows["a"].preemptions, rows["b"].preemptions) == (0, 1)
+    (refused,) = replay(engine, Load([Request(id="c", prompt=(Segment(9, 4096),), output_tokens=1)]))
+    assert refused.error is not None and refused.preemptions is None

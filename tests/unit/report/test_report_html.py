@@ -203,7 +203,7 @@ def test_a_free_load(tmp_path: Path) -> None:
     rows = [row(None, 0.1, at_s=float(n), output_tokens=5, cached_tokens=2048) for n in range(4)]
     load = sample("load", 0, None, observed=Counters(hit_tokens={"cpu": 8192}), host=HostSample())
     page = report(tmp_path, rows, [load])
-    assert page.rows["throughput"][1] == ["base", "1.29/s", "5,290/s", "6.45/s", "50.0 %"]
+    assert page.rows["throughput"][1] == ["base", "1.29/s", "5,290/s", "6.45/s", "50.0 %", "not reported"]
     finding = "TTFT: median 100 ms, p90 100 ms over 4 requests; 1.29 requests/s; 50.0 % of the prompt tokens came"
     assert finding in page.text["findings"]
     assert "claims no tier" in page.text["evidence"]

@@ -8,11 +8,13 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from harness.commands.errors import DONE, USER_ERROR
+from harness.commands.report import report
 from harness.records import IoTrace, Resolved
 from harness.report.io.tables import render_traces
 from harness.report.refresh import seal
 from harness.report.words import UNKNOWN
-from harness.results.folder import read_io
+from harness.results.traced import read_io
 from tests.support.report_runs import cell, folder_of, row
 from tests.unit.report.test_report_html import Page
 
@@ -105,3 +107,13 @@ def test_a_short_run_shows_every_request(tmp_path: Path) -> None:
     bars = [bar for bar in page.figure("io-timeline")["data"] if bar["type"] == "bar"]
     depths = [bar["y"] for bar in bars if bar["yaxis"] in ("y3", "y4")]
     assert [round(sum(depth), 2) for depth in depths if any(depth)] == [5.97, 5.97]
+
+
+def test_io_of_another_shape_is_one_line_and_its_cure_works(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = folder_of(tmp_path / "run", [row("gpu", 0.1)])
+    (folder / "io.json").write_text('{"run": "a", "traces": [{}]}')
+    assert report(folder) == USER_ERROR
+    said = capsys.readouterr().err
+    assert said.count("\n") == 1 and f"{folder}/io.json: cannot be read" in said and "remove it" in said
+    (folder / "io.json").unlink()
+    assert report(folder) == DONE

@@ -144,10 +144,7 @@ def test_traces_are_counted_and_read_in_their_order(tmp_path: Path) -> None:
     ]
 
 
-def test_io_and_summary_are_written_whole(tmp_path: Path) -> None:
-    assert results.read_io(tmp_path) is None
-    results.write_io(tmp_path, {"a": 1})
+def test_a_summary_is_written_whole(tmp_path: Path) -> None:
     summary = summarize(made(), [])
     results.write_summary(tmp_path, summary)
-    assert results.read_io(tmp_path) == {"a": 1} and read_summary(tmp_path) == summary
-    assert not list(tmp_path.glob("*.tmp"))
+    assert read_summary(tmp_path) == summary and not list(tmp_path.glob("*.tmp"))

@@ -10,6 +10,8 @@ import pytest
 
 from harness.errors import ResultsError
 from harness.records import Counters
+from harness.report.run.tables import flow_rows
+from harness.report.words import NOT_REPORTED
 from harness.results.folder import write_summary
 from harness.results.summary import read_summary, summarize
 from tests.support.report_runs import cell, manifest, row, sample
@@ -31,13 +33,14 @@ def test_the_file_has_its_keys_in_their_order_and_nulls_stay(tmp_path: Path) -> 
     [found] = content["cells"]
     assert list(found) == ["key", "overrides", "storage", "tiers"] and found["storage"] is None
     tier = found["tiers"]["gpu"]
-    assert list(tier) == ["rows", "left_out_reasons", "metrics", "tokens", "throughput", "counters"]
+    assert list(tier) == ["rows", "left_out_reasons", "metrics", "tokens", "throughput", "counters", "preemptions"]
     assert list(tier["rows"]) == VERDICTS and tier["rows"]["counted"] == 2 and tier["throughput"] is None
     assert list(tier["metrics"]) == ["ttft_s", "e2e_s", "tpot_s", "send_lag_s"]
     assert list(tier["metrics"]["ttft_s"]) == FIGURES and tier["metrics"]["ttft_s"]["max"] == pytest.approx(0.2)
     assert list(tier["tokens"]) == ["prompt", *sources(), "output", "cached", "expected_hit", "hit_rate"]
     assert (tier["tokens"]["gpu"], tier["tokens"]["cpu"]) == (2 * 4096, None)
     assert tier["counters"] == {"gpu_hit_tokens": 3 * 4096}
+    assert tier["preemptions"] is None, "no row reports them"
     assert read_summary(tmp_path) == written
 
 
@@ -52,7 +55,22 @@ def test_a_summary_of_an_older_version_is_read(tmp_path: Path) -> None:
     assert (tokens.prompt, tokens.by_source["disk"], tokens.by_source["shared"]) == (40_970, 40_960, None)
     assert found.cells[0].tiers["disk_cold"].counters["l2_loaded_chunks"] == 160
     write_summary(tmp_path, found)
+    for each in old["cells"]:
+        for tier in each["tiers"].values():
+            tier["preemptions"] = None
     assert json.loads((tmp_path / "summary.json").read_text()) == old
+
+
+@pytest.mark.parametrize(
+    ("counts", "total", "text"), [((2, 1), 3, "3"), ((0, 0), 0, "0"), ((2, None), None, NOT_REPORTED)]
+)
+def test_preemptions_are_summed_where_each_row_tells_them(
+    counts: tuple[int | None, ...], total: int | None, text: str
+) -> None:
+    rows = [row(None, 0.1, preemptions=count) for count in counts]
+    found = summarize(manifest(), rows)
+    assert found.cells[0].tiers["load"].preemptions == total
+    assert [flow.preemptions for flow in flow_rows(found)] == [text]
 
 
 @pytest.mark.parametrize("content", ["", "[]", '{"cells": 3}', '{"cells": [{"tiers": {"gpu": {}}}]}', '{"cells": []}'])

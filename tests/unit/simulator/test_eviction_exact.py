@@ -2,18 +2,12 @@
 
 from __future__ import annotations
 
-import os
 import random
-from pathlib import Path
 
 import pytest
 
-from simulator.models import load_model
 from simulator.policies import EVICTIONS, cache_hits
-from simulator.simulate import Simulator
-from tests.support.oracle_cases import calibration
-from tests.unit.simulator.test_simulator_exact import block_stream, stack_distances
-from traces.request import Request, Segment
+from tests.support.exact_hits import conversation_keys, stack_distances, tier_hits
 
 libcachesim = pytest.importorskip("libcachesim", reason="libcachesim has no build for this Python")
 REFERENCES = {
@@ -46,11 +40,6 @@ def random_keys(seed: int) -> list[int]:
         hot = len(keys) // 1000 * 150
         keys.append(hot + int(chance.paretovariate(0.6)) % 700)
     return keys
-
-
-def conversation_keys(count: int) -> list[int]:
-    real = (Path(os.environ.get("HARNESS_TRACES", "")) / "mooncake_conversation.jsonl").is_file()
-    return block_stream("mooncake_conversation" if real else "tiny_conversation", count)
 
 
 @pytest.mark.parametrize("eviction", EVICTIONS)
@@ -89,30 +78,6 @@ def test_a_tiny_cache_takes_chunks_too(eviction: str) -> None:
     assert cache_hits(eviction, 0, [1, 1, 1]) == [False] * 3
     assert cache_hits(eviction, 1, [1, 1, 2, 2, 1]) == [False, True, False, True, False]
     assert sum(cache_hits(eviction, 3, [1, 2, 1, 2, 1, 2])) == 4
-
-
-def tier_hits(eviction: str, capacity: int, keys: list[int]) -> list[bool]:
-    """Which blocks the CPU tier of the pack holds: each is asked for by a request of its own."""
-    model = load_model("tiny-llama")
-    simulator = Simulator(
-        model,
-        calibration({"step_s": 1e-3}),
-        "vllm-0.32",
-        eviction,
-        gpu_blocks=2,
-        block_tokens=64,
-        chunk_tokens=64,
-        cpu_bytes=capacity * 64 * model.kv_bytes_per_token,
-        max_num_batched_tokens=64,
-        max_num_seqs=1,
-    )
-    hits = []
-    for index, key in enumerate(keys):
-        simulator.submit(Request(id=str(index), prompt=(Segment(key, 64),), output_tokens=1), simulator.now_s)
-        (done,) = simulator.advance()
-        simulator.drain()
-        hits.append(done.cpu > 0)
-    return hits
 
 
 @pytest.mark.parametrize("eviction", EVICTIONS)

@@ -201,7 +201,7 @@ def test_an_unknown_name_says_where_it_was_looked_for(folder: Path, monkeypatch:
     with pytest.raises(TraceFileError) as caught:
         find_trace("nothing")
     assert f"(looked in the package and in {folder}); give a path" in str(caught.value)
-    with pytest.raises(TraceFileError, match=r"fetch https://\S+ to \$HARNESS_TRACES/mooncake_toolagent.jsonl"):
+    with pytest.raises(TraceFileError, match=r"; run: harness traces fetch mooncake_toolagent$"):
         find_trace("mooncake_toolagent")
     monkeypatch.chdir(folder.parent)
     with pytest.raises(TraceFileError, match=r"write \./secret.jsonl"):
