@@ -98,6 +98,12 @@ def test_a_sample_without_rows_counts_as_one_request() -> None:
     assert found["device_read_bytes"].reference == 9 and found["device_read_bytes"].verdict == "pass"
 
 
+def test_without_rows_no_byte_of_the_device_is_none() -> None:
+    known = Resolved(kv_bytes_per_token=1000)
+    left, right = (counted([moved({"disk_device_read_bytes": read})], 0, resolved=known) for read in (0, 9))
+    assert count_of(left, right)["device_read_bytes"].verdict == "fail"
+
+
 def test_a_request_without_its_answer_takes_no_part_of_a_count() -> None:
     """Two samples of four requests, one of which failed: three whole requests a sample."""
     found = count_of(counted([moved(ALL)] * 2, 7), counted([moved(ALL)] * 2, 7))
