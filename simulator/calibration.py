@@ -15,11 +15,15 @@ import msgspec
 
 from simulator.errors import CalibrationError
 from simulator.models import load_config
-from traces.tiers import state_names
+from traces.tiers import PAGE_CACHE, all_tiers, state_names
 
 STEP = ("step_s", "token_s", "attention_s", "attention_context_s", "context_s")
 COST = (*STEP, "request_s", "request_token_s", "request_wait_s", "request_chunk_s", "response_s", "poll_s")
-DEVICES = ("cpu.read", "cpu.write", "disk.read", "disk.write", "page_cache.read")
+# What transfers KV: each tier behind the engine's own, and the page cache of those on a device.
+DEVICES = (
+    *(f"{tier.name}.{way}" for tier in all_tiers() if tier.offload for way in ("read", "write")),
+    f"{PAGE_CACHE}.read",
+)
 TRANSFER = ("latency_s", "chunk_s", "bytes_per_s", "shared_bytes_per_s")
 CONSTANTS = (*COST, *(f"{device}.{of}" for device in DEVICES for of in TRANSFER))
 

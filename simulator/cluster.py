@@ -10,6 +10,7 @@ Routings, each decided at the moment at which a request is sent:
   prefix-aware  the instance that holds the longest prefix of the prompt at that moment: whole blocks in its GPU's cache
                 or whole chunks in the tiers that it can load from, whichever reaches further; of equal ones, the least
                 loaded. It looks at all instances, so a request costs time in proportion to their number.
+A request's own `instance` goes before every routing, and counts as a request sent.
 
 Of the events of one moment, transfers end and requests arrive first; then the router routes the requests sent; then
 steps end; then steps begin. The instances act in the order of their numbers. A cluster of one gives what its simulator
@@ -33,7 +34,6 @@ from simulator.simulate import (
     queues_of,
     totals_of,
 )
-from traces.request import Request
 
 Routing = Literal["round-robin", "least-loaded", "prefix-aware"]
 SharedTier = Literal["cpu", "disk"]
@@ -65,10 +65,6 @@ class Cluster(Driver[_core.Cluster]):
             raise ValueError("shared: a disk behind a shared CPU tier is shared too; name both, or disk alone")
         sharing = "all" if "cpu" in self.shared else "lower" if self.shared else "nothing"
         self._core = checked(lambda: _core.Cluster(like.config, instances, routing, sharing))
-
-    def _check_pin(self, request: Request) -> None:
-        where = f"request {request.id}: is pinned to instance {request.instance}"
-        raise ValueError(f"{where}; the simulated router takes no pins, leave it out")
 
     @property
     def queues(self) -> list[Queues]:

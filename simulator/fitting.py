@@ -258,16 +258,19 @@ def _left_out(problem: _Problem, ends: Sequence[_Around], index: int) -> float:
 
 
 def _intervals(problem: _Problem, offset: Array, matrix: Array, slopes: Array) -> dict[str, tuple[float, float]]:
-    """95 % by Student's t, of the constants above 0, as constants. Empty without more points than constants."""
+    """95 % by Student's t, of the constants above 0, as constants. Empty without more points than constants; without a
+    constant that is 0 but for rounding, whose spread is below 0 by rounding as well."""
     used = slopes > 0
     spare = len(offset) - int(used.sum())
     if spare < 1:
         return {}
     columns = matrix[:, used] * slopes[used] * problem.weights[:, None]
     variance = float(np.sum((problem.weights * (offset + matrix @ slopes - 1)) ** 2)) / spare
-    shares = float(stdtrit(spare, 0.975)) * np.sqrt(np.diag(np.linalg.pinv(columns.T @ columns)) * variance)
+    spreads = np.diag(np.linalg.pinv(columns.T @ columns)) * variance
+    known = spreads >= 0
+    shares = float(stdtrit(spare, 0.975)) * np.sqrt(spreads[known])
     found = {}
-    for name, slope, share in zip(np.array(problem.free)[used], slopes[used], shares, strict=True):
+    for name, slope, share in zip(np.array(problem.free)[used][known], slopes[used][known], shares, strict=True):
         low, high = float(slope * max(0.0, 1 - share)), float(slope * (1 + share))
         ends = (high, low) if name.endswith("bytes_per_s") else (low, high)
         found[str(name)] = (_rounded(_constant(name, ends[0])), _rounded(_constant(name, ends[1])))

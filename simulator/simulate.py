@@ -132,16 +132,11 @@ class Driver(Generic[Core]):
     def submit(self, request: Request, at_s: float) -> None:
         """Sends a request at `at_s`, now or later. A request that can never be served completes with an error.
 
-        ValueError: the moment has passed, a request of that id is in flight, or its instance cannot be chosen.
+        The request's `instance` goes before every routing. ValueError: that instance does not exist, the moment has
+        passed, or a request of that id is in flight.
         """
-        if request.instance is not None:
-            self._check_pin(request)
-        reply = reply_stream(request.id)
-        checked(lambda: self._core.submit(request.id, request.prompt, request.output_tokens, reply, at_s))
-
-    def _check_pin(self, request: Request) -> None:
-        """ValueError: the request is pinned to an instance that cannot be chosen here."""
-        raise NotImplementedError
+        asked, reply = (request.id, request.prompt, request.output_tokens), reply_stream(request.id)
+        checked(lambda: self._core.submit(*asked, reply, at_s, request.instance))
 
     def advance(self, until_s: float = math.inf) -> list[Completion]:
         """Runs until `until_s` or the first moment at which requests complete, and returns those.
@@ -236,10 +231,6 @@ class Simulator(Driver[_core.Engine]):
         )
         self._core = checked(lambda: _core.Engine(self.config))
 
-    def _check_pin(self, request: Request) -> None:
-        if request.instance != 0:
-            raise ValueError(f"request {request.id}: is pinned to instance {request.instance}; there is one engine")
-
     @property
     def next_event_s(self) -> float | None:
         """The moment of the next event; None: there is none. Valid once `advance` has returned no completion."""
@@ -309,7 +300,10 @@ class Simulator(Driver[_core.Engine]):
         return counters_of(self.totals())
 
     def _cost(self) -> SimpleNamespace:
-        constants = {name: self.calibration.constant(name) for name in COST}
+        # A connector that answers at once never polls, and a fit to its points cannot know what a poll takes.
+        polls = self.cpu_bytes is not None and self.tier_policy.connector.lookup_polls > 0
+        constants = {name: self.calibration.constant(name) for name in COST if polls or name != "poll_s"}
+        constants.setdefault("poll_s", 0.0)
         known = self.calibration
         ways = {"synchronous_loads": known.synchronous_loads, "shared_core": known.shared_core}
         return SimpleNamespace(**constants, **ways)

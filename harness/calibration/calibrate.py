@@ -17,13 +17,14 @@ from harness.calibration.points import PASSES, micro_cells, points_of
 from harness.engines import ENGINES
 from harness.engines.kind import EngineName, Packs
 from harness.engines.sim.settings import SimSettings
-from harness.errors import ConfigError
+from harness.errors import ConfigError, PreflightError
 from harness.experiment.model import Experiment
 from harness.experiment.read import Cell, Plan
 from harness.results.folder import write_atomically
 from harness.results.manifest import Manifest, read_manifest
 from simulator.calibration import TRANSFER, Assumption, Calibration, CalibrationPoint, FittedOn
 from simulator.errors import CalibrationError
+from traces.tiers import PAGE_CACHE, all_states, all_tiers
 
 # What leave-one-out may miss by: the ±5 % that a validation asks for on average, twice that in any point.
 LOO_MEAN, LOO_WORST = 0.05, 0.10
@@ -42,10 +43,7 @@ def calibrated(folder: Path, name: str, experiment: Experiment, engine: EngineNa
     manifest, points = read_manifest(folder), points_of(folder, size)
     if not points:
         raise CalibrationError(f"{folder}: no row counts, so there is nothing to fit; its report says why")
-    packs = ENGINES[engine].packs(experiment)
-    if packs is None:
-        raise CalibrationError(f"engine {engine}: the simulator has no packs for it, so nothing can be fitted")
-    fitted_on, assumed = _fitted_on(manifest, points, size, packs), _assumed(points)
+    fitted_on, assumed = _fitted_on(manifest, points, size, packs_of(experiment, engine)), _assumed(points)
     ways = ENGINES[engine].traits(experiment)._asdict()
     found = fit(fitted_on, assumed, **ways)
     known = [
@@ -68,6 +66,16 @@ def calibrated(folder: Path, name: str, experiment: Experiment, engine: EngineNa
         verdict=verdict,
         intervals=found.intervals,
     )
+
+
+def packs_of(experiment: Experiment, engine: EngineName) -> Packs:
+    """The simulator's packs that stand for the engine. Raises PreflightError where there are none."""
+    if (packs := ENGINES[engine].packs(experiment)) is None:
+        raise PreflightError(
+            f"engine {engine}: the simulator has no packs for it, so it can be neither fitted nor validated; use an"
+            " engine that has them, or `harness run`"
+        )
+    return packs
 
 
 def _fitted_on(manifest: Manifest, points: tuple[CalibrationPoint, ...], size: str, packs: Packs) -> FittedOn:
@@ -94,17 +102,28 @@ def _fitted_on(manifest: Manifest, points: tuple[CalibrationPoint, ...], size: s
 
 
 def _assumed(points: Sequence[CalibrationPoint]) -> dict[str, Assumption]:
-    tiers = {point.tier for point in points}
-    assumed = {"cpu.read.shared_bytes_per_s": Assumption(same_as="cpu.read.bytes_per_s", why=_COPIES)}
-    if "disk" in tiers and any(point.device_bytes_per_s for point in points):
-        hidden = ("bytes_per_s", "shared_bytes_per_s")
-        assumed |= {f"disk.read.{of}": Assumption(same_as=f"page_cache.read.{of}", why=_HIDDEN) for of in hidden}
-    for device in ("cpu", "disk"):
+    """What the points do not show: of tiers in RAM, of tiers whose device hides how fast it is, and of stores."""
+    seen = {point.tier for point in points}
+    measured = {state.served_by for state in all_states() if state.name in seen and state.from_device is False}
+    limited = any(point.device_bytes_per_s for point in points)
+    behind = [tier for tier in all_tiers() if tier.offload]
+    assumed = {
+        f"{tier.name}.read.shared_bytes_per_s": Assumption(same_as=f"{tier.name}.read.bytes_per_s", why=_COPIES)
+        for tier in behind
+        if tier.kind == "memory"
+    }
+    hidden = [tier for tier in behind if tier.name in measured and limited]
+    assumed |= {
+        f"{tier.name}.read.{of}": Assumption(same_as=f"{PAGE_CACHE}.read.{of}", why=_HIDDEN)
+        for tier in hidden
+        for of in ("bytes_per_s", "shared_bytes_per_s")
+    }
+    for tier in behind:
         for of in TRANSFER:
             # What is taken to equal another must not be taken from a third.
-            like = assumed.get(f"{device}.read.{of}")
-            source = like.same_as if like is not None else f"{device}.read.{of}"
-            assumed[f"{device}.write.{of}"] = Assumption(same_as=source, why=_STORES)
+            like = assumed.get(f"{tier.name}.read.{of}")
+            source = like.same_as if like is not None else f"{tier.name}.read.{of}"
+            assumed[f"{tier.name}.write.{of}"] = Assumption(same_as=source, why=_STORES)
     return assumed
 
 

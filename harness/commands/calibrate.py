@@ -34,13 +34,14 @@ def calibrate(
 
     Example: harness calibrate quickstart --engine vllm -o mine.yaml
     """
-    from harness.calibration.calibrate import calibrated, planned_micro_cells, write_calibration
+    from harness.calibration.calibrate import calibrated, packs_of, planned_micro_cells, write_calibration
     from harness.experiment.read import load_experiment
     from harness.measure.run import RunRequest, new_folder, run
     from harness.report.refresh import seal
     from harness.report.run.terminal import ProgressLine
 
     plan = load_experiment(experiment, overrides or [], size)
+    packs_of(plan.experiment, engine)  # raises before anything is measured
     _check(output, run_folder)
     name = f"calibrate-{plan.experiment.name}"
     request = RunRequest(

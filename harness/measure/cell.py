@@ -62,8 +62,6 @@ class TierMeasurement:
         self._probe = Probe(cell.key, cell.experiment, workload, resolved, engine.capabilities)
         self._sampler = Sampler(self._measure)
         self._attempt = _attempt(folder, engine)
-        disk = cell.experiment.cache.disk
-        self._device_path = Path(disk.path) if disk and disk.path else folder.path
 
     async def run(self) -> None:
         check_working_set(self._cell.experiment, self._probe.resolved)
@@ -110,7 +108,7 @@ class TierMeasurement:
         rows: list[RequestRecord] = []
         await place(engine, probe, tier, index, warm.append)
         fresh = needs_fresh_prefix(engine.capabilities, tier)
-        before, host = await engine.metrics(), _watch(engine, self._cell, self._device_path)
+        before, host = await engine.metrics(), _watch(engine, self._cell, self._folder.path)
         started_s = engine.now_s()
         await engine.replay(Load(probe.requests(tier, index, fresh_prefix=fresh)), rows.append)
         ended_s, host_sample = engine.now_s(), host()
@@ -148,11 +146,15 @@ class TierMeasurement:
         self._progress.advance(len(rows))
 
 
-def _watch(engine: Engine, cell: Cell, device_path: Path) -> Callable[[], HostSample]:
-    """Starts a look at the machine; the returned function ends it. A virtual engine does not depend on it."""
+def _watch(engine: Engine, cell: Cell, results: Path) -> Callable[[], HostSample]:
+    """Starts a look at the machine; the returned function ends it. A virtual engine does not depend on it.
+
+    The device is the one that has the engine's disk tier.
+    """
     if engine.capabilities.virtual_time:
         return HostSample
-    cores = ENGINES[engine.name].cores(cell.experiment).engine
+    kind = ENGINES[engine.name]
+    device_path, cores = kind.disk_path(cell.experiment, results), kind.cores(cell.experiment).engine
     core = cores[0] if cores else None
     before = read_host(device_path, core)
     return lambda: between(before, read_host(device_path, core))

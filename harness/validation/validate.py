@@ -19,7 +19,7 @@ from typing import Any
 
 import msgspec
 
-from harness.calibration.calibrate import calibrated, write_calibration
+from harness.calibration.calibrate import calibrated, packs_of, write_calibration
 from harness.engines import ENGINES
 from harness.engines.kind import EngineName
 from harness.engines.sim.settings import SimSettings
@@ -78,10 +78,13 @@ class Validation(msgspec.Struct, frozen=True, kw_only=True):
 def validate(request: Validation, progress: Progress) -> Judgement:
     """Runs both sides, judges them, writes validation.json.
 
-    Raises NotComparable before anything starts where a point is the calibration's own, and afterwards where the two
-    sides did not ask the same question; EngineError where the real engine fails.
+    Raises PreflightError before anything starts where the simulator has no packs for the engine; NotComparable then
+    where a point is the calibration's own, and afterwards where the two sides did not ask the same question;
+    EngineError where the real engine fails.
     """
     deadline = time.monotonic() + request.budget_s
+    for cell in request.cells:
+        packs_of(cell.experiment, request.engine)
     planned, source = planned_points(request.cells), request.calibration
     if isinstance(source, Micro):
         check_apart(planned, planned_points(source.cells))
@@ -287,7 +290,7 @@ def _run_sim(request: Validation, calibration: str, real: Sequence[Path], progre
 
 def sim_cell(entry: CellEntry, calibration: str, engine: EngineName) -> Cell:
     """A real run's cell for the simulator: the same requests, the packs that stand for the engine, and the sizes and
-    limits that the engine resolved. Raises NotComparable where the simulator has no packs for it.
+    limits that the engine resolved. Raises PreflightError where the simulator has no packs for it.
 
     A free load is sent as often as it was there: a cache server may remember what an earlier pass used.
     """
@@ -303,9 +306,8 @@ def sim_cell(entry: CellEntry, calibration: str, engine: EngineName) -> Cell:
     limits = msgspec.structs.asdict(resolved.scheduler)
     sim = experiment.engines.of(SimSettings).model_dump(mode="json") | {"hardware": calibration}
     sim |= {name: value for name, value in limits.items() if value is not None}
-    if (packs := ENGINES[engine].packs(experiment)) is None:
-        raise NotComparable(f"engine {engine}: the simulator has no packs for it, so there is nothing to validate")
-    sections: dict[str, dict[str, Any]] = {"engines": {"sim": sim | packs._asdict()}}
+    sim |= packs_of(experiment, engine)._asdict()
+    sections: dict[str, dict[str, Any]] = {"engines": {"sim": sim}}
     if experiment.storage is not None and ENGINES["sim"].disk(experiment).moves != "real":
         sections["storage"] = {"trace": False}
     return Cell(key, entry.overrides, changed(experiment, cache=cache, measure=measure, **sections))

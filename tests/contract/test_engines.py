@@ -155,7 +155,8 @@ def test_a_deterministic_engine_gives_the_same_records_again(case: Case, tmp_pat
     assert not deterministic or first == second
 
 
-@every_engine
+# tests/real/test_vllm.py measures all that vLLM claims.
+@pytest.mark.parametrize("case", ENGINE_CASES.values(), ids=ENGINE_CASES)
 def test_what_an_engine_says_it_proves_is_proven(case: Case, tmp_path: Path) -> None:
     claims = sorted(case.make(tmp_path).capabilities.evidence)
     if not claims:

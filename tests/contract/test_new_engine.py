@@ -10,10 +10,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 
 from harness.results.folder import read_rows
+from simulator.calibration import load_calibration
 from tests.support.paths import ROOT
+from tests.support.toy.command import told
 
 TIERS: dict[str, Any] = {
     "name": "toy",
@@ -23,17 +24,9 @@ TIERS: dict[str, Any] = {
 }
 
 
-def harness(folder: Path, *words: str, **config: Any) -> subprocess.CompletedProcess[str]:
-    (folder / "toy.yaml").write_text(yaml.safe_dump({**TIERS, **config}))
-    command = [sys.executable, "-m", "tests.support.toy", *words]
-    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300, check=False)
-
-
 def refusal(folder: Path, *more: str, **config: Any) -> str:
     """The line that `harness run --engine toy` ends with; it has made no folder."""
-    done = harness(
-        folder, "run", str(folder / "toy.yaml"), "--engine", "toy", "--out", str(folder / "run"), *more, **config
-    )
+    done = told(folder, "run", "--engine", "toy", "--out", str(folder / "run"), *more, **{**TIERS, **config})
     assert done.returncode == 2 and done.stderr.count("\n") == 1, done.stderr
     assert not (folder / "run").exists()
     return done.stderr
@@ -42,9 +35,7 @@ def refusal(folder: Path, *more: str, **config: Any) -> str:
 def test_it_runs_pinned_and_is_resolved_by_its_own_words(tmp_path: Path) -> None:
     core = min(os.sched_getaffinity(0))
     out, toy = tmp_path / "run", {"cores": {"engine": [core], "client": [core]}}
-    done = harness(
-        tmp_path, "run", str(tmp_path / "toy.yaml"), "--engine", "toy", "--out", str(out), engines={"toy": toy}
-    )
+    done = told(tmp_path, "run", "--engine", "toy", "--out", str(out), **TIERS, engines={"toy": toy})
     assert done.returncode == 0, done.stderr
     assert {row.verdict for row in read_rows(out) if row.phase == "measure"} == {"proven"}
     [cell] = json.loads((out / "manifest.json").read_text())["cells"]
@@ -70,47 +61,82 @@ def test_what_it_cannot_do_is_refused_before_it_starts(tmp_path: Path, config: d
     assert words in refusal(tmp_path, **config)
 
 
-def scripted(folder: Path, body: str) -> str:
-    """The last line that a script prints, with the toys in their tables."""
-    script = f"import tests.support.toy.__main__\nfrom pathlib import Path\nfolder = Path({str(folder)!r})\n{body}"
-    command = [sys.executable, "-c", script]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300, check=False)
-    assert done.returncode == 0, done.stderr[-2000:]
-    return done.stdout.splitlines()[-1]
+SIZES: dict[str, Any] = {
+    **TIERS,
+    "cache": {"gpu": "1GiB", "cpu": "1GiB"},
+    "sizes": {
+        "fitted": {},
+        "tiers": {"workload.prompt_tokens": 2049, "measure.samples": 6},
+        "load": {
+            "workload": {"kind": "synthetic", "requests": 12, "prompt_tokens": 513, "concurrency": 1},
+            "measure": {},
+        },
+    },
+}
+FIT = ("calibrate", "--engine", "toy", "--size", "fitted", "--budget", "10min")
 
 
-def test_it_is_validated_by_the_packs_that_stand_for_it(tmp_path: Path) -> None:
-    body = """
-import json
-from harness.errors import NotComparable
+@pytest.fixture(scope="module")
+def calibration(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What `harness calibrate` makes of the toy."""
+    folder = tmp_path_factory.mktemp("calibrated")
+    done = told(folder, *FIT, "-o", str(folder / "toy-cpu.yaml"), "--run", str(folder / "run"), **SIZES)
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr
+    return folder / "toy-cpu.yaml"
+
+
+def test_it_is_calibrated_by_its_own_packs(calibration: Path) -> None:
+    found = load_calibration(calibration)
+    assert (found.fitted_on.engine, found.fitted_on.engine_policy) == ("toy", "toy-1")
+    assert found.fitted_on.tier_policy == "toy-cache-2" and found.fitted_on.versions == {"toy": "1", "toy-cache": "2"}
+    assert found.good and not found.synchronous_loads
+    # The toy computes a token in a millisecond, and never polls.
+    assert found.constant("token_s") == pytest.approx(1e-3, rel=0.02) and found.constants["poll_s"] is None
+
+
+def test_its_traits_are_those_of_the_fit(calibration: Path) -> None:
+    """Loads that stop the engine are not what the toy's points show, and the fit says so."""
+    script = """
+import tests.support.toy.__main__
+from pathlib import Path
+from harness.calibration.calibrate import calibrated
 from harness.experiment.read import load_experiment
-from harness.results.manifest import CellEntry
-from harness.validation.validate import sim_cell
-config = json.loads(load_experiment(folder / "toy.yaml").experiment.model_dump_json())
-chosen = sim_cell(CellEntry(key="base", overrides={}, config=config), "cpu-2core", "toy").experiment.engines.sim
-config["engines"]["toy"]["packs"] = False
-try:
-    sim_cell(CellEntry(key="base", overrides={}, config=config), "cpu-2core", "toy")
-except NotComparable as error:
-    print(chosen.tier_policy, error)
+experiment = load_experiment(Path("toy.yaml"), ["engines.toy.synchronous_loads=true"]).experiment
+found = calibrated(Path("run"), "odd", experiment, "toy")
+print(found.synchronous_loads, found.good)
 """
-    (tmp_path / "toy.yaml").write_text(yaml.safe_dump(TIERS))
-    assert scripted(tmp_path, body).startswith("lru engine toy: the simulator has no packs for it")
+    done = subprocess.run(
+        [sys.executable, "-c", script], cwd=calibration.parent, env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True, text=True, timeout=300, check=False,
+    )  # fmt: skip
+    assert done.stdout.split() == ["True", "False"], done.stderr[-2000:]
 
 
-def test_it_is_calibrated_by_its_own_traits(tmp_path: Path) -> None:
-    body = """
-from harness.calibration.calibrate import calibrated, planned_micro_cells
-from harness.experiment.read import load_experiment
-from harness.measure.run import RunRequest, run
-from tests.unit.measure.test_run_loop import Quiet
-plan = load_experiment(folder / "toy.yaml")
-cells = planned_micro_cells(plan, 5000.0, 1)
-made = RunRequest(name="toy", cells=cells, engine="toy", experiment=plan.origin(), folder=folder / "micro")
-found = calibrated(run(made, Quiet()), "toy", plan.experiment, "toy")
-print(found.synchronous_loads, found.shared_core, found.fitted_on.tier_policy, found.fitted_on.engine)
-"""
-    (tmp_path / "toy.yaml").write_text(
-        yaml.safe_dump({**TIERS, "cache": {"gpu": "1GiB", "cpu": "1GiB"}, "measure": {"tiers": ["gpu"], "samples": 1}})
-    )
-    assert scripted(tmp_path, body) == "True False lru toy"
+@pytest.mark.parametrize(("slowness", "code", "verdict"), [(1.0, 0, "pass"), (1.3, 1, "fail")])
+def test_it_is_validated_as_a_whole(
+    calibration: Path, tmp_path: Path, slowness: float, code: int, verdict: str
+) -> None:
+    """The toy that was calibrated passes; one that is slower than it was then does not."""
+    words = ("--engine", "toy", "--calibration", str(calibration), "--size", "tiers", "--size", "load")
+    config = {**SIZES, "engines": {"toy": {"slowness": slowness}}}
+    done = told(tmp_path, "validate", *words, "--out", str(tmp_path / "out"), **config)
+    assert done.returncode == code, done.stdout + done.stderr
+    content = json.loads((tmp_path / "out" / "validation.json").read_text())
+    assert (content["reference"]["engine"], content["candidate"]["engine"]) == ("toy", "sim")
+    assert [point["tier"] for point in content["points"]] == ["recompute", "gpu", "cpu", "load"]
+    assert {point["verdict"] for point in content["points"]} == {content["verdict"]} == {verdict}
+    counts = [figure for point in content["points"] for figure in point["counts"]]
+    assert len(counts) == 14 and {figure["verdict"] for figure in counts} == {"pass"}
+    [*_, cell] = json.loads((tmp_path / "out" / "sim" / "manifest.json").read_text())["cells"]
+    packs = {key: value for key, value in cell["config"]["engines"]["sim"].items() if key.endswith("_policy")}
+    assert packs == {"engine_policy": "toy-1", "tier_policy": "toy-cache-2"}
+
+
+def test_without_packs_it_is_neither_calibrated_nor_validated(tmp_path: Path) -> None:
+    config = {**SIZES, "engines": {"toy": {"packs": False}}}
+    out = str(tmp_path / "out")
+    fit, judge = (*FIT, "-o", f"{out}.yaml", "--run", out), ("validate", "--engine", "toy", "--out", out)
+    for words in (fit, (*judge, "--size", "load", "--calibration", "cpu-2core")):
+        done = told(tmp_path, *words, **config)
+        assert done.returncode == 2 and done.stderr.startswith("harness: engine toy: the simulator has no packs for it")
+        assert not Path(out).exists()

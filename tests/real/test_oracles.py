@@ -20,10 +20,8 @@ from tests.support.oracle_cases import PYTHON, Case, ask, random_batching, rando
 from traces.catalogue import find_trace
 from traces.formats import open_trace
 
-pytestmark = [
-    pytest.mark.real,
-    pytest.mark.skipif(not PYTHON.exists(), reason="no engine environment; `scripts/engine_env vllm` makes it"),
-]
+# Not marked real: no server is started and nothing is timed, so that these run beside other tests.
+pytestmark = pytest.mark.skipif(not PYTHON.exists(), reason="no engine environment; `scripts/engine_env vllm` makes it")
 RANDOM_CASES = 220
 # vLLM decides in Python and takes a second for 50 requests of this trace; LMCache takes all of it.
 VLLM_TRACE_REQUESTS = 2500

@@ -18,11 +18,13 @@ import yaml
 from harness.caches.files import FilesBackend
 from harness.caches.lmcache import LMCacheServer
 from harness.engines.vllm.engine import VllmEngine
+from harness.errors import NotComparable
 from harness.experiment.read import load_experiment
 from harness.measure.run import RunRequest, run
 from harness.report.refresh import seal
 from harness.results.folder import read_rows, read_samples
 from harness.results.manifest import read_manifest
+from harness.validation.validate import Validation, validate
 from simulator.models import load_model
 from tests.support.paths import ROOT
 from tests.unit.measure.test_run_loop import Quiet, measured
@@ -70,10 +72,13 @@ def left_behind(tmp_path: Path) -> list[str]:
     return processes + list(map(str, scratch)) + [str(path) for path in tmp_path.glob("**/*.data")]
 
 
-def test_every_tier_at_exact_hit_rates_and_concurrency(tmp_path: Path) -> None:
+def test_every_tier_that_it_claims_to_prove_at_exact_hit_rates_and_concurrency(tmp_path: Path) -> None:
     axes = {"workload.concurrency": [1, 3], "workload.hit_rate": [0.0, 0.5, 1.0]}
     folder = run(request(tmp_path, sweep=axes), Quiet())
     rows = measured(folder)
+    experiment = load_experiment(tmp_path / "experiment.yaml").experiment
+    claims = VllmEngine(experiment, load_model("tiny-llama"), tmp_path, time.perf_counter).capabilities.evidence
+    assert {row.expected_tier for row in rows} == set(claims)
     assert len(rows) == (1 + 3) * 3 * 5 * 2
     assert {(row.verdict, row.verdict_reason) for row in rows} == {("proven", None)}
     assert {(row.error, row.prompt_tokens, row.output_tokens) for row in rows} == {(None, 641, 1)}
@@ -92,37 +97,34 @@ def test_every_tier_at_exact_hit_rates_and_concurrency(tmp_path: Path) -> None:
     assert (folder / "report.html").stat().st_size > 100_000
 
 
-def test_a_trace_slice_sends_the_same_prompts_as_the_simulator(tmp_path: Path) -> None:
-    workload = {"kind": "trace", "trace": "tiny_conversation", "limit": 25, "block_tokens": 32,
-                "max_prompt_tokens": 1000, "max_output_tokens": 4, "time_scale": 0.05}  # fmt: skip
-    on_vllm = request(tmp_path, workload=workload, measure={})
-    rows = {row.id: row for row in measured(run(on_vllm, Quiet()))}
-    simulated = RunRequest(
-        name="real", cells=on_vllm.cells, engine="sim", experiment=on_vllm.experiment, folder=tmp_path / "sim"
-    )
-    modelled = {row.id: row for row in measured(run(simulated, Quiet()))}
-    assert rows.keys() == modelled.keys() and len(rows) > 15
-    for name, row in rows.items():
-        assert row.error is None and row.prompt_tokens == modelled[name].prompt_tokens
-        assert abs(row.scheduled_s - min(r.scheduled_s for r in rows.values()) - modelled[name].scheduled_s) < 1e-6
-    [sample] = read_samples(tmp_path / "out")
-    moved = sample.observed
-    gpu_tokens = moved.hit_tokens["gpu"]
-    assert moved.computed_tokens is not None and gpu_tokens and moved.external_tokens is not None
-    assert moved.computed_tokens + gpu_tokens + moved.external_tokens == sum(row.prompt_tokens for row in rows.values())
-
-
-def test_in_process_lmcache_without_a_gpu_recomputes_silently_and_the_evidence_says_so(tmp_path: Path) -> None:
-    """LMCache's in-process connector has no CPU transfer: requests succeed, and nothing is ever offloaded."""
+def test_in_process_lmcache_recomputes_silently_and_evidence_and_validation_say_so(tmp_path: Path) -> None:
+    """Without a GPU LMCache's in-process connector transfers nothing; requests succeed all the same."""
     engines = {"vllm": {"python": str(PYTHON), "connector": "in_process"}}
     cache = {key: value for key, value in EXPERIMENT["cache"].items() if key != "disk"}
     measure = {"tiers": ["recompute", "gpu", "cpu"], "samples": 1}
-    rows = measured(run(request(tmp_path, engines=engines, cache=cache, measure=measure), Quiet()))
+    asked = request(tmp_path, engines=engines, cache=cache, measure=measure)
+    folder = run(asked, Quiet())
+    rows = measured(folder)
     verdicts: dict[str | None, RequestRecord] = {row.expected_tier: row for row in rows}
     assert all(row.error is None for row in rows)
     assert verdicts["recompute"].verdict == verdicts["gpu"].verdict == "proven"
     assert verdicts["cpu"].verdict == "contradicted"
     assert verdicts["cpu"].verdict_reason == "computed_tokens moved by 641, cpu needs 1"
+    words = "computed_tokens moved by 641, cpu needs 1.*silently recomputing"
+    with pytest.raises(NotComparable, match=f"proves its tier .*{words}"):
+        validate(
+            Validation(
+                name="real",
+                cells=asked.cells,
+                engine="vllm",
+                calibration="cpu-2core",
+                experiment=asked.experiment,
+                folder=tmp_path / "validation",
+                real=(folder,),
+            ),
+            Quiet(),
+        )
+    assert not (tmp_path / "validation" / "validation.json").exists()
 
 
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM])
@@ -188,11 +190,15 @@ def test_a_killed_process_ends_the_run_in_one_line_and_leaves_nothing(tmp_path: 
     assert not left_behind(tmp_path)
 
 
+TRACE = {"kind": "trace", "trace": "tiny_conversation", "limit": 25, "block_tokens": 32,
+         "max_prompt_tokens": 1000, "max_output_tokens": 4, "time_scale": 0.05}  # fmt: skip
+
+
 def test_servers_that_run_already_are_measured_and_left_running(tmp_path: Path) -> None:
     experiment = load_experiment(_written(tmp_path, EXPERIMENT["engines"])).experiment
     (tmp_path / "ours" / "logs").mkdir(parents=True)
 
-    async def scenario() -> int:
+    async def scenario() -> tuple[int, int]:
         engine = VllmEngine(experiment, load_model("tiny-llama"), tmp_path / "ours", time.perf_counter)
         try:
             await engine.start()
@@ -201,19 +207,48 @@ def test_servers_that_run_already_are_measured_and_left_running(tmp_path: Path) 
             assert isinstance(cache, LMCacheServer) and isinstance(cache.backend, FilesBackend)
             attach = {"url": server, "lmcache_url": cache.url, "lmcache_pid": cache.pids[0]}
             attach["disk_path"] = str(cache.backend.folder)
-            path = _written(tmp_path, {"vllm": {"attach": attach}})
-            done = await asyncio.to_thread(
-                lambda: harness("run", str(path), "--engine", "vllm", "--out", str(tmp_path / "out")).wait(timeout=200)
+            engines = {"vllm": {"attach": attach}}
+            path = _written(tmp_path, engines)
+
+            def exit_code(experiment: Path, out: Path) -> int:
+                return harness("run", str(experiment), "--engine", "vllm", "--out", str(out)).wait(timeout=200)
+
+            done = await asyncio.to_thread(exit_code, path, tmp_path / "out")
+            sliced = tmp_path / "slice.yaml"
+            sliced.write_text(yaml.safe_dump({**EXPERIMENT, "engines": engines, "workload": TRACE, "measure": {}}))
+            also = await asyncio.to_thread(
+                lambda: harness("run", str(sliced), "--engine", "vllm", "--out", str(tmp_path / "slice")).wait(
+                    timeout=200
+                )
             )
             assert (await asyncio.to_thread(httpx.get, f"{server}/health")).status_code == 200
-            return done
+            return done, also
         finally:
             await engine.stop()
 
-    assert asyncio.run(scenario()) == 0
+    assert asyncio.run(scenario()) == (0, 0)
     rows = measured(tmp_path / "out")
     assert len(rows) == 10 and {row.verdict for row in rows} == {"proven"}
+    sends_what_the_simulator_is_sent(tmp_path / "slice", tmp_path / "sim")
     assert not left_behind(tmp_path)
+
+
+def sends_what_the_simulator_is_sent(folder: Path, simulated: Path) -> None:
+    """A slice of a trace that vLLM served: the same prompts at the same times, and counters that add up to them."""
+    plan = load_experiment(folder.with_suffix(".yaml"))
+    asked = RunRequest(name="real", cells=plan.cells(), engine="sim", experiment=plan.origin(), folder=simulated)
+    modelled = {row.id: row for row in measured(run(asked, Quiet()))}
+    rows = {row.id: row for row in measured(folder)}
+    assert rows.keys() == modelled.keys() and len(rows) > 15
+    first_s = min(row.scheduled_s for row in rows.values())
+    for name, row in rows.items():
+        assert row.error is None and row.prompt_tokens == modelled[name].prompt_tokens
+        assert abs(row.scheduled_s - first_s - modelled[name].scheduled_s) < 1e-6
+    [sample] = read_samples(folder)
+    moved = sample.observed
+    gpu_tokens = moved.hit_tokens["gpu"]
+    assert moved.computed_tokens is not None and gpu_tokens and moved.external_tokens is not None
+    assert moved.computed_tokens + gpu_tokens + moved.external_tokens == sum(row.prompt_tokens for row in rows.values())
 
 
 def test_the_error_of_a_vllm_that_cannot_start_ends_with_its_last_log_lines(tmp_path: Path) -> None:

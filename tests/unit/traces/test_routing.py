@@ -47,12 +47,14 @@ def test_refusals(routing: str, instance: int | None, said: str) -> None:
         route(routing, request("a", instance), [0, 0], 0)
 
 
+@pytest.mark.parametrize("pinned", [0, 7])
 @pytest.mark.parametrize("routing", ROUTINGS)
-def test_a_simulated_cluster_routes_the_same(routing: Routing) -> None:
+def test_a_simulated_cluster_routes_the_same(routing: Routing, pinned: int) -> None:
+    """pinned: every such request has an instance of its own choice; 0: none has."""
     cluster = Cluster(simulator(), instances=3, routing=routing)
     loads, expected, found = [0, 0, 0], {}, {}
     for number in range(40):
-        asked = request(f"r{number}")
+        asked = request(f"r{number}", number % 2 if pinned and number % pinned < 3 else None)
         expected[asked.id] = route(routing, asked, loads, number)
         loads[expected[asked.id]] += 1
         cluster.submit(asked, cluster.now_s)
@@ -64,13 +66,34 @@ def test_a_simulated_cluster_routes_the_same(routing: Routing) -> None:
     assert found == expected and set(found.values()) == {0, 1, 2}
 
 
-def test_the_simulator_takes_no_pin_that_it_would_not_honour() -> None:
+@pytest.mark.parametrize("routing", [*ROUTINGS, "prefix-aware"])
+def test_a_pin_holds_until_the_request_is_sent(routing: Routing) -> None:
+    """Requests for later keep their pins, and an id that has completed may come again, where the router chooses."""
+    cluster = Cluster(simulator(), instances=3, routing=routing)
+    for number in range(12):
+        cluster.submit(request(f"r{number}", 2 - number // 4), 0.1 * (12 - number))
+    found: dict[str, int] = {}
+    while done := cluster.advance():
+        found |= {each.id: each.instance for each in done}
+    assert found == {f"r{number}": 2 - number // 4 for number in range(12)}
+    cluster.submit(request("r0"), cluster.now_s)
+    [again] = cluster.advance()
+    assert again.instance == (2 if routing == "prefix-aware" else 0), "the 13th request, or where its prefix is"
+
+
+def test_a_pin_that_no_instance_can_serve_is_refused() -> None:
     simulator().submit(request("a", 0), 0.0)
-    with pytest.raises(ValueError, match="request a: is pinned to instance 1; there is one engine"):
+    with pytest.raises(ValueError, match=r"^request a: is pinned to instance 1; there is one engine$"):
         simulator().submit(request("a", 1), 0.0)
     cluster = Cluster(simulator(), instances=2)
-    with pytest.raises(ValueError, match="request a: is pinned to instance 1; the simulated router takes no pins"):
-        cluster.submit(request("a", 1), 0.0)
+    for instance in (-1, 2):
+        with pytest.raises(ValueError, match=rf"^request a: is pinned to instance {instance}; there are 0 to 1$"):
+            cluster.submit(request("a", instance), 0.0)
+    # What was refused is not in flight.
+    cluster.submit(request("a", 1), 0.0)
+    with pytest.raises(ValueError, match='"a" is in flight already'):
+        cluster.submit(request("a", 0), 0.0)
+    assert [done.instance for done in cluster.advance()] == [1]
     for bad in (request("a", 0), request("a", wave=1)):
         with pytest.raises(ValueError, match="send them through a Load"):
             RequestColumns.of([request("b"), bad])

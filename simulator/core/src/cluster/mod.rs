@@ -6,7 +6,7 @@
 mod next_events;
 mod routing;
 
-use hashbrown::HashSet;
+use hashbrown::{HashMap, HashSet};
 
 use crate::engine::arrivals::Arrivals;
 use crate::engine::config::EngineConfig;
@@ -57,6 +57,8 @@ pub struct Cluster {
     /// Which instance has the shared lower levels now.
     lower_at: usize,
     ids: HashSet<String>,
+    /// Instances of pinned requests that are not routed yet.
+    pins: HashMap<String, usize>,
     completed: Vec<(usize, Completion)>,
 }
 
@@ -106,6 +108,7 @@ impl Cluster {
             server,
             lower_at: 0,
             ids: HashSet::new(),
+            pins: HashMap::new(),
             completed: Vec::new(),
         })
     }
@@ -132,6 +135,19 @@ impl Cluster {
         let shared = self.server.as_ref().map(|server| server.tiers.counters());
         let shared = Counters { tiers: shared.unwrap_or_default(), ..Counters::default() };
         self.engines.iter().map(Engine::counters).fold(shared, Counters::plus)
+    }
+
+    /// As `submit`, for a request that this instance has to serve, whatever the routing.
+    pub fn submit_to(&mut self, instance: i64, submission: Submission, at: Ticks) -> Result<(), String> {
+        let chosen = usize::try_from(instance).ok().filter(|&chosen| chosen < self.engines.len());
+        let Some(chosen) = chosen else {
+            let (id, last) = (submission.id, self.engines.len() - 1);
+            return Err(format!("request {id}: is pinned to instance {instance}; there are 0 to {last}"));
+        };
+        let id = submission.id.clone();
+        self.submit(submission, at)?;
+        self.pins.insert(id, chosen);
+        Ok(())
     }
 
     /// Takes a request that is sent at `at`. A request that can never be served completes with an error.
@@ -282,7 +298,8 @@ impl Cluster {
         while self.sends.next_at() <= until
             && let Some((at, submission)) = self.sends.pop()
         {
-            let instance = self.choose(&submission);
+            let pin = if self.pins.is_empty() { None } else { self.pins.remove(&submission.id) };
+            let instance = pin.unwrap_or_else(|| self.choose(&submission));
             self.routed += 1;
             self.loads[instance] += 1;
             let engine = &mut self.engines[instance];

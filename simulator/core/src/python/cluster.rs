@@ -51,10 +51,15 @@ impl Cluster {
         output_tokens: u64,
         reply_id: i64,
         at_s: f64,
+        instance: Option<i64>,
     ) -> PyResult<()> {
         let at = sent_at(self.cluster.now(), at_s)?;
         let submission = Submission { id, prompt: prompt.into(), output_tokens, reply_id };
-        self.cluster.submit(submission, at).map_err(PyValueError::new_err)
+        match instance {
+            None => self.cluster.submit(submission, at),
+            Some(instance) => self.cluster.submit_to(instance, submission, at),
+        }
+        .map_err(PyValueError::new_err)
     }
 
     fn submit_many(&mut self, py: Python<'_>, requests: RequestColumns) -> PyResult<()> {

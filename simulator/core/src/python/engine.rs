@@ -70,7 +70,12 @@ impl Engine {
         output_tokens: u64,
         reply_id: i64,
         at_s: f64,
+        instance: Option<i64>,
     ) -> PyResult<()> {
+        if let Some(other) = instance.filter(|&instance| instance != 0) {
+            let says = format!("request {id}: is pinned to instance {other}; there is one engine");
+            return Err(PyValueError::new_err(says));
+        }
         let at = sent_at(self.engine.now(), at_s)?;
         let submission = Submission { id, prompt: prompt.into(), output_tokens, reply_id };
         self.engine.submit(submission, at).map_err(PyValueError::new_err)

@@ -130,6 +130,24 @@ fn macro_steps_and_stops_change_nothing_in_a_cluster() {
 }
 
 #[test]
+fn a_pin_goes_before_every_routing() {
+    for (config, routing, sharing) in setups() {
+        let mut cluster = cluster(config, 3, routing, sharing);
+        let load = random_load(3, 30);
+        for (number, (submission, at_s)) in load.iter().enumerate() {
+            let pin = (number % 3) as i64;
+            cluster.submit_to(pin, submission.clone(), from_s(*at_s)).expect("a request that is taken");
+        }
+        for (instance, done) in finish(&mut cluster) {
+            let number = load.iter().position(|(submission, _)| submission.id == done.id);
+            assert_eq!(number.map(|number| number % 3), Some(instance), "{routing:?} {sharing:?}");
+        }
+        let refused = cluster.submit_to(3, load[0].0.clone(), FOREVER);
+        assert_eq!(refused, Err(format!("request {}: is pinned to instance 3; there are 0 to 2", load[0].0.id)));
+    }
+}
+
+#[test]
 fn requests_tokens_and_chunks_are_conserved() {
     for seed in 50..60 {
         let load = random_load(seed, 120);
