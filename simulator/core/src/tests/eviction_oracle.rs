@@ -269,3 +269,18 @@ fn a_lease_says_when_it_runs_out() {
     cache.clock(1005);
     assert_eq!(cache.next_change(), None);
 }
+
+#[test]
+fn a_gap_in_a_row_ends_where_the_next_chunks_begin() {
+    let mut cache = Cache::new(64, EvictionKind::Lru, 0, false, false);
+    let whole = ChunkRange::of((1..=24).map(|key: Key| key << 40).collect::<Vec<_>>());
+    for part in [0..12, 16..24] {
+        let mut marks = vec![Span::new(NEW, part.len())];
+        assert!(cache.reserve(&whole.slice(part), &mut marks, true, true));
+        cache.admit_stored(&mut marks);
+    }
+    for number in 0..24 {
+        let at = cache.find(&mut PromptCursor::new(), whole.prompt(), number).at;
+        assert_eq!(cache.holds(at), !(12..16).contains(&number), "{number}");
+    }
+}
