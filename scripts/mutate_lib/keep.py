@@ -8,6 +8,7 @@ Reasons stand in survivors.yaml, by module, then by the changed line as the muta
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import yaml
@@ -24,7 +25,8 @@ is CPU time, five times what the tests use as they are, so a busy machine does n
 The Python operators are cosmic-ray's, without those that fail at once (scripts/mutate_lib/generate.py). The Rust
 mutants are cargo-mutants' (scripts/mutate_lib/rust_mutants.py); those that do not compile are left out. `run` says how
 many of a module's mutants ran: a choice by chance where it is less than all. `now`: whether the module's code is still
-what ran. `outcomes/` has one line for each mutant.
+what ran. `outcomes/` has one line for each mutant. An equivalent mutant does what the code does, so no test can catch
+it; the last share leaves those out.
 """
 
 
@@ -32,19 +34,23 @@ def main() -> None:
     here = Path(__file__).parent
     table: dict[str, dict[str, list[str]]] = yaml.safe_load((here / "modules.yaml").read_text())
     reasons: dict[str, dict[str, str]] = yaml.safe_load((here / "survivors.yaml").read_text()) or {}
-    lines = [HEAD, "| module | mutants | run | caught | of which out of time | survived | share caught | now |"]
-    lines += ["|---|---:|---:|---:|---:|---:|---:|---|"]
+    lines = [
+        HEAD,
+        "| module | now | mutants | run | caught | of which out of time | survived | of which equivalent"
+        " | share caught | without equivalent ones |",
+        "|---|---|---:|---:|---:|---:|---:|---:|---:|---:|",
+    ]
     survivors, totals = list[str](), dict[str, tuple[int, int]]()
     for language, modules in table.items():
         found = {module: Outcomes.read(module) for module in modules}
-        known = [one for one in found.values() if one is not None]
-        lines += [row(module, one) for module, one in found.items()]
-        of, run = sum(one.of for one in known), sum(map(ran, known))
-        late, survived = (sum(one.count(outcome) for one in known) for outcome in ("timeout", "survived"))
-        totals[language] = (run - survived, run)
-        if run:
-            lines.append(_cells(f"**{language.capitalize()}, all**", of, run, late, survived, ""))
-        survivors += [line for one in known for line in told(one, reasons.get(one.module, {}))]
+        rows = [(one, counts(one, reasons.get(one.module, {}))) for one in found.values() if one is not None]
+        by_module = {one.module: row(one, of) for one, of in rows if ran(one)}
+        lines += [by_module.get(module, f"| {module} | — | — | 0 | — | — | — | — | not run | |") for module in found]
+        whole = [sum(column) for column in zip(*(of for _, of in rows), strict=True)] or [0] * 5
+        totals[language] = (whole[1] - whole[3], whole[1])
+        if whole[1]:
+            lines.append(_cells(f"**{language.capitalize()}, all**", "", whole))
+        survivors += [line for one, _ in rows for line in told(one, reasons.get(one.module, {}))]
     lines += ["", "## Survivors", "", *(survivors or ["None."]), ""]
     (FOLDER.parent / "README.md").write_text("\n".join(lines))
     words = [f"{caught} of {run} {language} mutants" for language, (caught, run) in totals.items()]
@@ -55,17 +61,23 @@ def ran(outcomes: Outcomes) -> int:
     return len(outcomes.known) - outcomes.count("unviable")
 
 
-def row(module: str, outcomes: Outcomes | None) -> str:
-    if outcomes is None or not ran(outcomes):
-        return f"| {module} | {outcomes.of if outcomes else '—'} | 0 | — | — | — | not run | |"
-    late, survived = outcomes.count("timeout"), outcomes.count("survived")
-    now = "yes" if outcomes.code == code_of(Path(module)) else "changed since"
-    return _cells(module, outcomes.of, ran(outcomes), late, survived, now)
+def counts(outcomes: Outcomes, reasons: dict[str, str]) -> list[int]:
+    """Mutants, run, out of time, survived, equivalent."""
+    survived = [one for one in outcomes.known.values() if one.outcome == "survived"]
+    equivalent = sum(reasons.get(one.after, "").startswith("equivalent") for one in survived)
+    return [outcomes.of, ran(outcomes), outcomes.count("timeout"), len(survived), equivalent]
 
 
-def _cells(name: str, of: int, run: int, late: int, survived: int, now: str) -> str:
-    share = f"{(run - survived) / run:.0%}" if run >= min(of, FEWEST) else "too few ran"
-    return f"| {name} | {of} | {run} | {run - survived} | {late} | {survived} | {share} | {now} |"
+def row(outcomes: Outcomes, of: Sequence[int]) -> str:
+    return _cells(outcomes.module, "yes" if outcomes.code == code_of(Path(outcomes.module)) else "changed since", of)
+
+
+def _cells(name: str, now: str, of: Sequence[int]) -> str:
+    mutants, run, late, survived, equivalent = of
+    shares = [(run - survived) / (run - without) if run > without else 1.0 for without in (0, equivalent)]
+    told = [f"{share:.0%}" for share in shares] if run >= min(mutants, FEWEST) else ["too few ran", ""]
+    cells = [name, now, mutants, run, run - survived, late, survived, equivalent, *told]
+    return f"| {' | '.join(map(str, cells))} |"
 
 
 def told(outcomes: Outcomes, reasons: dict[str, str]) -> list[str]:
