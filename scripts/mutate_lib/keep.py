@@ -1,83 +1,92 @@
-"""Writes README.md: per module how many mutants its tests catch, and each survivor, with the reason if it has one.
+"""Writes results/mutation/README.md from the outcomes beside it: per module how many mutants its tests catch, and each
+survivor with its reason.
 
-    python scripts/mutate_lib/keep.py .mutation results/mutation
+    python scripts/mutate_lib/keep.py
 
-Reasons stand in equivalent.yaml, by module, then by the changed line as the mutant has it. Only outcomes of the
-modules and tests as they are now count: what ran before a change of either is left out.
+Reasons stand in survivors.yaml, by module, then by the changed line as the mutant has it.
 """
 
-import datetime
-import json
-import sys
+from __future__ import annotations
+
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import yaml
 
-from scripts.mutate_lib.python_mutants import SEED, state_of
+from scripts.mutate_lib.outcomes import FOLDER, Outcomes, code_of
 
 FEWEST = 20  # mutants that have to run before their share says something
 HEAD = """# Mutation tests
 
 `scripts/mutate` changes one operator, number or condition of a module at a time and runs the module's tests. A mutant
-that no test notices survives. One that runs out of time counts as caught, and stands in a column of its own. The
-operators are cosmic-ray's, without those that fail at once (scripts/mutate_lib/generate.py); for Rust, cargo-mutants'.
-`run` says how many of a module's mutants ran: a choice by chance (seed {seed}) where it is less than all.
-A line with `not run` claims nothing. Only outcomes of the modules and tests as they stood on {date} count.
+that no test notices survives. One that exceeds its time limit counts as caught, and has a column of its own. The limit
+is CPU time, five times what the tests use as they are, so a busy machine does not catch mutants.
+
+The Python operators are cosmic-ray's, without those that fail at once (scripts/mutate_lib/generate.py). The Rust
+mutants are cargo-mutants' (scripts/mutate_lib/rust_mutants.py); those that do not compile are left out. `run` says how
+many of a module's mutants ran: a choice by chance where it is less than all. `now`: whether the module's code is still
+what ran. `outcomes/` has one line for each mutant. An equivalent mutant does what the code does, so no test can catch
+it; the last share leaves those out.
 """
 
 
 def main() -> None:
-    scratch, target = Path(sys.argv[1]), Path(sys.argv[2])
     here = Path(__file__).parent
     table: dict[str, dict[str, list[str]]] = yaml.safe_load((here / "modules.yaml").read_text())
-    reasons: dict[str, dict[str, str]] = yaml.safe_load((here / "equivalent.yaml").read_text()) or {}
-    rows, survivors, caught_of_all, run_of_all = [], list[str](), 0, 0
-    for module, tests in table["python"].items():
-        found = python_outcomes(scratch / "python" / f"{module.replace('/', '.')}.jsonl", module, tests)
-        left = [one for one in found if one["outcome"] == "survived"]
-        late = sum(one["outcome"] == "timeout" for one in found)
-        rows.append(row(module, found[0]["of"] if found else None, len(found), len(left), late))
-        survivors += [survivor(module, one, reasons.get(module, {})) for one in left]
-        caught_of_all, run_of_all = caught_of_all + len(found) - len(left), run_of_all + len(found)
-    for module in table["rust"]:
-        outcomes = scratch / "rust" / module.replace("/", ".") / "mutants.out" / "outcomes.json"
-        known = json.loads(outcomes.read_text()) if outcomes.exists() else None
-        run = known["caught"] + known["missed"] + known["timeout"] if known else 0
-        rows.append(row(module, known["total_mutants"] if known else None, run, known["missed"] if known else 0,
-                        known["timeout"] if known else 0))  # fmt: skip
-        for one in known["outcomes"] if known else ():
-            if one["summary"] == "MissedMutant":
-                survivors.append(f"- `{one['scenario']['Mutant']['name']}`")
+    reasons: dict[str, dict[str, str]] = yaml.safe_load((here / "survivors.yaml").read_text()) or {}
     lines = [
-        HEAD.format(seed=SEED, date=datetime.datetime.now(datetime.UTC).date()),
-        "| module | mutants | run | caught | of which out of time | survived | share caught |",
+        HEAD,
+        "| module | now | mutants | run | caught | of which out of time | survived | of which equivalent"
+        " | share caught | without equivalent ones |",
+        "|---|---|---:|---:|---:|---:|---:|---:|---:|---:|",
     ]
-    lines += ["|---|---:|---:|---:|---:|---:|---:|", *rows, "", "## Survivors", "", *(survivors or ["None."]), ""]
-    target.mkdir(parents=True, exist_ok=True)
-    (target / "README.md").write_text("\n".join(lines))
-    print(f"{target / 'README.md'}: {caught_of_all} of {run_of_all} Python mutants caught")
+    survivors, totals = list[str](), dict[str, tuple[int, int]]()
+    for language, modules in table.items():
+        found = {module: Outcomes.read(module) for module in modules}
+        rows = [(one, counts(one, reasons.get(one.module, {}))) for one in found.values() if one is not None]
+        by_module = {one.module: row(one, of) for one, of in rows if ran(one)}
+        lines += [by_module.get(module, f"| {module} | — | — | 0 | — | — | — | — | not run | |") for module in found]
+        whole = [sum(column) for column in zip(*(of for _, of in rows), strict=True)] or [0] * 5
+        totals[language] = (whole[1] - whole[3], whole[1])
+        if whole[1]:
+            lines.append(_cells(f"**{language.capitalize()}, all**", "", whole))
+        survivors += [line for one, _ in rows for line in told(one, reasons.get(one.module, {}))]
+    lines += ["", "## Survivors", "", *(survivors or ["None."]), ""]
+    (FOLDER.parent / "README.md").write_text("\n".join(lines))
+    words = [f"{caught} of {run} {language} mutants" for language, (caught, run) in totals.items()]
+    print(f"{FOLDER.parent / 'README.md'}: caught {', '.join(words)}")
 
 
-def python_outcomes(file: Path, module: str, tests: list[str]) -> list[dict[str, Any]]:
-    if not file.exists():
-        return []
-    state = state_of(Path(module), tests)
-    known = [one for one in map(json.loads, file.read_text().splitlines()) if one["state"] == state]
-    return list({one["mutant"]: one for one in known}.values())
+def ran(outcomes: Outcomes) -> int:
+    return len(outcomes.known) - outcomes.count("unviable")
 
 
-def row(module: str, of: int | None, run: int, survived: int, late: int) -> str:
-    if not run:
-        return f"| {module} | {of or '—'} | 0 | — | — | — | not run |"
-    share = f"{(run - survived) / run:.0%}" if run >= min(of or 0, FEWEST) else "too few ran"
-    return f"| {module} | {of} | {run} | {run - survived} | {late} | {survived} | {share} |"
+def counts(outcomes: Outcomes, reasons: dict[str, str]) -> list[int]:
+    """Mutants, run, out of time, survived, equivalent."""
+    survived = [one for one in outcomes.known.values() if one.outcome == "survived"]
+    equivalent = sum(reasons.get(one.after, "").startswith("equivalent") for one in survived)
+    return [outcomes.of, ran(outcomes), outcomes.count("timeout"), len(survived), equivalent]
 
 
-def survivor(module: str, one: dict[str, Any], reasons: dict[str, str]) -> str:
-    said = reasons.get(one["after"])
-    reason = f"equivalent: {said}" if said else "no test yet"
-    return f"- {module}:{one['line']}: `{one['before']}` → `{one['after'] or '(removed)'}`: {reason}"
+def row(outcomes: Outcomes, of: Sequence[int]) -> str:
+    return _cells(outcomes.module, "yes" if outcomes.code == code_of(Path(outcomes.module)) else "changed since", of)
+
+
+def _cells(name: str, now: str, of: Sequence[int]) -> str:
+    mutants, run, late, survived, equivalent = of
+    shares = [(run - survived) / (run - without) if run > without else 1.0 for without in (0, equivalent)]
+    told = [f"{share:.0%}" for share in shares] if run >= min(mutants, FEWEST) else ["too few ran", ""]
+    cells = [name, now, mutants, run, run - survived, late, survived, equivalent, *told]
+    return f"| {' | '.join(map(str, cells))} |"
+
+
+def told(outcomes: Outcomes, reasons: dict[str, str]) -> list[str]:
+    return [
+        f"- {outcomes.module}:{one.line}: `{one.before}` → `{one.after or '(removed)'}`:"
+        f" {reasons.get(one.after, 'no test yet')}"
+        for one in outcomes.known.values()
+        if one.outcome == "survived"
+    ]
 
 
 if __name__ == "__main__":

@@ -1,14 +1,13 @@
 """Runs a module's tests once a mutant, each in a fork of one process that has the packages loaded; keeps outcomes.
 
-    python scripts/mutate_lib/python_mutants.py MODULE MUTANTS OUTCOMES MOST -- TEST_FILE…
+    python scripts/mutate_lib/python_mutants.py MODULE MUTANTS MOST -- TEST_FILE…
 
-MUTANTS: what generate.py printed. OUTCOMES: JSON lines, one a mutant, appended as they come; what is there already is
-not run again, as long as the module and its tests are what they were. MOST: of more mutants than these, a seeded
-choice of MOST runs. No file of the repository changes: a fork imports the mutant in the module's place.
+MUTANTS: what generate.py printed. MOST: of more mutants than these, a seeded choice of MOST runs. outcomes.py keeps
+each outcome as it comes and says which mutants need no other run. A fork imports the mutant in the module's place, so
+no source file changes.
 """
 
 import contextlib
-import hashlib
 import importlib
 import importlib.abc
 import importlib.machinery
@@ -20,17 +19,18 @@ import resource
 import signal
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+
+from scripts.mutate_lib.outcomes import Outcome, Outcomes
 
 SEED = 1
 # A fork loads this repository's modules itself, for they have to see the mutant; all other packages are there already.
 _OURS = ("harness", "simulator", "traces", "tests")
 _PRELOADED = ("numpy", "scipy.special", "scipy.stats", "pydantic", "msgspec", "yaml", "pytest", "pytest_timeout")
-# Seconds of CPU time, which a busy machine does not use up; waiting may take several times as long.
-_START_S, _TIMES, _WAIT_TIMES = 5.0, 3.0, 8.0
+# A mutant may use this CPU time: _START_S, and _TIMES what the tests need as they are. A busy machine does not use CPU
+# time up, so no mutant counts as caught because other programs ran. It may wait _WAIT_TIMES as long.
+_START_S, _TIMES, _WAIT_TIMES = 5.0, 5.0, 8.0
 
 
 class _Mutant(importlib.abc.MetaPathFinder, importlib.abc.Loader):
@@ -48,9 +48,10 @@ class _Mutant(importlib.abc.MetaPathFinder, importlib.abc.Loader):
 
 
 def main() -> None:
-    module, mutants_file, outcomes_file = map(Path, sys.argv[1:4])
-    most, tests = int(sys.argv[4]), sys.argv[6:]
-    sys.path.insert(0, str(Path.cwd()))
+    module, mutants_file = map(Path, sys.argv[1:3])
+    most, tests = int(sys.argv[3]), sys.argv[5:]
+    if not tests:
+        sys.exit(f"error: {module} has no tests in scripts/mutate_lib/modules.yaml; add them")
     for name in _PRELOADED:
         with contextlib.suppress(ImportError):
             importlib.import_module(name)
@@ -60,37 +61,26 @@ def main() -> None:
     mutants = [json.loads(line) for line in mutants_file.read_text().splitlines()]
     # Not sorted: a run that was stopped early is a choice by chance as well.
     chosen = random.Random(SEED).sample(range(len(mutants)), min(most, len(mutants)))
-    state = state_of(module, tests)
-    done = {fields["mutant"] for fields in _kept(outcomes_file) if fields["state"] == state}
+    kept = Outcomes.now(module, tests, len(mutants))
+    names = {number: f"{mutants[number]['operator']}:{mutants[number]['occurrence']}" for number in chosen}
+    left = [number for number in chosen if not kept.stands(names[number])]
+    if not left:
+        return
     began_s = _children_cpu_s()
     outcome, log = _try(module, module.read_text(), tests, 600.0)
     if outcome != "survived":
         sys.exit(f"error: the tests of {module} fail as it is; run: .venv/bin/pytest {' '.join(tests)}\n{log[-3000:]}")
     limit_s = _START_S + _TIMES * (_children_cpu_s() - began_s)
-    for number in chosen:
+    for number in left:
         mutant = mutants[number]
-        key = f"{mutant['operator']}:{mutant['occurrence']}"
-        if key in done:
-            continue
-        outcome, _ = _try(module, mutant.pop("source"), tests, limit_s)
-        fields = {"state": state, "mutant": key, "outcome": outcome, "of": len(mutants), **mutant}
-        with outcomes_file.open("a") as out:
-            out.write(json.dumps(fields) + "\n")
-        print(f"{module}:{mutant['line']} {key} {outcome}", flush=True)
+        outcome, _ = _try(module, mutant["source"], tests, limit_s)
+        kept.add(names[number], Outcome(outcome, mutant["line"], mutant["before"], mutant["after"]))
+        print(f"{module}:{mutant['line']} {names[number]} {outcome}", flush=True)
 
 
 def _children_cpu_s() -> float:
     used = resource.getrusage(resource.RUSAGE_CHILDREN)
     return used.ru_utime + used.ru_stime
-
-
-def state_of(module: Path, tests: list[str]) -> str:
-    return hashlib.sha256(b"\0".join(Path(name).read_bytes() for name in (str(module), *tests))).hexdigest()[:16]
-
-
-def _kept(outcomes: Path) -> Iterator[dict[str, Any]]:
-    if outcomes.exists():
-        yield from map(json.loads, outcomes.read_text().splitlines())
 
 
 def _try(module: Path, source: str, tests: list[str], limit_s: float) -> tuple[str, str]:

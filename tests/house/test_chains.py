@@ -23,7 +23,7 @@ ALLOWED = {
     "harness/engines/vllm/process.py": "vLLM's answer to /server_info",
     "harness/experiment/read.py": "pydantic's error dictionaries",
     "harness/results/manifest.py": "it owns manifest.json, and may not know the workload whose kind it reads",
-    "scripts/mutate_lib/keep.py": "cargo-mutants' outcomes.json",
+    "scripts/mutate_lib/rust_mutants.py": "cargo-mutants' list of mutants",
     "scripts/same_results_lib/comparing.py": "run folders of any two commits, compared value by value without a reader",
     "scripts/same_results_lib/main.py": "run folders of any two commits, compared value by value without a reader",
 }

@@ -137,7 +137,8 @@ def test_prompts_share_their_prefix_with_the_warm_up_and_their_suffix_with_nothi
     ],
 )  # fmt: skip
 def test_a_states_proof_asks_for_every_counter_that_could_betray_it(state: str, expected: dict[str, int]) -> None:
-    assert expected_counters(probe(concurrency=2), state).named() == expected
+    named = expected_counters(probe(concurrency=2), state).named()
+    assert named == expected and all(isinstance(count, int) for count in named.values())
 
 
 @pytest.mark.parametrize("state", ["disk", "disk_cold"])
@@ -163,6 +164,13 @@ def test_an_engine_of_unknown_kv_size_is_held_to_no_bytes_from_the_device(state:
 def test_a_hundredth_of_the_bytes_is_what_a_read_may_differ_by(state: str, read_bytes: int, verdict: str) -> None:
     one = probe()
     assert prove(one, state, moved(state, one, disk_device_read_bytes=read_bytes), [row()])[0] == verdict
+
+
+def test_exactly_that_share_from_the_device_is_a_cold_read() -> None:
+    one = probe()
+    one.resolved = Resolved(kv_bytes_per_token=25, cpu_bytes=2**30)
+    seen = moved("disk_cold", one, disk_device_read_bytes=12672)
+    assert 0.99 * 512 * 25 == 12672 and prove(one, "disk_cold", seen, [row()]) == ("proven", None)
 
 
 def test_a_hit_rate_of_nothing_asks_no_offload_tier_for_its_hits() -> None:

@@ -44,7 +44,7 @@ def test_without_a_limit_every_round_has_every_tier() -> None:
         assert sampler.round(1e9) == ["recompute", "gpu"]
         sampler.add("recompute", [1.0], proven=True, took_s=100.0)
         sampler.add("gpu", [1.0], proven=True, took_s=0.1)
-    assert sampler.round(0.0) == []
+    assert sampler.round(0.0) == [] == Sampler(Measure(tiers=("gpu",))).round(0.0)
 
 
 @pytest.mark.parametrize(("count", "confidence", "ranks"), [(5, 0.9, (1, 5)), (20, 0.95, (6, 15)), (60, 0.9, (24, 37))])

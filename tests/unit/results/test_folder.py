@@ -55,6 +55,15 @@ def test_one_process_writes_at_a_time_and_a_closed_folder_is_free(tmp_path: Path
     assert (tmp_path / "run" / "rows.jsonl").stat().st_mode & 0o777 == 0o644
 
 
+def test_a_closed_folder_holds_no_file_open(tmp_path: Path) -> None:
+    before = len(list(Path("/proc/self/fd").iterdir()))
+    folder = RunFolder.create(tmp_path / "run", made())
+    folder.append_rows([row("1")])
+    assert len(list(Path("/proc/self/fd").iterdir())) == before + 2, "the lock and the rows"
+    folder.close()
+    assert len(list(Path("/proc/self/fd").iterdir())) == before
+
+
 def test_a_cell_is_found_by_its_key_and_changes_are_saved(tmp_path: Path) -> None:
     folder = RunFolder.create(tmp_path / "run", made())
     folder.manifest.cell("b").status = "complete"

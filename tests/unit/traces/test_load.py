@@ -5,7 +5,7 @@ from __future__ import annotations
 import heapq
 import random
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pytest
 
@@ -217,3 +217,8 @@ def in_flight_is_bounded_and_slots_are_used(sent: list[Sent], concurrency: int |
             # Sent late: at the moments in between, every slot was taken by requests that were due as well.
             moment = (row.sent_s + row.scheduled_s) / 2
             assert sum(o.sent_s <= moment < o.completed_s for o in sent) == concurrency
+
+
+@pytest.mark.parametrize("action", [Send(request("a"), 1.0), WaitUntil(1.0), Blocked(), Done()])
+def test_an_action_is_a_value_that_nobody_changes(action: Send | WaitUntil | Blocked | Done) -> None:
+    assert action == replace(action) and hash(action) == hash(replace(action)) and not hasattr(action, "__dict__")

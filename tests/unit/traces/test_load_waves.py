@@ -134,6 +134,14 @@ def test_a_session_without_a_place_keeps_no_other_request_back() -> None:
     assert load.next(5.0) == Done()
 
 
+def test_a_session_due_at_0_keeps_that_time_while_it_waits_for_a_place() -> None:
+    load = Load([request("a", 0.0, "a"), request("b", 0.0, "b")], active_sessions=1)
+    assert load.next(0.0) == Send(load.requests[0], 0.0)
+    assert load.next(0.0) == Blocked()
+    load.completed("a", 0.5)
+    assert load.next(0.5) == Send(load.requests[1], 0.0)
+
+
 def test_each_freed_place_has_its_own_time() -> None:
     load = Load([request(name, None, name) for name in "abcd"], concurrency=4, active_sessions=2)
     assert isinstance(load.next(0.0), Send) and isinstance(load.next(0.0), Send)

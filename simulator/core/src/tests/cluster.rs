@@ -143,7 +143,10 @@ fn a_pin_goes_before_every_routing() {
             assert_eq!(number.map(|number| number % 3), Some(instance), "{routing:?} {sharing:?}");
         }
         let refused = cluster.submit_to(3, load[0].0.clone(), FOREVER);
-        assert_eq!(refused, Err(format!("request {}: is pinned to instance 3; there are 0 to 2", load[0].0.id)));
+        assert_eq!(
+            refused,
+            Err(format!("request {}: is pinned to instance 3; there are 0 to 2", load[0].0.id))
+        );
     }
 }
 

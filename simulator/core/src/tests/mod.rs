@@ -13,6 +13,7 @@ use crate::time::{FOREVER, from_s, to_s};
 mod any;
 mod blocks_oracle;
 mod cluster;
+mod eviction_oracle;
 mod front_end;
 mod fuzz;
 mod levels;

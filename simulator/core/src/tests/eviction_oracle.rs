@@ -1,0 +1,286 @@
+//! The eviction policies, use by use, against naive ones that keep their queues as plain lists.
+
+use std::collections::BTreeSet;
+
+use super::Chance;
+use crate::cache::{Cache, replay};
+use crate::chunks::spans::Span;
+use crate::chunks::{NEW, PromptCursor};
+use crate::eviction::kind::EvictionKind;
+use crate::keys::{ChunkRange, Key};
+
+type Policy = fn(usize, &[Key]) -> Vec<bool>;
+
+/// A few keys are used often; which ones those are changes, and scans of new keys come in between.
+fn uses(seed: u64) -> Vec<Key> {
+    let mut chance = Chance(seed);
+    let (mut keys, mut fresh) = (Vec::new(), 1_000_000);
+    while keys.len() < 1500 {
+        if chance.below(50) == 0 {
+            let count = 1 + chance.below(60);
+            keys.extend(fresh..fresh + count);
+            fresh += count;
+        }
+        let (hot, rank) = (keys.len() as u64 / 500 * 20, 1 + chance.below(12));
+        keys.push(hot + chance.below(rank * rank));
+    }
+    keys
+}
+
+fn agrees(kind: EvictionKind, naive: Policy) {
+    for seed in 0..6 {
+        let keys = uses(seed);
+        for capacity in [2, 3, 9, 20, 33, 70] {
+            let (ours, theirs) = (replay(kind, capacity as u64, &keys), naive(capacity, &keys));
+            assert_eq!(
+                ours.iter().zip(&theirs).position(|(one, other)| one != other),
+                None,
+                "{seed}, {capacity}"
+            );
+            assert!(ours.contains(&true) && ours.contains(&false));
+        }
+    }
+}
+
+/// Takes a key out of a list. False: it is not there.
+fn take(list: &mut Vec<Key>, key: Key) -> bool {
+    let place = list.iter().position(|&other| other == key);
+    place.map(|place| list.remove(place)).is_some()
+}
+
+fn lru(capacity: usize, keys: &[Key]) -> Vec<bool> {
+    let mut held = Vec::new();
+    let mut one = |&key: &Key| {
+        let hit = take(&mut held, key);
+        if held.len() == capacity {
+            held.remove(0);
+        }
+        held.push(key);
+        hit
+    };
+    keys.iter().map(&mut one).collect()
+}
+
+fn fifo(capacity: usize, keys: &[Key]) -> Vec<bool> {
+    let mut held: Vec<Key> = Vec::new();
+    let mut one = |&key: &Key| {
+        if held.contains(&key) {
+            return true;
+        }
+        if held.len() == capacity {
+            held.remove(0);
+        }
+        held.push(key);
+        false
+    };
+    keys.iter().map(&mut one).collect()
+}
+
+/// Ordered by the number of uses, then by the use that made it so many.
+fn lfu(capacity: usize, keys: &[Key]) -> Vec<bool> {
+    let mut held: BTreeSet<(u32, usize, Key)> = BTreeSet::new();
+    let mut one = |(now, &key): (usize, &Key)| {
+        let known = held.iter().find(|entry| entry.2 == key).copied();
+        if let Some(entry) = known {
+            held.remove(&entry);
+        } else if held.len() == capacity {
+            held.pop_first();
+        }
+        held.insert((known.map_or(1, |entry| entry.0 + 1), now, key));
+        known.is_some()
+    };
+    keys.iter().enumerate().map(&mut one).collect()
+}
+
+/// Lists with the oldest first; an entry of a queue is a key and its uses.
+fn s3_fifo(capacity: usize, keys: &[Key]) -> Vec<bool> {
+    let small_room = (capacity / 10).max(1);
+    let (main_room, ghost_room) = (capacity - small_room, capacity * 9 / 10);
+    let (mut small, mut main, mut ghosts) =
+        (Vec::<(Key, u8)>::new(), Vec::<(Key, u8)>::new(), Vec::<Key>::new());
+    let mut evicted = false;
+    let mut one = |&key: &Key| {
+        if let Some(entry) = small.iter_mut().chain(&mut main).find(|entry| entry.0 == key) {
+            entry.1 = entry.1.saturating_add(1);
+            return true;
+        }
+        let returns = take(&mut ghosts, key);
+        if small.len() + main.len() == capacity {
+            evicted = true;
+            let main_goes = main.len() > main_room || small.is_empty();
+            // The small queue gives its oldest key that was used less than twice; the others go to the main queue.
+            while !main_goes && small.first().is_some_and(|entry| entry.1 >= 2) {
+                main.push((small.remove(0).0, 0));
+            }
+            if main_goes || small.is_empty() {
+                while main[0].1 > 0 {
+                    let (again, uses) = main.remove(0);
+                    main.push((again, uses.min(3) - 1));
+                }
+                main.remove(0);
+            } else {
+                if ghosts.len() == ghost_room && ghost_room > 0 {
+                    ghosts.remove(0);
+                }
+                let (gone, _) = small.remove(0);
+                ghosts.extend((ghost_room > 0).then_some(gone));
+            }
+        }
+        let to_main = returns || (!evicted && small.len() >= small_room);
+        if to_main {
+            main.push((key, 0))
+        } else {
+            small.push((key, 0))
+        }
+        false
+    };
+    keys.iter().map(&mut one).collect()
+}
+
+/// The paper's figure 4, with its names: T1 and T2 hold keys, B1 and B2 are their ghosts; p is a real number.
+fn arc(capacity: usize, keys: &[Key]) -> Vec<bool> {
+    let (mut t1, mut t2, mut b1, mut b2) = (Vec::new(), Vec::new(), Vec::new(), Vec::<Key>::new());
+    let (c, mut p) = (capacity, 0.0_f64);
+    let mut one = |&key: &Key| {
+        if take(&mut t1, key) || take(&mut t2, key) {
+            t2.push(key);
+            return true;
+        }
+        let (of_b1, of_b2) = (b1.contains(&key), b2.contains(&key));
+        let (ones, twos) = (b1.len() as f64, b2.len() as f64);
+        if of_b1 {
+            p = (p + (twos / ones).max(1.0)).min(c as f64);
+        } else if of_b2 {
+            p = (p - (ones / twos).max(1.0)).max(0.0);
+        }
+        let _ = take(&mut b1, key) || take(&mut b2, key);
+        if t1.len() + t2.len() == c {
+            let all = t1.len() + b1.len();
+            if !of_b1 && !of_b2 && all >= c && b1.is_empty() {
+                t1.remove(0);
+            } else {
+                if !of_b1 && !of_b2 && all >= c {
+                    b1.remove(0);
+                } else if !of_b1 && !of_b2 && all + t2.len() + b2.len() >= 2 * c {
+                    b2.remove(0);
+                }
+                let (size, some) = (t1.len() as f64, !t1.is_empty());
+                if t2.is_empty() || (some && (size > p || (of_b2 && size == p))) {
+                    b1.push(t1.remove(0));
+                } else {
+                    b2.push(t2.remove(0));
+                }
+            }
+        }
+        if of_b1 || of_b2 {
+            t2.push(key)
+        } else {
+            t1.push(key)
+        }
+        false
+    };
+    keys.iter().map(&mut one).collect()
+}
+
+/// LMCache's variant: the victim goes before the chunk that comes is known, and a ghost counts as used once again.
+fn lmcache_arc(capacity: usize, keys: &[Key]) -> Vec<bool> {
+    let (mut once, mut again) = (Vec::new(), Vec::<Key>::new());
+    let (mut once_ghosts, mut again_ghosts) = (Vec::new(), Vec::<Key>::new());
+    let (mut most, mut target) = (0, 0.0_f64);
+    let mut one = |&key: &Key| {
+        if take(&mut once, key) || take(&mut again, key) {
+            again.push(key);
+            return true;
+        }
+        for comes in [false, true] {
+            if comes {
+                let (ones, twos) = (once_ghosts.len() as f64, again_ghosts.len() as f64);
+                if take(&mut once_ghosts, key) {
+                    target = (target + (twos / ones).max(1.0)).min(most as f64);
+                } else if take(&mut again_ghosts, key) {
+                    target = (target - (ones / twos).max(1.0)).max(0.0);
+                }
+                once.push(key);
+                most = most.max(once.len() + again.len());
+            } else if once.len() + again.len() < capacity {
+                continue;
+            } else if again.is_empty() || (!once.is_empty() && once.len() >= target as usize) {
+                once_ghosts.push(once.remove(0));
+            } else {
+                again_ghosts.push(again.remove(0));
+            }
+            while once.len() + once_ghosts.len() > most && !once_ghosts.is_empty() {
+                once_ghosts.remove(0);
+            }
+            while once.len() + again.len() + once_ghosts.len() + again_ghosts.len() > 2 * most {
+                if again_ghosts.is_empty() {
+                    once_ghosts.remove(0)
+                } else {
+                    again_ghosts.remove(0)
+                };
+            }
+        }
+        false
+    };
+    keys.iter().map(&mut one).collect()
+}
+
+#[test]
+fn lru_agrees_with_a_list() {
+    agrees(EvictionKind::Lru, lru);
+}
+
+#[test]
+fn fifo_agrees_with_a_list() {
+    agrees(EvictionKind::Fifo, fifo);
+}
+
+#[test]
+fn lfu_agrees_with_an_ordered_set() {
+    agrees(EvictionKind::Lfu, lfu);
+}
+
+#[test]
+fn s3_fifo_agrees_with_three_lists() {
+    agrees(EvictionKind::S3Fifo, s3_fifo);
+}
+
+#[test]
+fn arc_agrees_with_the_papers_four_lists() {
+    agrees(EvictionKind::Arc, arc);
+}
+
+#[test]
+fn lmcaches_arc_agrees_with_its_four_lists() {
+    agrees(EvictionKind::LmcacheArc, lmcache_arc);
+}
+
+#[test]
+fn a_lease_says_when_it_runs_out() {
+    let mut cache = Cache::new(2, EvictionKind::Lease, 1000, true, false);
+    let (range, mut marks) = (ChunkRange::of(vec![7]), vec![Span::new(NEW, 1)]);
+    cache.clock(5);
+    assert!(cache.reserve(&range, &mut marks, true, true));
+    cache.admit_stored(&mut marks);
+    assert_eq!(cache.next_change(), None);
+    let at = cache.find(&mut PromptCursor::new(), range.prompt(), 0).at;
+    cache.touch_at(std::iter::once(Span::new(at, 1)));
+    assert_eq!(cache.next_change(), Some(1005));
+    cache.clock(1005);
+    assert_eq!(cache.next_change(), None);
+}
+
+#[test]
+fn a_gap_in_a_row_ends_where_the_next_chunks_begin() {
+    let mut cache = Cache::new(64, EvictionKind::Lru, 0, false, false);
+    let whole = ChunkRange::of((1..=24).map(|key: Key| key << 40).collect::<Vec<_>>());
+    for part in [0..12, 16..24] {
+        let mut marks = vec![Span::new(NEW, part.len())];
+        assert!(cache.reserve(&whole.slice(part), &mut marks, true, true));
+        cache.admit_stored(&mut marks);
+    }
+    for number in 0..24 {
+        let at = cache.find(&mut PromptCursor::new(), whole.prompt(), number).at;
+        assert_eq!(cache.holds(at), !(12..16).contains(&number), "{number}");
+    }
+}
