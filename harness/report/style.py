@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import html
 from collections.abc import Sequence
+from typing import Any
 
 import plotly.graph_objects as go
 
@@ -73,6 +74,19 @@ def wide(values: Sequence[float]) -> bool:
     return len(values) > 0 and min(values) > 0 and max(values) / min(values) >= _LOG_FROM
 
 
+def patterned(color: str, shape: str) -> dict[str, Any]:
+    """A bar's marker: its colour, and a pattern over it for those who cannot tell colours apart ('': none)."""
+    pattern = {
+        "shape": shape,
+        "fillmode": "overlay",
+        "fgcolor": "#FFFFFF",
+        "fgopacity": 0.6,
+        "solidity": 0.2,
+        "size": 7,
+    }
+    return {"color": color, "pattern": pattern} if shape else {"color": color}
+
+
 def safe(text: str) -> str:
     return html.escape(text, quote=False)
 
@@ -80,6 +94,10 @@ def safe(text: str) -> str:
 def known_marks() -> list[tuple[str, str]]:
     """(name, colour) of every state and of a free load, for the page's own marks."""
     return [(name, color_of(name)) for name in (*state_names(), FREE_LOAD)]
+
+
+def _legend_px(figure: go.Figure) -> int:
+    return 12 if figure.layout.showlegend is False else 56
 
 
 def _title_lines(figure: go.Figure) -> int:
@@ -92,7 +110,7 @@ def finish(figure: go.Figure, note: str, height: int = 380, min_width: int = 0) 
     return figure.update_layout(
         template="none",
         height=height,
-        margin={"l": 64, "r": 16, "t": 56 + 18 * _title_lines(figure), "b": 56},
+        margin={"l": 64, "r": 16, "t": _legend_px(figure) + 18 * _title_lines(figure), "b": 56},
         legend={"orientation": "h", "yref": "container", "y": 1, "yanchor": "top", "x": 0},
         paper_bgcolor="rgba(0,0,0,0)",
         plot_bgcolor="rgba(0,0,0,0)",

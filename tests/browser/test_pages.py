@@ -144,9 +144,11 @@ def _seconds(text: str) -> float:
 def test_what_is_missing_sorts_last_and_thousands_are_numbers(page_of: PageOf, visit: Callable[..., Visit]) -> None:
     page = visit(page_of("demo")).page
     sort = "(texts) => [true, false].map((up) => [...texts].sort((a, b) => inOrder(a, b, up)))"
-    up, down = page.evaluate(sort, [UNKNOWN, "1,234", "99 ms", "word", "5", "2.5 s", "not reported"])
-    assert up == ["99 ms", "2.5 s", "5", "1,234", "word", UNKNOWN, "not reported"]
-    assert down == ["1,234", "5", "2.5 s", "99 ms", "word", UNKNOWN, "not reported"]
+    texts = [UNKNOWN, "1,234", "99 ms", f"46 (40{UNKNOWN}90) ms", "word", "5", "2.5 ± 9 s", "not reported"]
+    up, down = page.evaluate(sort, texts)
+    numbers = [f"46 (40{UNKNOWN}90) ms", "99 ms", "2.5 ± 9 s", "5", "1,234"]
+    assert up == [*numbers, "word", UNKNOWN, "not reported"]
+    assert down == [*reversed(numbers), "word", UNKNOWN, "not reported"]
 
 
 def test_a_table_filters_and_leaves_as_csv_and_markdown(page_of: PageOf, visit: Callable[..., Visit]) -> None:

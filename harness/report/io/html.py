@@ -9,7 +9,7 @@ from plotly.subplots import make_subplots
 
 from harness.experiment.units import format_bytes
 from harness.report.io.tables import DIRECTIONS, PARTS, labels
-from harness.report.style import GREY, finish, safe
+from harness.report.style import GREY, finish, patterned, safe
 from harness.report.words import THIN_MARK, THIN_NOTE, too_few
 from harness.results.traced import IoFigures
 
@@ -37,7 +37,7 @@ def _columns(io: IoFigures, heights: list[int], **shared: Any) -> go.Figure:
 
 
 def _marker(side: str) -> dict[str, Any]:
-    return {"color": _COLORS[side], "pattern": {"shape": _PATTERNS[side], "solidity": 0.3}}
+    return patterned(_COLORS[side], _PATTERNS[side])
 
 
 def both_timelines(io: IoFigures) -> go.Figure:
@@ -79,7 +79,7 @@ def order(io: IoFigures) -> go.Figure:
             for how, (color, pattern) in _ORDERS.items():
                 figure.add_bar(
                     x=starts, y=getattr(held, f"{side}_{how}"), offset=0, width=0.1, name=how,
-                    marker={"color": color, "pattern": {"shape": pattern}},
+                    marker=patterned(color, pattern),
                     legendgroup=how, showlegend=not number and row == 1, row=row, col=number + 1,
                 )  # fmt: skip
     figure.update_layout(barmode="stack")
@@ -117,6 +117,7 @@ def latencies(io: IoFigures) -> go.Figure:
             hatched |= any(thin)
             marker = {"color": color, "pattern": {"shape": ["/" if few else "" for few in thin]}}
             figure.add_bar(x=names, y=heights, name=percentile, marker=marker, legendgroup=percentile,
+                           hovertemplate="%{x}: %{y:.3g} ms<extra>%{fullData.name}</extra>",
                            showlegend=column == 1, row=1, col=column)  # fmt: skip
     figure.update_yaxes(title="ms, reads", col=1)
     return finish(figure, f"Hatched: {THIN_NOTE.removeprefix(THIN_MARK).strip()}." if hatched else "")
@@ -134,7 +135,7 @@ def whose_time(io: IoFigures) -> go.Figure:
                 x=[safe(request.id) for request in shown],
                 y=[getattr(request, part) * 1000 for request in shown],
                 name=name,
-                marker={"color": _PART_COLORS[part], "pattern": {"shape": _PART_PATTERNS[part], "solidity": 0.2}},
+                marker=patterned(_PART_COLORS[part], _PART_PATTERNS[part]),
                 hovertemplate="%{x}: %{y:.3g} ms<extra>%{fullData.name}</extra>",
                 legendgroup=part,
                 showlegend=not number,

@@ -51,7 +51,9 @@ def tiles(summary: Summary) -> list[Tile]:
         if figures:
             about = f"{plural(figures.n, 'row')}, p90 {percentile_text(figures.p90, figures.n, 0.9)}"
             name = f"{in_figures(summary)}mean TTFT"
-            found.append(Tile(labels.get(tier, tier), mean_with_interval(figures), f"{name}, {about}", tier))
+            # A computed time has no noise: '± 0' would claim a certainty that no sample has shown.
+            value = mean_with_interval(figures) if round(figures.cv or 0.0, 4) else duration(figures.mean)
+            found.append(Tile(labels.get(tier, tier), value, f"{name}, {about}", tier))
     return found[:_MAX_TILES]
 
 

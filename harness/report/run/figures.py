@@ -64,7 +64,7 @@ def ttft_by_tier(summary: Summary) -> go.Figure:
     order = [safe(tier) for tier, _ in reversed(found)]
     figure.update_yaxes(type="category", categoryorder="array", categoryarray=order, automargin=True)
     figure.update_yaxes(range=[-0.5, len(found) - 0.3])
-    return finish(figure.update_layout(showlegend=False), "", height=110 + 46 * len(found))
+    return finish(figure.update_layout(showlegend=False), "", height=80 + 46 * len(found))
 
 
 def ttft_by_axis(summary: Summary) -> go.Figure:
@@ -91,7 +91,7 @@ def ttft_by_axis(summary: Summary) -> go.Figure:
         for tier in tiers:
             trace = _mean_trace(panel, axis, tier, factor)
             figure.add_trace(trace.update(showlegend=not number, legendgroup=tier), **place)
-    _style_x(figure, axis, FLAT if axis in flat_axes(summary) else "")
+    _style_x(figure, axis, FLAT if axis in flat_axes(summary) else "", columns)
     figure.update_annotations(font_size=12)
     scale = "log" if wide(means) else "linear"
     figure.update_yaxes(type=scale, rangemode="tozero" if scale == "linear" else "normal")
@@ -139,8 +139,8 @@ def _x_value(axis: Axis, cell: CellFigures) -> Any:
     return value if axis.numeric else safe(shortened(value_text(value)))
 
 
-def _style_x(figure: go.Figure, axis: Axis | None, remark: str) -> None:
-    """remark: what a reader has to know of the axis."""
+def _style_x(figure: go.Figure, axis: Axis | None, remark: str, columns: int) -> None:
+    """remark: what a reader has to know of the axis. columns: of panels, which share the width."""
     if axis is None:
         figure.update_xaxes(type="category")
         return
@@ -154,7 +154,7 @@ def _style_x(figure: go.Figure, axis: Axis | None, remark: str) -> None:
     scale = "log" if wide(values) and not _evenly(values) else "linear"
     figure.update_xaxes(type=scale)
     if len(values) <= MAX_PANELS:
-        shown = _apart([math.log(value) if scale == "log" else value for value in values])
+        shown = _apart([math.log(value) if scale == "log" else value for value in values], 0.03 + 0.06 * columns)
         ticks = [values[place] for place in shown]
         figure.update_xaxes(tickmode="array", tickvals=ticks, ticktext=[f"{value:,}" for value in ticks])
 
@@ -164,9 +164,9 @@ def _evenly(values: Sequence[float]) -> bool:
     return len(steps) > 2 and float(steps.max()) < 1.01 * float(steps.min())
 
 
-def _apart(places: Sequence[float]) -> list[int]:
-    """Which of some ascending places can have a label without touching the one before: at least 9 % of the whole."""
-    least, shown = 0.09 * (places[-1] - places[0]), [0]
+def _apart(places: Sequence[float], share: float) -> list[int]:
+    """Which of some ascending places can have a label: those that are a share of the whole beyond the one before."""
+    least, shown = share * (places[-1] - places[0]), [0]
     for number, place in enumerate(places[1:], 1):
         if place - places[shown[-1]] >= least:
             shown.append(number)

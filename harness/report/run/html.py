@@ -194,7 +194,10 @@ def _answers(summary: Summary) -> list[Picture]:
         figure = figures.ttft_by_tier(summary) if one else figures.ttft_by_axis(summary)
         found.append(picture("ttft", "TTFT" if free else "TTFT by tier", mean, figure, True, "figures"))
     if steps := maps.ladder(summary):
-        spent = "Each bar holds the mean TTFT of the state above it in this list, and what its own last step adds."
+        spent = (
+            "A state costs what the one that lacks its last step costs, plus that step. Differences of mean TTFT: no"
+            " tracing is needed."
+        )
         found.append(picture("ladder", "What TTFT is spent on", spent, steps, table="figures"))
     if pays := maps.heat_maps(summary):
         where = "How many times as fast as recompute; the line runs where both are equal. Blue: faster, brown: slower."

@@ -11,7 +11,7 @@ from plotly.subplots import make_subplots
 
 from harness.report.axes import Axis, shortened, value_text, varied_axes
 from harness.report.simulated import in_figures
-from harness.report.style import MAX_PANELS, color_of, finish, safe
+from harness.report.style import MAX_PANELS, color_of, finish, patterned, safe
 from harness.report.words import TIMES, digits, duration, fitting_unit, tier_order, with_interval
 from harness.results.summary import CellFigures, Latency, Summary
 from harness.stats import ratio_interval
@@ -21,6 +21,8 @@ from traces.tiers import all_states, tier_named
 _MAX_WORDED = 150
 _SLOWER, _EQUAL, _FASTER = "#C2571A", "#E9E6DF", "#2E6FA8"
 _PLAIN = "Cividis"
+# Powers of two, 1 %: a tier that serves nothing takes what recompute takes, up to the last digits of a sum.
+_EQUAL_WITHIN = 0.014
 
 
 def heat_maps(summary: Summary) -> go.Figure | None:
@@ -51,9 +53,9 @@ def heat_maps(summary: Summary) -> go.Figure | None:
     figure.update_xaxes(title=safe(along.name), row=lines)
     figure.update_yaxes(title=safe(across.name), col=1)
     figure.update_annotations(font_size=12)
-    figure.update_layout(coloraxis=_colours(bool(compared)))
+    figure.update_layout(coloraxis=_colours(bool(compared)), showlegend=False)
     height = lines * (110 + 30 * max(4, len(across.values))) + 60
-    return finish(figure, "", height=height, min_width=columns * 42 * len(along.values) + 140)
+    return finish(figure, "", height=height, min_width=columns * 36 * len(along.values) + 140)
 
 
 def _add_map(
@@ -72,7 +74,7 @@ def _add_map(
         coloraxis="coloraxis", xgap=1, ygap=1, **place,
     )  # fmt: skip
     known = [value for line in z for value in line if value is not None]
-    if baseline and known and min(known) < 0 < max(known):
+    if baseline and known and min(known) < -_EQUAL_WITHIN and max(known) > _EQUAL_WITHIN:
         figure.add_contour(
             z=z, contours={"start": 0, "end": 0, "size": 1, "coloring": "none"}, line={"color": "#000000", "width": 3},
             showscale=False, hoverinfo="skip", name=f"equal to {safe(baseline)}", showlegend=False, **place,
@@ -114,7 +116,8 @@ def _colours(compared: bool) -> dict[str, Any]:
     if not compared:
         return {"colorscale": _PLAIN, "colorbar": {"title": "TTFT (s)", "thickness": 12}}
     powers = range(-4, 8)
-    ticks = {"tickvals": list(powers), "ticktext": [f"{digits(2.0**power, 3)}{TIMES}" for power in powers]}
+    texts = [f"{2**power}{TIMES}" if power >= 0 else f"1/{2**-power}{TIMES}" for power in powers]
+    ticks = {"tickvals": list(powers), "ticktext": texts}
     scale = [[0.0, _SLOWER], [0.5, _EQUAL], [1.0, _FASTER]]
     return {"colorscale": scale, "cmid": 0, "colorbar": {"title": "faster", "thickness": 12, **ticks}}
 
@@ -142,7 +145,7 @@ def ladder(summary: Summary) -> go.Figure | None:
             y=[safe(state) for state in order],
             orientation="h",
             name=words,
-            marker={"color": color_of(step), "pattern": {"shape": pattern, "solidity": 0.15}},
+            marker=patterned(color_of(step), pattern),
             hovertext=[f"{safe(state)}: {words} {duration(v)}" for state, v in zip(order, values, strict=True)],
             hoverinfo="text",
         )

@@ -219,7 +219,7 @@ def source_rows(summary: Summary) -> list[SourceRow]:
         SourceRow(
             cell,
             tier,
-            _verdicts(group.rows, "simulated" if how_made(summary) == "simulated" else "proven"),
+            _verdicts(group.rows, proven_word(summary)),
             f"{group.tokens.prompt:,}",
             tuple(_tokens(group.tokens.by_source.get(source)) for source in sources()),
             _device_read(group.counters),

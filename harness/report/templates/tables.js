@@ -3,9 +3,10 @@ const SIZES = { B: 1, KiB: 2 ** 10, MiB: 2 ** 20, GiB: 2 ** 30, TiB: 2 ** 40 };
 const UNITS = { ...SIZES, "%": 0.01, "µs": 1e-6, ms: 1e-3, s: 1, min: 60, h: 3600 };
 const FILTER_FROM = 8;
 
-// '1,234', '29.5 ms', '1.44 ± 0.2 s', '12 GiB/s', '+3.1 %', '4.2×': the first number, in its base unit; null for '–' and for words.
+// '1,234', '29.5 ms', '1.44 ± 0.2 s', '46.7 (40–90) ms', '12 GiB/s', '+3.1 %': the first number, in its base unit; null for
+// '–' and for words.
 function amount(text) {
-  const match = /^[~≥≤<>]?\s*([+\-−]?)(\d[\d,]*(?:\.\d+)?(?:e[+-]?\d+)?)\s*(?:±\s*[\d.,]+\s*)?\*?([^\s\d/*,;()]*)/i.exec(text);
+  const match = /^[~≥≤<>]?\s*([+\-−]?)(\d[\d,]*(?:\.\d+)?(?:e[+-]?\d+)?)\s*(?:±\s*[\d.,]+\s*|\([^)]*\)\s*)?\*?([^\s\d/*,;()]*)/i.exec(text);
   if (!match) return null;
   const size = Number(match[2].replaceAll(",", "")) * (UNITS[match[3]] ?? 1);
   return match[1] === "-" || match[1] === "−" ? -size : size;

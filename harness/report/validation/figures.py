@@ -112,6 +112,7 @@ def agreement(points: Sequence[PointResult], labels: Sequence[str], margin: floa
             x=[f.reference * factor for _, f in own],
             y=[f.candidate * factor for _, f in own],
             text=[safe(label) for label, _ in own],
+            hovertemplate=f"%{{text}}<br>%{{x:.3g}} {unit} against %{{y:.3g}} {unit}<extra></extra>",
             name=safe(tier),
             mode="markers",
             marker={"color": color_of(tier), "symbol": symbol_of(tier), "size": 9},

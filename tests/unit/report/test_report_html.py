@@ -254,6 +254,18 @@ def test_a_simulated_run_is_called_a_prediction(tmp_path: Path) -> None:
         assert "measured" not in str(page.figure(name)["layout"].get("title", ""))
 
 
+def test_every_chart_of_a_simulated_run_says_so(tmp_path: Path) -> None:
+    titles = re.findall(r"<h2[^>]*>(.*?)</h2>", _figures(tmp_path, "sim"))
+    assert titles and all(title.endswith(", simulated") for title in titles)
+    assert "simulated" not in _figures(tmp_path, "fake")
+
+
+def _figures(tmp_path: Path, engine: str) -> str:
+    """The HTML of a page's figures."""
+    folder = folder_of(tmp_path / engine, proven_rows(), engine=engine)
+    return "".join(re.findall(r"<figcaption>.*?</figcaption>", write_report(folder).read_text(), re.DOTALL))
+
+
 def test_a_late_sender_is_pointed_out(tmp_path: Path) -> None:
     rows = [row("gpu", 0.1, at_s=n, lag_s=0.006) for n in range(3)]
     rows += [row("cpu", 0.2, at_s=n, lag_s=0.006) for n in range(3)]
