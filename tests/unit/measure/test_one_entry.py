@@ -46,4 +46,4 @@ def test_a_tier_of_one_entry_lies_between_the_others(tmp_path: Path, monkeypatch
     assert first.observed.hit_tokens == first.expected.hit_tokens == {"gpu": 0, "cpu": 0, "pool": 512, "disk": 0}
     tokens = seal(folder).cells[0].tiers["pool"].tokens.by_source
     assert (tokens["computed"], tokens["cpu"], tokens["pool"], tokens["disk"]) == (2 * 513, 0, 2 * 512, 0)
-    assert "<th>pool</th>" in (folder / "report.html").read_text()
+    assert '<th scope="col">pool</th>' in (folder / "report.html").read_text()
