@@ -96,7 +96,9 @@ def test_there_are_commands_on_every_page_that_is_about_them() -> None:
 def test_a_command_that_can_run_here_does(line: Line, folder: Path) -> None:
     again = line.text.startswith("harness init")
     done = run(folder, f"{line.text} --force" if again else line.text)
-    assert done.returncode == 0, f"{line.page}: {line.text}\n{done.stdout}\n{done.stderr}"
+    # doctor's code says whether this machine lacks something, not whether the command works.
+    codes = (0, 1) if line.text == "harness doctor" else (0,)
+    assert done.returncode in codes, f"{line.page}: {line.text}\n{done.stdout}\n{done.stderr}"
     assert done.stdout.strip() or line.text == "harness device list", "only that list may be empty"
 
 

@@ -34,6 +34,7 @@ from harness.results.traced import IoFigures, read_io
 from traces.request import RequestRecord
 from traces.tiers import sources
 
+_NOISE = "noise"
 _TABLES = {"ttft_s": "TTFT", "e2e_s": "End to end", "tpot_s": "Time per output token"}
 _MAX_TABLE_ROWS = 500
 _MAX_DOUBTS = 30
@@ -129,10 +130,13 @@ def _context(
 
 
 def _said(pictures: list[Picture], summary: Summary) -> list[Picture]:
-    """The pictures, whose titles say of a simulation that it is one."""
+    """The pictures, whose titles say of a simulation that it is one. The host's noise is measured in any case."""
     if not in_figures(summary):
         return pictures
-    return [msgspec.structs.replace(each, title=f"{each.title}, simulated") for each in pictures]
+    return [
+        each if each.id == _NOISE else msgspec.structs.replace(each, title=f"{each.title}, simulated")
+        for each in pictures
+    ]
 
 
 def _tables(summary: Summary) -> list[tuple[str, list[tables.FigureRow]]]:
@@ -228,7 +232,7 @@ def _details(summary: Summary, rows: Sequence[RequestRecord], samples: Sequence[
             "CPU time that the hypervisor took, and that other processes used, while each sample ran; and what was left"
             " of the engine's core around it: who else uses the host's core shows nowhere else."
         )
-        found.append(picture("noise", "Host noise", noise, figures.host_noise(watched)))
+        found.append(picture(_NOISE, "Host noise", noise, figures.host_noise(watched)))
     return found
 
 
