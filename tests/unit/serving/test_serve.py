@@ -322,7 +322,7 @@ def test_the_command_serves_and_ends_cleanly() -> None:
     [
         (["--port", "70000"], "not a port"),
         (["--port", "0", "--api-key-env", "NO_SUCH_KEY"], "NO_SUCH_KEY"),
-        (["--port", "0", "--set", "engines.sim.hardware=none"], "no such file"),
+        (["--port", "0", "--set", "engines.sim.hardware=none"], "no file of that name"),
     ],
 )
 def test_mistakes_are_told_on_one_line(words: list[str], said: str) -> None:
