@@ -27,6 +27,8 @@ from harness.results.summary import FREE_LOAD, counted, metric_values
 from traces.load import Load
 from traces.request import Request, RequestRecord
 
+_WORDS_EVERY = 20
+
 
 class Progress(Protocol):
     """What the run tells while it goes on."""
@@ -61,6 +63,7 @@ class TierMeasurement:
         self._measure, self._later_s = cell.experiment.measure, later_s
         self._probe = Probe(cell.key, cell.experiment, workload, resolved, engine.capabilities)
         self._sampler = Sampler(self._measure)
+        self._errors = 0
         self._attempt = _attempt(folder, engine)
 
     async def run(self) -> None:
@@ -84,8 +87,9 @@ class TierMeasurement:
     def _state(self, tier: str, elapsed_s: float) -> str:
         """What is measured now and, where the number of samples is open, the most time that they may take."""
         short = ",".join(f"{key.rsplit('.', 1)[-1]}={value}" for key, value in self._cell.overrides.items())
-        words = " ".join(filter(None, [short, self._sampler.state(tier)]))
-        if self._measure.until is None or self._measure.budget is None:
+        words = " ".join(filter(None, [short, self._sampler.state(tier)])) + _failed(self._errors)
+        # A virtual clock's budget says nothing about how long a user waits.
+        if self._measure.until is None or self._measure.budget is None or self._engine.capabilities.virtual_time:
             return words
         left_s = max(0.0, self._measure.budget - elapsed_s) + self._later_s
         left = f"{left_s:.0f} s" if left_s < 120 else f"{left_s / 60:.0f} min"
@@ -141,9 +145,14 @@ class TierMeasurement:
 
     def _add(self, tier: str, rows: list[RequestRecord], placing_s: float = 0.0, took_s: float = 0.0) -> None:
         metric = self._measure.until.metric if self._measure.until else "ttft_s"
+        self._errors += sum(row.error is not None for row in rows)
         good = [row for row in rows if counted(row)]
         self._sampler.add(tier, metric_values(good, metric), proven=bool(good), placing_s=placing_s, took_s=took_s)
         self._progress.advance(len(rows))
+
+
+def _failed(errors: int) -> str:
+    return f", {errors} failed" if errors else ""
 
 
 def _watch(engine: Engine, cell: Cell, results: Path) -> Callable[[], HostSample]:
@@ -171,11 +180,14 @@ async def measure_load(
     rest = [request for request in load.requests if request.id not in finished]
     progress.advance(len(finished))
     attempt = _attempt(folder, engine)
+    so_far = _SoFar(cell.key)
 
     def writer(phase: str) -> Callable[[RequestRecord], None]:
         def write(row: RequestRecord) -> None:
             folder.append_rows([msgspec.structs.replace(row, cell=cell.key, phase=phase, attempt=attempt)])
             progress.advance(phase == "measure")
+            if phase == "measure" and so_far.add(row):
+                progress.state(so_far.words())
 
         return write
 
@@ -210,6 +222,26 @@ async def measure_load(
             host=host(),
         )
     )
+
+
+class _SoFar:
+    """What the progress line says of a free load: its mean TTFT and failures."""
+
+    def __init__(self, label: str) -> None:
+        self._label, self._sum_s, self._answered, self._errors = label, 0.0, 0, 0
+
+    def add(self, row: RequestRecord) -> bool:
+        """Whether it is time for new words: after a failure, and now and then."""
+        if row.error is not None or row.ttft_s is None:
+            self._errors += 1
+            return True
+        self._sum_s += row.ttft_s
+        self._answered += 1
+        return self._answered % _WORDS_EVERY == 1
+
+    def words(self) -> str:
+        mean = f" mean TTFT {self._sum_s / self._answered:.3g} s" if self._answered else ""
+        return f"{self._label}{mean}{_failed(self._errors)}"
 
 
 def _finished(folder: RunFolder, key: str) -> set[str]:

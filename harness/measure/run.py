@@ -30,6 +30,7 @@ from harness.experiment.read import Cell
 from harness.experiment.workloads import PrefixWorkload
 from harness.measure.cell import Progress, TierMeasurement, measure_load
 from harness.measure.preflight import check_cache, check_experiment, check_storage_load
+from harness.measure.sampling import Sampler
 from harness.records import Capabilities, Origin
 from harness.results import provenance
 from harness.results.folder import RunFolder, read_rows
@@ -197,10 +198,10 @@ def _total(cells: Sequence[Cell], loads: dict[str, FreeLoad]) -> int | None:
         workload, measure = cell.experiment.workload, cell.experiment.measure
         if not isinstance(workload, PrefixWorkload):
             total += len(loads[cell.key].requests)
-        elif measure.samples is None:
+        elif (samples := Sampler(measure).expected()) is None:
             return None
         else:
-            total += len(measure.tiers) * measure.samples * workload.concurrency
+            total += samples * workload.concurrency
     return total
 
 

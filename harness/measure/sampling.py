@@ -12,7 +12,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from harness.experiment.measure import Measure
-from harness.stats import relative_half_width
+from harness.stats import percentile, relative_half_width
 from traces.tiers import state_named, state_names
 
 GIVE_UP_AFTER = 5
@@ -72,9 +72,24 @@ class Sampler:
         return [tier for tier, state in self._tiers.items() if state.not_proven_in_a_row >= GIVE_UP_AFTER]
 
     def state(self, tier: str) -> str:
-        """For the progress line: how wide the interval is now."""
-        width = relative_half_width(self._tiers[tier].values)
-        return f"{tier} #{self._tiers[tier].samples + 1}" + (f" ±{width:.1%}" if width is not None else "")
+        """For the progress line: the time so far, and how wide its interval is against how wide it may be."""
+        state, until = self._tiers[tier], self._measure.until
+        words = [f"{tier} #{state.samples + 1}"]
+        if (typical_s := percentile(state.values, 0.5)) is not None:
+            metric = (until.metric if until else "ttft_s").removesuffix("_s").upper()
+            words.append(f"{metric} " + (f"{typical_s:.3g} s" if typical_s >= 1 else f"{typical_s * 1e3:.3g} ms"))
+        width = relative_half_width(state.values, until.confidence if until else 0.95)
+        if width is not None:
+            words.append(f"±{width:.1%}" + (f" (goal ±{until.half_width:.0%})" if until else ""))
+        return " ".join(words)
+
+    def expected(self) -> int | None:
+        """Samples of all tiers together; None where an interval decides."""
+        samples = self._measure.samples
+        if samples is None:
+            return None
+        first = _QUICK_AT_FIRST if self._measure.budget is not None else 0
+        return sum(max(samples, first if state_named(tier).quick else 0) for tier in self._tiers)
 
     def _enough(self, state: _Tier) -> bool:
         until = self._measure.until

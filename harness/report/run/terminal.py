@@ -152,6 +152,7 @@ class ProgressLine:
         self._done, self._total = 0, None  # type: tuple[int, int | None]
         self._started_s = self._printed_s = clock()
         self._printed = -1
+        self._first: tuple[float, int] | None = None
 
     def __enter__(self) -> ProgressLine:
         if self._console.is_terminal:
@@ -173,12 +174,14 @@ class ProgressLine:
         """Begins a count of its own, in place of the one before. total None: unknown."""
         self._print_last()
         self._label, self._state = printable(label), ""
-        self._done, self._total = 0, total
+        self._done, self._total, self._first = 0, total, None
         self._started_s = self._printed_s = self._clock()
         self._printed = -1
 
     def advance(self, n: int = 1) -> None:
         self._done += n
+        if self._first is None and n:
+            self._first = (self._clock(), self._done)
         if self._live is None:
             self._print_if_due()
 
@@ -212,8 +215,10 @@ class ProgressLine:
         words = [f"{done:,}" if total is None else f"{done:,} of {total:,}"]
         if self._state:
             words.append(self._state)
-        if total is not None and 0 < done < total:
-            words.append(f"about {clock_text(elapsed_s / done * (total - done))} left")
+        # From the first rows on: an engine that started, and rows of an earlier attempt, say nothing of the rest.
+        if total is not None and self._first is not None and self._first[1] < done < total:
+            each_s = (now_s - self._first[0]) / (done - self._first[1])
+            words.append(f"about {clock_text(each_s * (total - done))} left")
         words.append(f"{clock_text(elapsed_s)} elapsed")
         if done and elapsed_s > 0:
             words.append(f"{digits(done / elapsed_s)}/s")

@@ -119,6 +119,25 @@ def test_a_failed_request_is_a_row(tmp_path: Path) -> None:
     assert seal(folder).rows.errors == len(failed)
 
 
+def test_the_progress_line_of_a_free_load_tells_time_and_failures(tmp_path: Path) -> None:
+    """Every fifth of 40 requests fails; the others take 100 ms to the first token, or as long as the engine says."""
+    load = {"kind": "synthetic", "requests": 40, "prompt_tokens": 513, "concurrency": 1, "warm": False}
+    seen: list[str] = []
+
+    class Listens(Quiet):
+        def state(self, text: str) -> None:
+            super().state(text)
+            seen.append(text)
+
+    engines = {"fake": {"fail_every": 5}}
+    rows = measured(run(request(tmp_path, workload=load, measure={}, engines=engines), Listens()))
+    failed = sum(row.error is not None for row in rows)
+    good = [row.ttft_s for row in rows if row.ttft_s is not None]
+    assert failed and len(rows) == 40
+    assert seen[-1].endswith(f", {failed} failed") and "mean TTFT " in seen[-1]
+    assert float(seen[-1].split("mean TTFT ")[1].split(" s")[0]) == pytest.approx(sum(good) / len(good), rel=0.1)
+
+
 def test_sampling_stops_when_the_interval_is_narrow(tmp_path: Path) -> None:
     # Below six values no two of them enclose the median with 95 % confidence.
     measure = {"tiers": ["recompute", "gpu"], "until": {"half_width": 0.05, "min_samples": 4, "max_samples": 50}}

@@ -124,8 +124,34 @@ def test_the_progress_line_names_the_sample_under_way_and_the_width_once_there_i
     assert sampler.state("gpu") == "gpu #1" and sampler.samples_of("gpu") == 0
     for value in (0.9, 1.0, 1.0, 1.0, 1.0, 1.1):
         sampler.add("gpu", [value], proven=True)
-    assert sampler.state("gpu") == "gpu #7 ±10.0%" and sampler.state("cpu") == "cpu #1"
+    assert sampler.state("gpu") == "gpu #7 TTFT 1 s ±10.0%" and sampler.state("cpu") == "cpu #1"
     assert sampler.samples_of("gpu") == 6 and sampler.samples_of("cpu") == 0
+
+
+def test_the_progress_line_holds_the_width_against_its_goal() -> None:
+    sampler = Sampler(Measure(tiers=("gpu",), until=Until(metric="e2e_s", half_width=0.05)))
+    for value in (0.09, 0.1, 0.1, 0.1, 0.1, 0.11):
+        sampler.add("gpu", [value], proven=True)
+    assert sampler.state("gpu") == "gpu #7 E2E 100 ms ±10.0% (goal ±5%)"
+
+
+@pytest.mark.parametrize(
+    ("measure", "samples"),
+    [
+        (Measure(tiers=("recompute", "gpu", "cpu"), samples=4), 12),
+        (Measure(tiers=("recompute", "gpu", "cpu"), samples=1), 3),
+        (Measure(tiers=("recompute", "gpu", "cpu"), samples=1, budget="9s"), 1 + 3 + 3),  # type: ignore[arg-type]
+        (Measure(tiers=("gpu",), until=Until()), None),
+    ],
+)
+def test_what_a_sampler_expects_is_what_it_asks_for(measure: Measure, samples: int | None) -> None:
+    sampler, asked = Sampler(measure), 0
+    assert sampler.expected() == samples
+    while samples is not None and (tiers := sampler.round(0.0)):
+        for tier in tiers:
+            sampler.add(tier, [1.0], proven=True)
+        asked += len(tiers)
+    assert asked == (samples or 0)
 
 
 def test_one_proven_sample_starts_the_count_of_failures_anew() -> None:

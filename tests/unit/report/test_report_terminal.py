@@ -180,11 +180,13 @@ def test_on_a_terminal_the_bar_shows_the_counts() -> None:
     with ProgressLine(Console(file=text, width=120, force_terminal=True, color_system=None), clock) as progress:
         progress.start(10, "tiers")
         progress.state("cpu\x1b[2J")
-        clock.now_s = 2.0
-        progress.advance(4)
+        clock.now_s = 20.0
+        progress.advance(1)  # what came before, as the engine's start, says nothing of the time that is left
+        clock.now_s = 26.0
+        progress.advance(3)
         progress.note("a note")
     written = text.getvalue()
-    assert "4 of 10 · cpu [2J · about 0:03 left · 0:02 elapsed · 2.00/s" in written
+    assert "4 of 10 · cpu [2J · about 0:12 left · 0:26 elapsed · 0.154/s" in written
     assert "a note" in written
     assert "\x1b[2J" not in written
 
