@@ -252,7 +252,11 @@ def _facts(side: Side) -> SideFacts:
         engine=side.engine,
         runs=tuple(one.run_id for one in side.manifests),
         created_at=manifest.created_at,
-        host={key: value for key, value in msgspec.structs.asdict(manifest.host).items() if key != "hostname"},
+        host={
+            key: value
+            for key, value in msgspec.json.decode(msgspec.json.encode(manifest.host)).items()
+            if key != "hostname"
+        },
         git=manifest.git,
         versions={"kv-harness": manifest.versions.get("kv-harness"), **resolved.versions},
         gpu_blocks=resolved.gpu_blocks,
