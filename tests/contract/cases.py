@@ -65,4 +65,3 @@ ENGINE_CASES = {
 }
 REAL_ENGINE_CASES = {"vllm": Case("vllm", {"engines": {"vllm": {"python": str(PYTHON)}}})}
 REAL_ENGINE_PARAMS = [pytest.param(case, id=name, marks=REAL) for name, case in REAL_ENGINE_CASES.items()]
-ENGINE_PARAMS = [*(pytest.param(case, id=name) for name, case in ENGINE_CASES.items()), *REAL_ENGINE_PARAMS]

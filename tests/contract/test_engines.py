@@ -14,12 +14,10 @@ from harness.engines import ENGINES
 from harness.engines.base import Engine
 from harness.measure.run import RunRequest, run
 from harness.records import Resolved
-from tests.contract.cases import ENGINE_CASES, ENGINE_PARAMS, REAL_ENGINE_PARAMS, Case
+from tests.contract.cases import ENGINE_CASES, REAL_ENGINE_PARAMS, Case
 from tests.unit.measure.test_run_loop import Quiet, measured
 from traces.load import Load
 from traces.request import Request, RequestRecord, Segment
-
-every_engine = pytest.mark.parametrize("case", ENGINE_PARAMS)
 
 
 def ask(name: str, stream: int, tokens: int = 1025) -> Request:
@@ -37,16 +35,25 @@ async def started(engine: Engine) -> Resolved:
     return await engine.ready()
 
 
-@every_engine
+async def stopped_before_it_serves(case: Case, folder: Path) -> None:
+    """An engine that was never started is stopped, and one that has not come up yet."""
+    await case.make(folder).stop()
+    engine = case.make(folder)
+    try:
+        await engine.start()
+    finally:
+        await engine.stop()
+
+
+def left_in(folder: Path) -> list[Path]:
+    """What an engine may not leave in its run's folder."""
+    return [path for path in folder.iterdir() if path.name not in ("experiment.yaml", "logs", "model")]
+
+
+@pytest.mark.parametrize("case", ENGINE_CASES.values(), ids=ENGINE_CASES)
 def test_stop_is_safe_at_any_time_and_twice(case: Case, tmp_path: Path) -> None:
     async def live() -> list[RequestRecord]:
-        engine = case.make(tmp_path)
-        await engine.stop()
-        engine = case.make(tmp_path)
-        try:
-            await engine.start()
-        finally:
-            await engine.stop()
+        await stopped_before_it_serves(case, tmp_path)
         engine = case.make(tmp_path)
         try:
             await started(engine)
@@ -57,8 +64,7 @@ def test_stop_is_safe_at_any_time_and_twice(case: Case, tmp_path: Path) -> None:
 
     [record] = asyncio.run(live())
     assert record.error is None
-    left = [path for path in tmp_path.iterdir() if path.name not in ("experiment.yaml", "logs", "model")]
-    assert left == []
+    assert left_in(tmp_path) == []
 
 
 async def each_request_gives_one_record_with_times_in_order(engine: Engine, _tiers: frozenset[str]) -> None:
@@ -124,6 +130,7 @@ async def checked(
             await check(engine, tiers)
     finally:
         await engine.stop()
+        await engine.stop()
 
 
 @pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
@@ -136,7 +143,10 @@ def test_an_engine_keeps_its_contract(case: Case, check: Check, tmp_path: Path) 
 
 @pytest.mark.parametrize("case", REAL_ENGINE_PARAMS)
 def test_a_real_engine_keeps_its_contract_in_one_life(case: Case, tmp_path: Path) -> None:
+    """Also: it may be stopped before it serves, and twice, and leaves nothing."""
+    asyncio.run(stopped_before_it_serves(case, tmp_path))
     asyncio.run(checked(case, tmp_path, CHECKS))
+    assert left_in(tmp_path) == []
 
 
 @pytest.mark.parametrize("case", ENGINE_CASES.values(), ids=ENGINE_CASES)
