@@ -26,8 +26,9 @@ CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome")
 WARM = {"recompute": 1.0, "gpu": 0.03, "cpu": 0.05, "disk": 0.1, "disk_cold": 0.3}
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def browser() -> Iterator[Browser]:
+    """Of one module: while its driver lives, no other test of the process can run an event loop of its own."""
     from playwright.sync_api import sync_playwright
 
     if CHROMIUM is None:
