@@ -25,8 +25,9 @@ def tracefs() -> Iterator[None]:
 @pytest.fixture(scope="session", autouse=True)
 def own_scratch() -> Iterator[None]:
     """A folder for temporary files of this worker alone: what is left there, its own tests left."""
-    before, tempfile.tempdir = os.environ.get("TMPDIR"), None
+    before = os.environ.get("TMPDIR")
     os.environ["TMPDIR"] = folder = tempfile.mkdtemp(prefix="kv-tests-")  # short: vLLM's sockets are in it
+    tempfile.tempdir = None  # it would remember the folder before
     yield
     shutil.rmtree(folder)
     tempfile.tempdir = None

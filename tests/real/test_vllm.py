@@ -67,7 +67,7 @@ def left_behind(tmp_path: Path) -> list[str]:
             text = cmdline.read_bytes().replace(b"\0", b" ").decode(errors="replace")
         except OSError:
             continue
-        if str(tmp_path) in text and "pytest" not in text:
+        if str(tmp_path) in text:
             processes.append(text)
     # Shared memory is named after its harness; another worker's tests may have one that runs.
     memory = [
