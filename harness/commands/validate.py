@@ -130,7 +130,7 @@ def _micro(experiment: Path, overrides: list[str], size: str, budget: str, passe
     from harness.validation.validate import Micro
 
     plan = load_experiment(experiment, overrides, size)
-    cells = planned_micro_cells(plan, seconds("--calibrating", budget), passes)
+    cells = planned_micro_cells(plan, seconds("--calibrating", budget), passes, "--calibrating")
     return Micro(size=f"{size}:", cells=_of_size(size, cells), passes=passes, experiment=plan.experiment)
 
 
