@@ -12,6 +12,7 @@ from cyclopts import Parameter
 
 from harness.commands.errors import DONE, told
 from harness.commands.options import EngineChoice
+from harness.commands.output import check_writable
 from harness.engines import ENGINES
 from harness.errors import ConfigError
 from traces.errors import UserError
@@ -106,6 +107,7 @@ def _check(file: Path, force: bool) -> None:
         raise ConfigError(f"{file}: exists already; choose another name, or replace it with --force")
     if not file.absolute().parent.is_dir():
         raise ConfigError(f"{file}: there is no folder {file.parent}; make it first")
+    check_writable(file)
 
 
 def _name(file: Path) -> str:

@@ -28,6 +28,11 @@ def check_sides(reference: Side, candidate: Side) -> None:
     _refuse(reasons)
 
 
+def defects(ours: Point, theirs: Point) -> list[str]:
+    """Why a point proves nothing on one of two sides, whatever set-ups they are: no evidence, or a load cut short."""
+    return [*_evidence(ours, theirs), *_degraded(ours, theirs)]
+
+
 def check_held_out(points: Sequence[Point], calibration: Calibration) -> None:
     """Raises NotComparable where a point is one that the calibration was fitted on: it would be scored on itself."""
     fitted = [msgspec.structs.asdict(p) for p in calibration.fitted_on.points if p.metric == "ttft_s"]

@@ -132,7 +132,7 @@ def on_a_terminal(folder: Path, *keys: str) -> tuple[int, str]:
     with contextlib.suppress(OSError):
         while shown := os.read(master, 4096):
             screen += shown.decode()
-            if waiting and screen.endswith(": ") and len(screen) > answered:
+            if waiting and screen[answered:].rstrip().endswith("):"):
                 os.write(master, waiting.pop(0).encode())
                 answered = len(screen)
     os.close(master)
