@@ -47,6 +47,8 @@ def _warning(worth: Worth) -> str | None:
     unfinished = "" if worth.complete else "The run is not complete: harness worth --resume goes on. "
     if worth.simulated:
         return f"{unfinished}Simulated with {worth.preset}: a prediction for that machine, not a measurement of yours."
+    if worth.accelerator:
+        return f"{unfinished}Paced by {worth.accelerator}: real cache server and storage, at that GPU's pace."
     return unfinished.strip() or None
 
 
