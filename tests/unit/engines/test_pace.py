@@ -1,10 +1,13 @@
 """The reference accelerator's arithmetic on a clock of our own: steps and transfers take the simulator's times."""
 
 import json
+import sys
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
+import yaml
 
 from harness.engines.accelerator import Accelerator, read_report
 from harness.engines.accelerator.plugin.kv_accelerator.pace import (
@@ -17,7 +20,9 @@ from harness.engines.accelerator.plugin.kv_accelerator.pace import (
     Steps,
 )
 from harness.engines.accelerator.plugin.kv_accelerator.settings import Pacing
-from harness.errors import SettingsError
+from harness.engines.vllm.check import check
+from harness.errors import PreflightError, SettingsError
+from harness.experiment.read import load_experiment
 from harness.records import Counters
 from simulator.models import load_model
 from simulator.simulate import Simulator
@@ -178,3 +183,28 @@ def test_what_it_cannot_stand_for_is_refused_on_one_line() -> None:
     latent = msgspec.structs.replace(model, name="latent", mla_latent_dim=512, mla_rope_dim=64)
     with pytest.raises(SettingsError, match=r"^engines.vllm.accelerator: latent has latent attention, .*$"):
         Accelerator("rtx-a5000-nfs", "paced", latent)
+
+
+def test_a_cache_that_does_not_fit_the_memory_is_refused_before_anything_starts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With an accelerator the GPU's KV lies in RAM, too: 6 and 3 of 10 GiB fit, 6 and 4 do not."""
+    monkeypatch.setattr("harness.collectors.room.available_memory_bytes", lambda: 10 * 2**30)
+    path = tmp_path / "experiment.yaml"
+    asked: dict[str, Any] = {
+        "name": "large",
+        "model": "llama-3.1-70b",
+        "workload": {"kind": "prefix", "prompt_tokens": 4097, "hit_rate": 1.0},
+        "measure": {"tiers": ["recompute", "gpu", "cpu"], "samples": 1},
+        "engines": {"vllm": {"python": sys.executable, "accelerator": "rtx-a5000-nfs"}},
+    }
+    for cpu in ("3GiB", "4GiB"):
+        cache = {"block_tokens": 32, "chunk_tokens": 256, "gpu": "6GiB", "cpu": cpu}
+        path.write_text(yaml.safe_dump({**asked, "cache": cache}))
+        experiment = load_experiment(path).experiment
+        if cpu == "3GiB":
+            check(experiment, tmp_path)
+            continue
+        words = r"^cache: gpu, which lies in RAM with an accelerator, and cpu .* take 10GiB of RAM, 10GiB are free; .*$"
+        with pytest.raises(PreflightError, match=words):
+            check(experiment, tmp_path)

@@ -26,7 +26,7 @@ from lmcache.v1.multiprocess.transfer_context import worker_transfer
 from lmcache.v1.multiprocess.transfer_context.shm import EngineDrivenContextShm
 from lmcache.v1.multiprocess.transfer_context.worker_transfer import EngineDrivenTransferContext
 
-from .pace import wake_precisely
+from .pace import wait_until, wake_precisely
 from .settings import pacing
 
 # Transfers of one direction that can be under way at once; LMCache's own asynchronous context has as many threads.
@@ -122,10 +122,7 @@ class PacedTransferContext(EngineDrivenTransferContext):
         return buffers is not None
 
     def _wait(self, kind: str, ready_s: float, due_s: float) -> None:
-        left_s = due_s - time.perf_counter()
-        if left_s > 0:
-            time.sleep(left_s)
-        self._report.add(kind, due_s - ready_s, time.perf_counter() - due_s)
+        self._report.add(kind, due_s - ready_s, wait_until(due_s))
 
     def flush_inflight_stores(self) -> None:
         """Before the engine gives blocks of a preempted request to others: their stores have ended."""

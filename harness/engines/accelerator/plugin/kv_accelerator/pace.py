@@ -168,5 +168,13 @@ class Link:
             return self._busy_until_s
 
 
+def wait_until(due_s: float) -> float:
+    """Sleeps until a moment of time.perf_counter. Returns how long ago that moment then is."""
+    left_s = due_s - time.perf_counter()
+    if left_s > 0:
+        time.sleep(left_s)
+    return time.perf_counter() - due_s
+
+
 def link_of(constants: Mapping[str, float]) -> Link:
     return Link(LinkCost(**constants))
