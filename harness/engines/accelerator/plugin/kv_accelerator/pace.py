@@ -12,7 +12,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 
 # Up to this much past its end, the next step makes up for a step: a sleeper wakes a little late.
 CARRIED_S = 1e-3
@@ -94,7 +94,7 @@ class Report:
 
     def _write(self) -> None:
         if self._file is not None:
-            tallies = {name: asdict(getattr(self, name)) for name in ("steps", "loads", "stores")}
+            tallies = {name: vars(getattr(self, name)) for name in ("steps", "loads", "stores")}
             os.pwrite(self._file, json.dumps(tallies).encode().ljust(_REPORT_BYTES - 1) + b"\n", 0)
 
 
