@@ -138,7 +138,7 @@ def evidence(summary: Summary) -> Evidence:
     else:
         what = f"{used:,} in the figures, {ended - used:,} left out"
     verb = "simulated, not measured" if made == "simulated" else made
-    good = "good" if made == "measured" else "simulated"
+    good = "good" if made in ("measured", "paced") else "simulated"
     level = good if used == ended else "warn" if used else "bad"
     headline = f"{plural(ended, 'row')} {verb}, {what}"
     return Evidence(level, headline, tuple(counts), tuple(_cures(rows)), _reasons(summary))

@@ -60,6 +60,8 @@ def _warning(worth: Worth) -> str | None:
             f"{unfinished}Simulated with {worth.preset}: a prediction for that machine, not a measurement of"
             f" yours.{exact}"
         )
+    if worth.accelerator:
+        return f"{unfinished}Paced by {worth.accelerator}: real cache server and storage, at that GPU's pace."
     return unfinished.strip() or None
 
 

@@ -18,7 +18,7 @@ import msgspec
 from harness.engines import ENGINES
 from harness.errors import ResultsError
 from harness.experiment.goals import Goal
-from harness.records import CUT_OFF, Counters, PresetFacts, Sample, StorageFigures
+from harness.records import CUT_OFF, AcceleratorFacts, Counters, PresetFacts, Sample, StorageFigures
 from harness.results.goals import TierGoals, goals_of, judge_goals
 from harness.results.manifest import CellEntry, Manifest
 from harness.results.paired import Answered, PairedLoad, asked_of, paired_loads
@@ -137,6 +137,7 @@ class TierFigures(msgspec.Struct, frozen=True, kw_only=True):
 class CellFigures(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """One cell. tiers: by warm state, or FREE_LOAD. storage: of mode storage. preset: of a simulator.
 
+    accelerator: what stood for the GPU of a real engine; None: nothing did.
     goals: how far each tier keeps measure.goals; () without goals. repeats: simulated without a real device, so that
     the run made again has the same times. paired: of a free load; None where the run's quickest sent other requests.
     """
@@ -146,6 +147,7 @@ class CellFigures(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     storage: StorageFigures | None
     tiers: dict[str, TierFigures]
     preset: PresetFacts | None = None
+    accelerator: AcceleratorFacts | None = None
     goals: tuple[TierGoals, ...] = ()
     repeats: bool = False
     paired: PairedLoad | None = None
@@ -232,6 +234,7 @@ def summarize(manifest: Manifest, rows: Iterable[RequestRecord], samples: Iterab
                     for tier, group in groups[cell.key].items()
                 },
                 preset=cell.resolved.preset if cell.resolved else None,
+                accelerator=cell.resolved.accelerator if cell.resolved else None,
                 goals=_goals(goals_of(cell.config), groups[cell.key]),
                 repeats=repeats_exactly(manifest.engine, cell),
                 paired=paired.get(cell.key),

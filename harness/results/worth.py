@@ -93,6 +93,8 @@ class Writes(msgspec.Struct, frozen=True, kw_only=True):
 class Worth(msgspec.Struct, frozen=True, kw_only=True):
     """The answer's figures. against: what the states are compared with. preset: the simulator's, None where it is real.
 
+    accelerator: what stood for a real engine's GPU, in words; None: nothing did.
+
     complete: whether the run measured everything that it planned.
     """
 
@@ -100,6 +102,7 @@ class Worth(msgspec.Struct, frozen=True, kw_only=True):
     engine: str
     simulated: bool
     preset: str | None
+    accelerator: str | None
     against: Literal["no cache server", "a miss with the cache server"]
     complete: bool
     points: tuple[WorthPoint, ...]
@@ -136,6 +139,7 @@ def judge(manifest: Manifest, rows: Iterable[RequestRecord], samples: Iterable[S
         engine=manifest.engine,
         simulated=simulated,
         preset=first.experiment.engines.of(SimSettings).hardware if simulated else None,
+        accelerator=str(first.resolved.accelerator) if first.resolved and first.resolved.accelerator else None,
         against="no cache server" if without else "a miss with the cache server",
         complete=manifest.status == "complete",
         points=tuple(points),

@@ -11,18 +11,22 @@ import pytest
 from harness.experiment.read import load_experiment
 from harness.records import (
     CUT_OFF,
+    AcceleratorFacts,
     CellRecord,
+    Counters,
     LatencyParts,
     OperationFigures,
     PresetFacts,
     Resolved,
+    Sample,
     StorageFigures,
     Throughput,
 )
 from harness.report.io.storage_words import storage_lines
 from harness.report.run import figures
+from harness.report.run.answer import Badge, badge
 from harness.report.run.tables import figure_rows, flow_rows
-from harness.report.simulated import FLAT, flat_axes, how_made
+from harness.report.simulated import FLAT, flat_axes, how_made, late_share
 from harness.report.words import TIMES, UNKNOWN, evidence, findings, mean_with_interval
 from harness.results.manifest import CellEntry
 from harness.results.summary import Summary, summarize
@@ -282,3 +286,48 @@ def test_of_two_axes_only_the_flat_one_is_marked() -> None:
     ]
     rows = [row("gpu", 0.1 if each.key.startswith("513") else 0.2, cell=each.key) for each in cells]
     assert [axis.name for axis in flat_axes(summary_of(rows, cells, "sim"))] == ["chunk_tokens"]
+
+
+# ---- paced
+
+
+ACCELERATOR = AcceleratorFacts(
+    name="rtx-a5000-nfs",
+    machine="RTX A5000 24 GiB, NFS",
+    date="2026-11",
+    standing="3 of its 10 fitted rows pass",
+    link="paced",
+    fitted_on="llama-3.2-3b",
+)
+
+
+def paced_run(overrun_us: int) -> tuple[list[Any], list[CellEntry], list[Sample]]:
+    moved = Counters(paced={"steps": 2}, asked_us={"steps": 100_000}, overrun_us={"steps": overrun_us})
+    same: dict[str, Any] = {"cell": "base", "tier": "gpu", "started_s": 0, "ended_s": 1, "verdict": "proven"}
+    samples = [Sample(index=number, observed=moved, expected=Counters(), **same) for number in range(3)]
+    return [row("gpu", 0.1 + i / 100) for i in range(3)], [cell(resolved=Resolved(accelerator=ACCELERATOR))], samples
+
+
+def test_a_paced_run_says_everywhere_that_no_gpu_was_there() -> None:
+    rows, cells, samples = paced_run(500)
+    found = summarize(manifest(cells, engine="vllm"), rows, samples)
+    assert how_made(found) == "paced" and late_share(found) == pytest.approx(0.005)
+    assert evidence(found).headline == "3 rows paced, all proven"
+    first, *rest = findings(found)
+    assert first.startswith(
+        "Paced by reference accelerator rtx-a5000-nfs, no GPU: engine, cache server and storage are"
+    )
+    assert "the time of RTX A5000 24 GiB, NFS, by constants that were fitted on llama-3.2-3b" in first
+    assert len(rest) == 1 and "paced mean TTFT" in rest[0]
+    assert badge(manifest(cells, engine="vllm"), found) == Badge("PACED", "simulated")
+    text = shown(rows, cells=cells, engine="vllm")
+    assert "complete, paced" in text and "accelerator: reference accelerator rtx-a5000-nfs, no GPU" in text
+    assert "3 proven" in text
+
+
+def test_a_host_that_ran_late_is_named_before_the_findings() -> None:
+    rows, cells, samples = paced_run(2001)
+    found = summarize(manifest(cells, engine="vllm"), rows, samples)
+    assert findings(found)[1].startswith("Steps ended 2.0% of their time late, more than 2%: this machine was too slow")
+    rows, cells, samples = paced_run(2000)
+    assert not any("late" in line for line in findings(summarize(manifest(cells, engine="vllm"), rows, samples)))
