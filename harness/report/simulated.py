@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any
 
 from harness.records import AcceleratorFacts
 from harness.report.axes import Axis, value_text, varied_axes
-from harness.results.provenance import is_simulated
+from harness.results.provenance import Made, is_simulated
 from harness.results.summary import CellFigures, Summary
 
-Made = Literal["measured", "paced", "simulated", "device measured, engine simulated"]
 # Of the time of an accelerator's steps, the share that the host may run late.
 MAX_LATE_SHARE = 0.02
 FLAT = "not modelled here: flat by construction"

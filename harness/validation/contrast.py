@@ -22,7 +22,7 @@ from harness.experiment.workloads import PrefixWorkload
 from harness.results import provenance
 from harness.results.folder import write_atomically
 from harness.results.paired import paired_times
-from harness.results.provenance import is_simulated
+from harness.results.provenance import Made, is_simulated
 from harness.results.summary import metric_values, repeats_exactly
 from harness.stats import Ratio, paired_ratio, ratio_interval
 from harness.validation.comparable import defects, name
@@ -65,8 +65,8 @@ class LeftOut(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Contrast(msgspec.Struct, frozen=True, kw_only=True):
-    """simulated: both sides are predictions. differences: those of all pairs. resolved: a ratio has an interval, or
-    needs none."""
+    """made: how the times of both sides came to be. differences: those of all pairs. resolved: a ratio has an interval,
+    or needs none."""
 
     schema: int
     created_at: str
@@ -74,7 +74,7 @@ class Contrast(msgspec.Struct, frozen=True, kw_only=True):
     command: str
     reference: SideFacts
     candidate: SideFacts
-    simulated: bool
+    made: Made
     differences: tuple[Difference, ...]
     pairs: tuple[MatchedPoint, ...]
     left_out: tuple[LeftOut, ...]
@@ -87,15 +87,27 @@ class Contrast(msgspec.Struct, frozen=True, kw_only=True):
 def are_unlike(ours: Side, theirs: Side) -> bool:
     """Whether two sides are set-ups of their own, so that the question is 'by how much', and not 'are they equal'.
 
-    A simulation against a real engine is never that: it is the model that is judged there.
+    Sides whose times came to be in unlike ways (simulated, paced, measured) are never that: it is the model that is
+    judged there.
     """
-    if is_simulated(ours.engine) != is_simulated(theirs.engine):
+    if _made(ours) != _made(theirs):
         return False
     shared = [key for key in ours.points if key in theirs.points]
     return not shared or any(
         _load(ours.points[key]) == _load(theirs.points[key])
         and any(each.of_setup for each in _differences(ours, theirs, (key, key)))
         for key in shared
+    )
+
+
+def _made(side: Side) -> Made:
+    cells = [point.cell for point in side.points.values()]
+    if not is_simulated(side.engine):
+        return "paced" if any(cell.resolved and cell.resolved.accelerator for cell in cells) else "measured"
+    return (
+        "device measured, engine simulated"
+        if any(cell.record and cell.record.storage for cell in cells)
+        else "simulated"
     )
 
 
@@ -128,7 +140,7 @@ def contrast(ours: Side, theirs: Side, command: str = "") -> Contrast:
         command=command,
         reference=side_facts(ours),
         candidate=side_facts(theirs),
-        simulated=is_simulated(ours.engine),
+        made=_made(ours),
         differences=common,
         pairs=tuple(
             msgspec.structs.replace(pair, differences=tuple(each for each in found if each not in common))

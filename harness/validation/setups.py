@@ -27,7 +27,8 @@ _REPEATS = {
 }
 _RESOLVED = (
     "gpu_bytes", "cpu_bytes", "disk_bytes", "gpu_blocks", "block_tokens", "chunk_tokens", "kv_bytes_per_token",
-    "scheduler", "eviction", "cluster", "store", "disk_file_system", "disk_device", "connector", "versions",
+    "scheduler", "eviction", "cluster", "store", "disk_file_system", "disk_device", "connector", "accelerator",
+    "versions",
 )  # fmt: skip
 _HOST = ("cpu", "cores", "memory_bytes", "kernel", "gpus")
 # Differences in these leave the question 'are the two equal?' as it is: the same set-up before and after a change.

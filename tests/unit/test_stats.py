@@ -239,7 +239,7 @@ def test_a_paired_ratio_is_the_median_of_each_requests_own() -> None:
     assert paired_ratio([3.0] * 99, [1.0] * 99).low is None  # type: ignore[union-attr]
 
 
-def queued(rng: np.random.Generator, n: int, memory: float) -> np.ndarray:  # type: ignore[type-arg]
+def queued(rng: np.random.Generator, n: int, memory: float) -> np.ndarray:
     """n values of unit variance of which neighbours are correlated by `memory` (an AR(1) process)."""
     values = rng.standard_normal(n)
     for i in range(1, n):

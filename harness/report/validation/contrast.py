@@ -106,15 +106,19 @@ def _value(key: str, value: Any) -> str:
 def _caveats(found: Contrast) -> list[str]:
     keys = {each.key for each in found.differences}
     said = []
-    if found.simulated and all(round(f.ratio.ratio, 6) == 1 for pair in found.pairs for f in pair.figures):
+    if found.made == "simulated" and all(round(f.ratio.ratio, 6) == 1 for pair in found.pairs for f in pair.figures):
         said.append(
             "No simulated time differs: the presets have no term for what differs, or none that this load reaches. That"
             " is flat by construction, and no finding."
         )
-    if found.simulated:
+    if found.made == "simulated":
         said.append("Both sides are simulated: a prediction for the presets' machines, not a measurement.")
     else:
         said.append("An interval speaks for these two starts of an engine: how two starts differ is not in it.")
+    if found.made == "paced":
+        said.append("Both sides are paced: engine, cache server and storage are real, the GPU's time is a model's.")
+    if found.made == "device measured, engine simulated":
+        said.append("The storage device is real; the engine and its other tiers are simulated.")
     if any(key.startswith("host.") for key in keys):
         said.append("The machines differ, so a ratio is theirs as well as the settings'.")
     if any(figure.ratio.basis == "requests" for pair in found.pairs for figure in pair.figures):
@@ -131,8 +135,8 @@ def write_contrast_page(folder: Path, found: Contrast) -> None:
         "title": f"{_named(found.candidate.runs)} against {_named(found.reference.runs)}",
         "run": folder.name,
         "found": found,
-        "level": "simulated" if found.simulated else "good" if found.resolved else "warn",
-        "badge": "SIMULATED" if found.simulated else "MEASURED",
+        "level": "simulated" if found.made != "measured" else "good" if found.resolved else "warn",
+        "badge": found.made.upper(),
         "findings": contrast_findings(found),
         "headings": HEADINGS,
         "lines": ratio_lines(found),
