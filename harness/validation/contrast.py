@@ -29,6 +29,7 @@ from harness.validation.comparable import defects, name
 from harness.validation.document import SideFacts, side_facts
 from harness.validation.points import Point, PointKey, Side
 from harness.validation.setups import Difference, differences, setup_of
+from traces.tiers import state_named
 
 SCHEMA = 1
 NAME = "contrast.json"
@@ -213,7 +214,10 @@ def _alone(side: str, key: PointKey, point: Point, other: Side) -> LeftOut:
     there = "B" if side == "A" else "A"
     loads = [each for each in other.points.values() if _load(each) == _load(point)]
     if loads:
-        reason = f"{there} did not measure the state {point.tier} under this load"
+        cache = loads[0].cell.cache
+        lacks = not point.free and cache is not None and sorted(state_named(point.tier).needs - cache.tiers)
+        what = f"has no tier {' and '.join(lacks)}" if lacks else f"did not measure the state {point.tier}"
+        reason = f"{there} {what} under this load"
     else:
         nearest = next(iter(other.points.values()), None)
         unlike = _first_unlike(point, nearest) if nearest else "it has no rows"

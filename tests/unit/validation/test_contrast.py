@@ -175,6 +175,9 @@ def test_what_has_no_partner_is_left_out_with_the_reason(tmp_path: Path, chunks:
     assert "A did not measure the state disk" in reasons["B", "base disk"]
     said = contrast_findings(found)
     assert any(line.startswith("Not compared, A: base recompute") for line in said)
+    off = with_cache(PREFIX, cpu=None, disk=None) | {"measure": {"tiers": ["gpu"], "samples": 1}}
+    alone = contrasted(chunks[0], sim_run(tmp_path / "off", off))
+    assert {each.point: each.reason for each in alone.left_out}["base cpu"] == "B has no tier cpu under this load"
 
 
 def test_another_load_is_not_comparable_and_says_in_what(tmp_path: Path, chunks: tuple[Path, Path]) -> None:
