@@ -113,7 +113,13 @@ def _made(side: Side) -> Made:
 
 
 def contrast(ours: Side, theirs: Side, command: str = "") -> Contrast:
-    """Raises NotComparable where no point of one side was asked what a point of the other was."""
+    """B against A. Raises NotComparable where no point of one was asked what a point of the other was, or where their
+    times came to be in unlike ways."""
+    if _made(ours) != _made(theirs):
+        raise NotComparable(
+            f"not comparable: one side is {_made(ours)}, the other {_made(theirs)}: a ratio would hold the model's"
+            " error as well; harness compare and harness validate judge the model"
+        )
     matched, left_out = _matched(ours, theirs)
     pairs: list[tuple[MatchedPoint, tuple[Difference, ...]]] = []
     for left, right in matched:
