@@ -246,3 +246,18 @@ def test_compare_gates_by_exit_code_and_leaves_a_report(
     assert "ttft_median_s" in page and "relative error of TTFT" in page
     assert "Not within ± 1%" in page and page.count('class="plot"') >= 5
     assert "**fail** at ± 1%" in (tmp_path / "strict" / "validation.md").read_text()
+
+
+def test_a_run_whose_accelerator_s_steps_ended_late_is_left_out_of_verdicts(tmp_path: Path, prefix_run: Path) -> None:
+    """2 % of their time is still judged; more is refused."""
+    fine, late = (noisy_copy(prefix_run, tmp_path / name, seed=1, spread=0.01) for name in ("fine", "late"))
+    for folder, overrun_us in ((fine, 2000), (late, 2001)):
+        samples = [json.loads(line) for line in (folder / "samples.jsonl").read_text().splitlines()]
+        for sample in samples:
+            sample["observed"] |= {"asked_us": {"steps": 100_000}, "overrun_us": {"steps": overrun_us}}
+        (folder / "samples.jsonl").write_text("".join(json.dumps(sample) + "\n" for sample in samples))
+    assert judged(prefix_run, fine).points
+    with pytest.raises(
+        NotComparable, match=r"steps of \S+ ended 2.0% of their time late, more than 2%: the machine was"
+    ):
+        judged(prefix_run, late)
