@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
 
+from harness.errors import ConfigError
+
 if TYPE_CHECKING:
     from rich.console import Console
 
@@ -35,6 +37,17 @@ def console() -> Console:
     from rich.console import Console
 
     return Console() if sys.stdout.isatty() else Console(width=_UNWRAPPED)
+
+
+def check_writable(file: Path) -> None:
+    """Raises ConfigError where a file could not be written later, after minutes of measuring."""
+    existed = file.exists()
+    try:
+        file.open("ab").close()
+    except OSError as error:
+        raise ConfigError(f"{file}: cannot be written ({error.strerror}); choose a writable folder") from None
+    if not existed:
+        file.unlink()
 
 
 def print_json(content: Any) -> None:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any
 
 from harness.records import MAX_LATE_SHARE, AcceleratorFacts, Counters, late_share
 from harness.report.axes import Axis, value_text, varied_axes
-from harness.results.provenance import is_simulated
+from harness.results.provenance import Made, is_simulated
 from harness.results.summary import CellFigures, Summary
 
-Made = Literal["measured", "paced", "simulated", "device measured, engine simulated"]
 FLAT = "not modelled here: flat by construction"
 # Two times that agree to so many digits are one time: a virtual clock's sums differ in the last ones.
 _DIGITS = 6

@@ -28,6 +28,16 @@ def check_sides(reference: Side, candidate: Side) -> None:
     _refuse(reasons)
 
 
+def defects(ours: Point, theirs: Point) -> list[str]:
+    """Why a point proves nothing on one of two sides, whatever set-ups they are: no evidence, or a load cut short."""
+    return [*_evidence(ours, theirs), *_degraded(ours, theirs)]
+
+
+def check_pace(*sides: Side) -> None:
+    """Raises NotComparable where a machine was too slow for the reference accelerator that it stood in for."""
+    _refuse([reason for side in sides for reason in _late(side)])
+
+
 def check_held_out(points: Sequence[Point], calibration: Calibration) -> None:
     """Raises NotComparable where a point is one that the calibration was fitted on: it would be scored on itself."""
     fitted = [msgspec.structs.asdict(p) for p in calibration.fitted_on.points if p.metric == "ttft_s"]
@@ -112,7 +122,7 @@ def _hosts(reference: Side, candidate: Side) -> Iterator[str]:
 
 
 def _late(side: Side) -> Iterator[str]:
-    """A host that runs behind its accelerator's steps gives times that are nobody's."""
+    """A host that runs behind its accelerator's steps gives times of neither machine."""
     share = late_share(moved for point in side.points.values() for moved in point.observed())
     if share is not None and share > MAX_LATE_SHARE:
         yield (

@@ -139,7 +139,7 @@ class Judgement(NamedTuple):
 def document(comparison: Comparison, reference: Side, candidate: Side, **more: Any) -> Document:
     """`more`: what only the caller knows: name, command, and any of experiment, calibration, notes."""
     return document_of(
-        comparison.points, comparison.margin, reference=_facts(reference), candidate=_facts(candidate), **more
+        comparison.points, comparison.margin, reference=side_facts(reference), candidate=side_facts(candidate), **more
     )
 
 
@@ -246,8 +246,8 @@ def _shares(verdicts: Sequence[Equivalence]) -> Shares:
     )
 
 
-def _facts(side: Side) -> SideFacts:
-    """The engine's resolved sizes are those of its first cell."""
+def side_facts(side: Side) -> SideFacts:
+    """Where a side came from. The engine's resolved sizes are those of its first cell."""
     manifest = side.manifest
     resolved = next((cell.resolved for cell in manifest.cells if cell.resolved), Resolved())
     return SideFacts(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -165,7 +166,7 @@ def test_a_mechanism_that_the_model_lacks_makes_the_fit_not_good(
         ({}, "c.txt", "15min", "a calibration is a YAML file"),
         ({}, "none/c.yaml", "15min", "there is no folder"),
         ({}, "c.yaml", "15", "is not a time"),
-        ({}, "c.yaml", "30s", "starts of the engine"),
+        ({}, "c.yaml", "30s", "--budget 30s: too short to measure anything"),
         (
             {"workload": {"kind": "sessions", "sessions": 1, "turns": 1, "concurrency": 1}, "measure": {}},
             "c.yaml", "15min", "needs workload.kind prefix",
@@ -179,6 +180,20 @@ def test_mistakes_are_one_line(
     assert calibrate(path, engine="sim", output=tmp_path / output, budget=budget) == 2
     said = capsys.readouterr().err
     assert text in said and said.count("\n") == 1
+
+
+def test_the_least_budget_that_is_named_measures_every_point(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = experiment(tmp_path, engines={}, sweep={"cache.chunk_tokens": [256]})
+    arguments: dict[str, Any] = {"engine": "sim", "output": tmp_path / "c.yaml", "run_folder": tmp_path / "run"}
+    assert calibrate(path, budget="5min", **arguments) == 2
+    refusal = capsys.readouterr().err
+    named = re.search(r"108 micro-measurements need at least (\d+)min$", refusal.strip())
+    assert named and named[1] == "8" and not (tmp_path / "run").exists()
+    calibrate(path, budget=f"{named[1]}min", **arguments)
+    points = load_calibration(tmp_path / "c.yaml").fitted_on.points
+    assert len(points) > 30 and all((point.samples or 0) >= 6 for point in points)
 
 
 def test_another_limit_of_the_device_is_foretold(truth: Calibration) -> None:

@@ -3,10 +3,12 @@ budget cut off, ± of requests that waited for each other, a curve along an axis
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from harness.experiment.read import load_experiment
 from harness.records import (
     CUT_OFF,
     AcceleratorFacts,
@@ -185,6 +187,70 @@ def test_a_simulated_row_says_so_in_table_headline_sentence_axis_and_terminal() 
 def test_rows_that_a_simulator_leaves_out_still_warn() -> None:
     rows = [row("gpu", 0.2), row("gpu", 0.2, verdict="contradicted", verdict_reason="cpu served it")]
     assert evidence(summary_of(rows, [simulated()], "sim")).level == "warn"
+
+
+def modelled(**sections: Any) -> CellEntry:
+    """A cell of a simulation whose manifest says all of its settings."""
+    config = load_experiment(Path("quickstart")).experiment.model_dump(mode="json")
+    config["engines"]["sim"] |= sections
+    return cell("base", {}, config=config, resolved=Resolved(preset=PRESET))
+
+
+def test_one_simulated_sample_is_enough_since_it_repeats_exactly() -> None:
+    rows = [row("recompute", 7.6), row("gpu", 0.2)]
+    _, line = findings(summary_of(rows, [modelled()], "sim"))
+    assert line == (
+        f"gpu: 38{TIMES} faster than recompute at 4,097 prompt tokens (simulated, repeats exactly: typical TTFT"
+        " 200 ms against 7.60 s)."
+    )
+    assert "measured" not in line and "proven" not in line
+    differing = [*rows, row("gpu", 0.3)]
+    _, line = findings(summary_of(differing, [modelled()], "sim"))
+    assert "too few samples to compare" in line, "samples that differ do not repeat"
+
+
+@pytest.mark.parametrize(
+    ("entry", "engine"),
+    [(modelled(), "fake"), (modelled(mode="storage"), "sim"), (simulated(), "sim")],
+    ids=["an engine", "a device that moves bytes", "settings that the manifest does not keep"],
+)
+def test_what_is_not_known_to_repeat_needs_samples(entry: CellEntry, engine: str) -> None:
+    found = findings(summary_of([row("recompute", 7.6), row("gpu", 0.2)], [entry], engine))
+    assert "too few samples to compare" in found[-1] and "repeats exactly" not in " ".join(found)
+
+
+# ---- loads, request by request
+
+
+def loads(slower: float, requests: int = 200, **workload: Any) -> Summary:
+    """One load at two sizes of CPU RAM; with a workload, the second is another load."""
+    kept = {"workload": {"kind": "trace", "trace": "x", "concurrency": 2}, "seed": 3}
+    other = kept | {"workload": {**kept["workload"], **workload}}  # type: ignore[dict-item]
+    cells = [cell(f"cpu={size}", {"cache.cpu": size}, config=config) for size, config in (("4", kept), ("null", other))]
+    rows = [
+        row(None, factor * (0.1 + 0.001 * (n % 17)), cell=key, at_s=float(n), id=f"r{n}", sample=0)
+        for key, factor in (("cpu=4", 1.0), ("cpu=null", slower))
+        for n in range(requests)
+    ]
+    return summary_of(rows, cells)
+
+
+def test_loads_of_the_same_requests_have_a_ratio_paired_by_request() -> None:
+    found = loads(1.4)
+    quick, slow = found.cells
+    assert quick.paired is None and slow.paired is not None and slow.paired.cell == "cpu=4"
+    assert slow.paired.requests == 200 and slow.paired.ratio.ratio == pytest.approx(1 / 1.4)
+    assert findings(found)[-1] == (
+        f"Of these two loads, 200 requests paired by request: at cpu=null, TTFT is 1.4{TIMES} slower."
+    )
+    few = findings(loads(1.4, requests=20))[-1]
+    assert few.endswith(f"typically 1.4{TIMES} slower; too few requests to compare.")
+    assert loads(1.4, concurrency=8).cells[1].paired is not None, "a load's pace does not change its requests"
+
+
+def test_loads_of_other_requests_have_none() -> None:
+    for found in (loads(1.4, trace="y"), loads(1.4, block_tokens=32)):
+        assert all(each.paired is None for each in found.cells) and "paired" not in " ".join(findings(found))
 
 
 # ---- axes without a term

@@ -7,7 +7,7 @@ import pytest
 
 from harness.records import Counters, Resolved, Sample
 from harness.report.words import TIMES
-from harness.report.worth import HEADINGS, answer, table
+from harness.report.worth import answer, headings, table
 from harness.results.manifest import Attempt, CellEntry, Manifest
 from harness.results.provenance import git, host
 from harness.results.worth import Worth, break_even_share, judge
@@ -98,7 +98,7 @@ def test_below_three_samples_nothing_is_compared(n: int) -> None:
     assert {point.outcome for point in one.points} == {"too few to compare"}
     said = " ".join(answer(one))
     assert "too few to compare (fewer than 3 samples a side)" in said and "no clear difference" not in said
-    assert all(row[4] == "too few to compare" and len(row) == len(HEADINGS) for row in table(one))
+    assert all(row[4] == "too few to compare" and len(row) == len(headings(one)) for row in table(one))
 
 
 def test_a_dearer_miss_needs_hits_to_pay_for_it() -> None:

@@ -10,6 +10,7 @@ from harness.commands.validate import compare as compare_command
 from harness.errors import NotComparable
 from harness.results.manifest import encode_manifest, read_manifest
 from harness.validation.comparable import check_sides
+from harness.validation.contrast import Contrast, contrast
 from harness.validation.equivalence import Comparison, compare
 from harness.validation.points import read_side
 from tests.support.noisy_runs import changed_rows, noisy_copy, sim_run, wrong_calibration
@@ -257,7 +258,10 @@ def test_a_run_whose_accelerator_s_steps_ended_late_is_left_out_of_verdicts(tmp_
             sample["observed"] |= {"asked_us": {"steps": 100_000}, "overrun_us": {"steps": overrun_us}}
         (folder / "samples.jsonl").write_text("".join(json.dumps(sample) + "\n" for sample in samples))
     assert judged(prefix_run, fine).points
-    with pytest.raises(
-        NotComparable, match=r"steps of \S+ ended 2.0% of their time late, more than 2%: the machine was"
-    ):
-        judged(prefix_run, late)
+    for asked in (judged, contrasted):
+        with pytest.raises(NotComparable, match=r"steps of \S+ ended 2.0% of their time late, more than 2%: the mach"):
+            asked(prefix_run, late)
+
+
+def contrasted(a: Path, b: Path) -> Contrast:
+    return contrast(read_side([a]), read_side([b]))
