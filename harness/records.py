@@ -115,6 +115,19 @@ class Counters(msgspec.Struct, frozen=True, kw_only=True):
 COUNTERS_BY_TIER = ("hit_tokens", "loaded_chunks", "device_read_bytes", "paced", "asked_us", "late", "overrun_us")
 
 
+# Of the time that an accelerator's steps were to take, the share that they may end late.
+MAX_LATE_SHARE = 0.02
+
+
+def late_share(moved: Iterable[Counters]) -> float | None:
+    """By how much an accelerator's steps ended late, as a share of the time that they were to take; None: no steps."""
+    asked_us = overrun_us = 0
+    for counters in moved:
+        asked_us += counters.asked_us.get("steps", 0)
+        overrun_us += counters.overrun_us.get("steps", 0)
+    return overrun_us / asked_us if asked_us else None
+
+
 class SchedulerLimits(msgspec.Struct, frozen=True, kw_only=True):
     """How much an engine's scheduler puts into one step. None: the engine does not say."""
 

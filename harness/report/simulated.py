@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from harness.records import AcceleratorFacts
+from harness.records import MAX_LATE_SHARE, AcceleratorFacts, Counters, late_share
 from harness.report.axes import Axis, value_text, varied_axes
 from harness.results.provenance import Made, is_simulated
 from harness.results.summary import CellFigures, Summary
 
-# Of the time of an accelerator's steps, the share that the host may run late.
-MAX_LATE_SHARE = 0.02
 FLAT = "not modelled here: flat by construction"
 # Two times that agree to so many digits are one time: a virtual clock's sums differ in the last ones.
 _DIGITS = 6
@@ -54,7 +52,7 @@ def _paced_notes(summary: Summary) -> list[str]:
         f" {each.machine}, by constants that were fitted on {each.fitted_on} ({each.date})."
         for each in dict.fromkeys(cell.accelerator for cell in summary.cells if cell.accelerator)
     ]
-    share = late_share(summary)
+    share = late_share(Counters.of(group.counters) for cell in summary.cells for group in cell.tiers.values())
     if share is None:
         return told
     if share > MAX_LATE_SHARE:
@@ -67,13 +65,6 @@ def _paced_notes(summary: Summary) -> list[str]:
 
 def _link(accelerator: AcceleratorFacts) -> str:
     return " and the link to CPU RAM" if accelerator.link == "paced" else ""
-
-
-def late_share(summary: Summary) -> float | None:
-    """By how much an accelerator's steps ended late, as a share of the time that they were to take; None: no steps."""
-    counters = [group.counters for cell in summary.cells for group in cell.tiers.values()]
-    asked_us = sum(each.get("steps_asked_us") or 0 for each in counters)
-    return sum(each.get("steps_overrun_us") or 0 for each in counters) / asked_us if asked_us else None
 
 
 def flat_axes(summary: Summary) -> list[Axis]:

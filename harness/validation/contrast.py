@@ -25,7 +25,7 @@ from harness.results.paired import paired_times
 from harness.results.provenance import Made, is_simulated
 from harness.results.summary import metric_values, repeats_exactly
 from harness.stats import Ratio, paired_ratio, ratio_interval
-from harness.validation.comparable import defects, name
+from harness.validation.comparable import check_pace, defects, name
 from harness.validation.document import SideFacts, side_facts
 from harness.validation.points import Point, PointKey, Side
 from harness.validation.setups import Difference, differences, setup_of
@@ -113,13 +113,14 @@ def _made(side: Side) -> Made:
 
 
 def contrast(ours: Side, theirs: Side, command: str = "") -> Contrast:
-    """B against A. Raises NotComparable where no point of one was asked what a point of the other was, or where their
-    times came to be in unlike ways."""
+    """B against A. Raises NotComparable where no point of one was asked what a point of the other was, where their times
+    came to be in unlike ways, and where the times of a side are not its accelerator's."""
     if _made(ours) != _made(theirs):
         raise NotComparable(
             f"not comparable: one side is {_made(ours)}, the other {_made(theirs)}: a ratio would hold the model's"
             " error as well; harness compare and harness validate judge the model"
         )
+    check_pace(ours, theirs)
     matched, left_out = _matched(ours, theirs)
     pairs: list[tuple[MatchedPoint, tuple[Difference, ...]]] = []
     for left, right in matched:

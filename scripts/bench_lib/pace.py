@@ -23,6 +23,7 @@ from harness.engines.accelerator.plugin.kv_accelerator.pace import (
     Report,
     StepCost,
     Steps,
+    share_interpreter,
     wait_until,
     wake_precisely,
 )
@@ -85,6 +86,7 @@ def main() -> int:
     args = parser.parse_args()
     os.sched_setaffinity(0, {args.core})
     print(f"load before the start (1 min): {os.getloadavg()[0]:.2f}")
+    share_interpreter()
     stopped = threading.Event()
     with ThreadPoolExecutor(1) as beside:
         transfers = beside.submit(take_transfers, stopped)

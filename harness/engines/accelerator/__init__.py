@@ -70,7 +70,7 @@ class Accelerator:
         )
 
     def environment(self, report: Path) -> dict[str, str]:
-        """report: the file that the engine's process will keep its totals in."""
+        """report: the file, in memory, that the engine's process will keep its totals in."""
         asked = json.dumps({"constants": self._constants, "report": str(report)})
         return {_VARIABLE: asked, "PYTHONPATH": str(_PLUGIN), "VLLM_ENABLE_V1_MULTIPROCESSING": "0"}
 

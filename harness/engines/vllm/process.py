@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import tempfile
 import time
 from pathlib import Path
@@ -38,7 +39,7 @@ class VllmProcess:
         accelerator: Accelerator | None = None,
     ) -> None:
         self._experiment, self._model, self._folder, self._number = experiment, model, folder, number
-        self._accelerator = accelerator
+        self._accelerator, self._report = accelerator, Path()
         self._settings = experiment.engines.of(VllmSettings)
         self.url = self._settings.attach.url.rstrip("/") if self._settings.attach else ""
         self.child: Child | None = None
@@ -52,6 +53,8 @@ class VllmProcess:
         if not python.exists():
             raise EngineError(f"{python}: no such Python; run scripts/engine_env vllm, or set engines.vllm.python")
         port = free_port()
+        # In memory: on a disk, a write could wait for a journal that is busy with the cache server's writes.
+        self._report = Path("/dev/shm") / f"kv-harness-pace-{os.getpid()}-{port}"
         self.url = f"http://127.0.0.1:{port}"
         # vLLM leaves its sockets behind; a short path, because theirs are limited to 107 characters.
         scratch = Path(tempfile.mkdtemp(prefix="kv-harness-"))
@@ -63,16 +66,13 @@ class VllmProcess:
         )
         argv = [str(python), "-m", "vllm.entrypoints.openai.api_server", *self._flags(port), *connection.arguments]
         argv += self._settings.args
-        self.child = Child("vLLM", argv, log=self._log, env=env, cores=self._settings.cores.engine, scratch=[scratch])
+        remains = [scratch, self._report] if self._accelerator else [scratch]
+        self.child = Child("vLLM", argv, log=self._log, env=env, cores=self._settings.cores.engine, scratch=remains)
         self.child.start()
 
     @property
     def _log(self) -> Path:
         return self._folder / "logs" / (f"vllm-{self._number}.log" if self._number else "vllm.log")
-
-    @property
-    def _report(self) -> Path:
-        return self._log.with_suffix(".pace.json").absolute()
 
     def pace(self) -> dict[str, int | None]:
         """What the accelerator has paced so far; empty without one."""

@@ -9,6 +9,7 @@ import msgspec
 import pytest
 import yaml
 
+from harness.engines import ENGINES
 from harness.engines.accelerator import Accelerator, read_report
 from harness.engines.accelerator.plugin.kv_accelerator.pace import (
     CARRIED_S,
@@ -208,3 +209,21 @@ def test_a_cache_that_does_not_fit_the_memory_is_refused_before_anything_starts(
         words = r"^cache: gpu, which lies in RAM with an accelerator, and cpu .* take 10GiB of RAM, 10GiB are free; .*$"
         with pytest.raises(PreflightError, match=words):
             check(experiment, tmp_path)
+
+
+def test_beside_an_accelerator_s_waits_nothing_has_to_share_a_core_or_wait_for_a_copy(tmp_path: Path) -> None:
+    def traits(**section: Any) -> tuple[bool, bool]:
+        asked = {
+            "name": "traits",
+            "workload": {"kind": "prefix", "prompt_tokens": 4097, "hit_rate": 1.0},
+            "measure": {"tiers": ["gpu"], "samples": 1},
+            "cache": {"gpu": "1GiB"},
+            "engines": {"vllm": {"cores": {"engine": [0], "client": [1]}, **section}},
+        }
+        (tmp_path / "experiment.yaml").write_text(yaml.safe_dump(asked))
+        found = ENGINES["vllm"].traits(load_experiment(tmp_path / "experiment.yaml").experiment)
+        return found.synchronous_loads, found.shared_core
+
+    assert traits() == (True, True)
+    assert traits(accelerator="rtx-a5000-nfs") == (False, False)
+    assert traits(accelerator="rtx-a5000-nfs", link="copied") == (True, False)

@@ -26,7 +26,7 @@ from lmcache.v1.multiprocess.transfer_context import worker_transfer
 from lmcache.v1.multiprocess.transfer_context.shm import EngineDrivenContextShm
 from lmcache.v1.multiprocess.transfer_context.worker_transfer import EngineDrivenTransferContext
 
-from .pace import wait_until, wake_precisely
+from .pace import share_interpreter, wait_until, wake_precisely
 from .settings import pacing
 
 # Transfers of one direction that can be under way at once; LMCache's own asynchronous context has as many threads.
@@ -50,6 +50,7 @@ class PacedTransferContext(EngineDrivenTransferContext):
         here = pacing()
         assert here.loads is not None and here.stores is not None, "made without a paced link"
         self._loads, self._stores, self._steps, self._report = here.loads, here.stores, here.steps, here.report
+        share_interpreter()
         self._threads = {kind: ThreadPoolExecutor(_THREADS, kind, wake_precisely) for kind in ("loads", "stores")}
         self._storing: set[MessagingFuture[bool]] = set()
         # Two processes draw overlapping numbers with a chance below one in a million.

@@ -9,6 +9,7 @@ from __future__ import annotations
 import ctypes
 import json
 import os
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
@@ -26,6 +27,11 @@ _REPORT_BYTES = 1024
 def wake_precisely() -> None:
     """For the calling thread: the kernel wakes it to the microsecond, and not up to 50 µs later."""
     ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_TIMERSLACK, 1, 0, 0, 0)
+
+
+def share_interpreter() -> None:
+    """For the whole process: a thread that wakes gets the interpreter after half a millisecond, and not after five."""
+    sys.setswitchinterval(5e-4)
 
 
 @dataclass(frozen=True)
