@@ -33,6 +33,8 @@ from traces.tiers import state_named
 
 SCHEMA = 1
 NAME = "contrast.json"
+# Of two times of one request, the factor from which they count as unlike.
+_SAME = 1.01
 _METRICS = ("ttft_s", "e2e_s", "tpot_s")
 
 
@@ -289,6 +291,9 @@ def _notes(a: Point, b: Point) -> tuple[str, ...]:
     if a.free:
         asked = {row.id for point in (a, b) for row in (*point.rows, *point.left_out)}
         both = {row.id for row in a.rows} & {row.id for row in b.rows}
+        pairs = paired_times(a.rows, b.rows, "ttft_s")
+        faster, slower = sum(x > y * _SAME for x, y in pairs), sum(y > x * _SAME for x, y in pairs)
+        found.append(f"TTFT of {faster:,} requests is shorter in B, of {slower:,} longer (by more than 1 %)")
         if len(both) < len(asked):
             found.append(f"only {len(both):,} of {len(asked):,} requests were answered on both sides")
     else:

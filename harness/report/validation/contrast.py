@@ -107,12 +107,17 @@ def _about(found: Contrast) -> list[str]:
         if pair.differences:
             said.append(f"At {pair_label(pair)} also: {_differing(pair.differences)}.")
         said += [f"At {pair_label(pair)}: {note}." for note in pair.notes]
-    if found.made == "simulated" and all(round(f.ratio.ratio, 6) == 1 for pair in found.pairs for f in pair.figures):
+    if found.made == "simulated" and all(_is_flat(f.ratio) for pair in found.pairs for f in pair.figures):
         said.append(
             "No simulated time differs: the presets have no term for what differs, or none that this load reaches. That"
             " is flat by construction, and no finding."
         )
     return said
+
+
+def _is_flat(ratio: Ratio) -> bool:
+    """Whether all times are the same on both sides."""
+    return {round(each, 6) for each in (ratio.ratio, ratio.low or 0.0, ratio.high or 0.0)} == {1.0}
 
 
 def _not_compared(found: Contrast) -> list[str]:

@@ -125,6 +125,7 @@ def test_a_load_with_and_without_the_cache_server_is_paired_by_request(
     assert ratio.basis == "requests" and ratio.samples == (150, 150) and ratio.low is not None and ratio.low > 1.5
     assert "cache.cpu" in {each.key for each in contrasted(a, b).differences}
     assert ratio_lines(contrasted(a, b))[0][4].endswith("faster, paired by request")
+    assert pair.notes == ("TTFT of 149 requests is shorter in B, of 0 longer (by more than 1 %)",)
 
 
 def test_the_same_set_up_before_and_after_is_still_asked_for_equality(
