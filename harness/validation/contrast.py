@@ -117,8 +117,8 @@ def _made(side: Side) -> Made:
 def contrast(ours: Side, theirs: Side, command: str = "") -> Contrast:
     """B against A.
 
-    Raises NotComparable where no point of one was asked what a point of the other was. So it does where their times came
-    to be in unlike ways, and where the times of a side are not its accelerator's.
+    Raises NotComparable where no point of one was asked what a point of the other was, and where their times came to be
+    in unlike ways. So it does where a side's times are not its accelerator's.
     """
     if _made(ours) != _made(theirs):
         raise NotComparable(
