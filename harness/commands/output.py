@@ -59,9 +59,13 @@ def print_json(content: Any) -> None:
 
 def name_report(folder: Path, before: str = "", browse: bool = False) -> None:
     """Prints where the report is, as a link where the terminal has links, and opens it if asked to."""
+    name_page(folder / "report.html", before, browse)
+
+
+def name_page(page: Path, before: str = "", browse: bool = False) -> None:
+    """The same of a page of any name."""
     from rich.text import Text
 
-    page = folder / "report.html"
     link = Text(str(page), style=f"link {page.resolve().as_uri()}")
     console().print(Text.assemble(before, "report: ", link), soft_wrap=True)
     if browse and not webbrowser.open(page.resolve().as_uri()):

@@ -146,7 +146,7 @@ def _contrast(ours: Side, theirs: Side, folder: Path, answer: OutputChoice) -> i
     found = contrast(ours, theirs, command_line())
     make_folder(folder)
     write_contrast(folder, found)
-    write_contrast_page(folder, found)
+    write_contrast_page(folder / "report.html", found)
     if answer.as_json:
         print_json(found)
     else:

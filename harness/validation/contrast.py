@@ -29,9 +29,12 @@ from harness.validation.comparable import check_pace, defects, name
 from harness.validation.document import SideFacts, side_facts
 from harness.validation.points import Point, PointKey, Side
 from harness.validation.setups import Difference, differences, setup_of
+from traces.tiers import state_named
 
 SCHEMA = 1
 NAME = "contrast.json"
+# Of two times of one request, the factor from which they count as unlike.
+_SAME = 1.01
 _METRICS = ("ttft_s", "e2e_s", "tpot_s")
 
 
@@ -112,8 +115,16 @@ def _made(side: Side) -> Made:
 
 
 def contrast(ours: Side, theirs: Side, command: str = "") -> Contrast:
-    """Raises NotComparable where no point of one side was asked what a point of the other was, and where the times of a
-    side are not its accelerator's."""
+    """B against A.
+
+    Raises NotComparable where no point of one was asked what a point of the other was, and where their times came to be
+    in unlike ways. So it does where a side's times are not its accelerator's.
+    """
+    if _made(ours) != _made(theirs):
+        raise NotComparable(
+            f"not comparable: one side is {_made(ours)}, the other {_made(theirs)}: a ratio would hold the model's"
+            " error as well; harness compare and harness validate judge the model"
+        )
     check_pace(ours, theirs)
     matched, left_out = _matched(ours, theirs)
     pairs: list[tuple[MatchedPoint, tuple[Difference, ...]]] = []
@@ -215,7 +226,10 @@ def _alone(side: str, key: PointKey, point: Point, other: Side) -> LeftOut:
     there = "B" if side == "A" else "A"
     loads = [each for each in other.points.values() if _load(each) == _load(point)]
     if loads:
-        reason = f"{there} did not measure the state {point.tier} under this load"
+        cache = loads[0].cell.cache
+        lacks = not point.free and cache is not None and sorted(state_named(point.tier).needs - cache.tiers)
+        what = f"has no tier {' and '.join(lacks)}" if lacks else f"did not measure the state {point.tier}"
+        reason = f"{there} {what} under this load"
     else:
         nearest = next(iter(other.points.values()), None)
         unlike = _first_unlike(point, nearest) if nearest else "it has no rows"
@@ -277,6 +291,9 @@ def _notes(a: Point, b: Point) -> tuple[str, ...]:
     if a.free:
         asked = {row.id for point in (a, b) for row in (*point.rows, *point.left_out)}
         both = {row.id for row in a.rows} & {row.id for row in b.rows}
+        pairs = paired_times(a.rows, b.rows, "ttft_s")
+        faster, slower = sum(x > y * _SAME for x, y in pairs), sum(y > x * _SAME for x, y in pairs)
+        found.append(f"TTFT of {faster:,} requests is shorter in B, of {slower:,} longer (by more than 1 %)")
         if len(both) < len(asked):
             found.append(f"only {len(both):,} of {len(asked):,} requests were answered on both sides")
     else:

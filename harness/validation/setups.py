@@ -59,7 +59,10 @@ def setup_of(manifest: Manifest, cell: CellEntry) -> dict[str, Any]:
     found["engines"] = {manifest.engine: {key: value for key, value in own.items() if key not in _PLACES}}
     resolved = msgspec.to_builtins(cell.resolved or Resolved())
     found["resolved"] = {key: resolved[key] for key in _RESOLVED}
-    found["harness"] = {"version": manifest.versions.get("kv-harness"), "commit": manifest.git.commit}
+    found["harness"] = {
+        "version": manifest.versions.get("kv-harness"),
+        "commit": (manifest.git.commit or "")[:12] or None,
+    }
     if not is_simulated(manifest.engine):
         host = msgspec.to_builtins(manifest.host)
         found["host"] = {key: host[key] for key in _HOST}

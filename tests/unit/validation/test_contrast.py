@@ -7,6 +7,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from harness.commands.report import report as report_command
 from harness.commands.validate import compare as compare_command
 from harness.errors import NotComparable
 from harness.report.validation.contrast import contrast_findings, factor, ratio_lines
@@ -124,6 +125,7 @@ def test_a_load_with_and_without_the_cache_server_is_paired_by_request(
     assert ratio.basis == "requests" and ratio.samples == (150, 150) and ratio.low is not None and ratio.low > 1.5
     assert "cache.cpu" in {each.key for each in contrasted(a, b).differences}
     assert ratio_lines(contrasted(a, b))[0][4].endswith("faster, paired by request")
+    assert pair.notes == ("TTFT of 149 requests is shorter in B, of 0 longer (by more than 1 %)",)
 
 
 def test_the_same_set_up_before_and_after_is_still_asked_for_equality(
@@ -175,6 +177,9 @@ def test_what_has_no_partner_is_left_out_with_the_reason(tmp_path: Path, chunks:
     assert "A did not measure the state disk" in reasons["B", "base disk"]
     said = contrast_findings(found)
     assert any(line.startswith("Not compared, A: base recompute") for line in said)
+    off = with_cache(PREFIX, cpu=None, disk=None) | {"measure": {"tiers": ["gpu"], "samples": 1}}
+    alone = contrasted(chunks[0], sim_run(tmp_path / "off", off))
+    assert {each.point: each.reason for each in alone.left_out}["base cpu"] == "B has no tier cpu under this load"
 
 
 def test_another_load_is_not_comparable_and_says_in_what(tmp_path: Path, chunks: tuple[Path, Path]) -> None:
@@ -197,3 +202,52 @@ def test_words_never_sell_an_interval_around_1_as_a_difference() -> None:
     assert factor(unclear).startswith("not shown to differ, 1.1")
     slower = Ratio(ratio=0.5, low=0.4, high=0.6, reference_s=1.0, typical_s=2.0, samples=(200, 200), basis="requests")
     assert factor(slower) == f"{with_interval(slower.turned)} slower, paired by request"
+
+
+# ---- several runs on one page
+
+
+def test_several_runs_are_held_against_the_first_on_one_page(
+    tmp_path: Path, chunks: tuple[Path, Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    a = measured(chunks[0], tmp_path / "a")
+    b = measured(chunks[1], tmp_path / "b", seed=2, slower=0.5)
+    c = measured(chunks[0], tmp_path / "c", seed=3, slower=2.0)
+    page = tmp_path / "all.html"
+    assert report_command(a, b, c, chunks[1], page=page) == 0
+    said = capsys.readouterr().out
+    assert "b: What differs: cache.chunk_tokens: 128 in A, 256 in B." in said
+    assert "c: What differs: nothing that is kept." in said
+    assert "sim: not comparable: one side is measured, the other simulated" in said and str(page) in said
+    text = page.read_text()
+    assert "this run is" in text and "4 runs" not in text and "3 runs against a" in text
+    for name, word in (("b", "faster"), ("c", "slower")):
+        assert [word in line for line in said.splitlines() if line.startswith(f"{name}  ")] == [True] * 3
+    assert not (a / "report.html").exists(), "their own reports stay as they are"
+
+
+@pytest.mark.parametrize(
+    ("name", "runs", "words"),
+    [
+        ("one.html", 1, "needs two folders at least"),
+        ("page.txt", 2, "name it NAME.html"),
+        ("no/page.html", 2, "there is no folder"),
+        ("there.html", 2, "exists already"),
+    ],
+)
+def test_a_page_that_cannot_be_made_is_refused(
+    name: str, runs: int, words: str, tmp_path: Path, chunks: tuple[Path, Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "there.html").write_text("kept")
+    assert report_command(*chunks[:runs], page=tmp_path / name) == 2
+    said = capsys.readouterr().err
+    assert words in said and said.count("\n") == 1 and (tmp_path / "there.html").read_text() == "kept"
+
+
+def test_runs_of_which_none_can_be_held_against_the_first_are_refused(
+    tmp_path: Path, chunks: tuple[Path, Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    a = measured(chunks[0], tmp_path / "a")
+    assert report_command(a, chunks[1], page=tmp_path / "page.html") == 2
+    assert "one side is measured, the other simulated" in capsys.readouterr().err
+    assert not (tmp_path / "page.html").exists()
