@@ -52,12 +52,11 @@ def calibrated(folder: Path, name: str, experiment: Experiment, engine: EngineNa
         for point, fitted_s, error in zip(points, found.fitted_s, found.loo_error, strict=True)
     ]
     good, verdict = _verdict(known)
-    host = manifest.host
     return Calibration(
         name=name,
         source=f"harness calibrate, run {manifest.run_id}: medians over samples of TTFT and time per output token",
         date=manifest.created_at or "",
-        machine=f"{host.cpu}, {host.cores} cores, {(host.memory_bytes or 0) >> 30} GiB RAM, Linux {host.kernel}",
+        machine=_machine(manifest),
         method="Least squares of the relative error, weighed by noise, no constant below 0 (simulator/fitting.py).",
         fitted_on=msgspec.structs.replace(fitted_on, points=tuple(known)),
         assumed=assumed,
@@ -67,6 +66,14 @@ def calibrated(folder: Path, name: str, experiment: Experiment, engine: EngineNa
         verdict=verdict,
         intervals=found.intervals,
     )
+
+
+def _machine(manifest: Manifest) -> str:
+    """With what stood for a GPU first: the constants are then of both."""
+    host, resolved = manifest.host, [cell.resolved for cell in manifest.cells if cell.resolved]
+    paced = dict.fromkeys(str(each.accelerator) for each in resolved if each.accelerator)
+    own = f"{host.cpu}, {host.cores} cores, {(host.memory_bytes or 0) >> 30} GiB RAM, Linux {host.kernel}"
+    return "; ".join([*paced, own])
 
 
 def packs_of(experiment: Experiment, engine: EngineName) -> Packs:

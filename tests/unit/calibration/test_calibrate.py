@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,8 @@ from harness.calibration.points import micro_cells, points_of
 from harness.commands.calibrate import calibrate
 from harness.experiment.read import load_experiment
 from harness.measure.run import RunRequest, run
+from harness.records import AcceleratorFacts
+from harness.results.manifest import encode_manifest, read_manifest
 from simulator.calibration import TRANSFER, Calibration, CalibrationPoint, load_calibration
 from simulator.fitting import fit
 from simulator.models import load_model
@@ -114,6 +117,18 @@ def test_the_simulators_own_constants_are_found_again(found: Calibration) -> Non
         name: pytest.approx(TRUTH[name], rel=0.05) for name in PLAIN
     }
     assert found.good, found.verdict
+
+
+def test_a_calibration_of_a_paced_engine_names_the_accelerator(folder: Path, tmp_path: Path, measured: Path) -> None:
+    shutil.copytree(measured, tmp_path / "paced")
+    manifest = read_manifest(measured)
+    facts = AcceleratorFacts(name="h9", machine="m", date="d", standing="s", link="paced", fitted_on="f")
+    for cell in manifest.cells:
+        assert cell.resolved is not None
+        cell.resolved = msgspec.structs.replace(cell.resolved, accelerator=facts)
+    (tmp_path / "paced" / "manifest.json").write_bytes(encode_manifest(manifest))
+    made = calibrated(tmp_path / "paced", "paced", load_experiment(experiment(folder)).experiment, "sim")
+    assert made.machine.startswith("reference accelerator h9, no GPU; ") and str(manifest.host.cpu) in made.machine
 
 
 @pytest.mark.parametrize("point", UNSEEN, ids=lambda p: f"{p.tier}-{p.prompt_tokens}-{p.concurrency}")

@@ -3,6 +3,7 @@
 import math
 from typing import Any
 
+import msgspec
 import pytest
 
 from harness.records import Counters, Resolved, Sample
@@ -145,6 +146,13 @@ def test_a_simulation_says_so_and_claims_no_cost_of_stores() -> None:
     said = answer(one)
     assert said[0].startswith("Simulated with cpu-2core") and one.points[-1].hit_rate is None
     assert any("not modelled" in line for line in said) and not any("breaks even once" in line for line in said)
+
+
+def test_an_engine_at_a_gpu_s_pace_says_so_first() -> None:
+    one = found({1024: around(1.0)}, {1024: on_at(0.2, 1.0)})
+    assert one.accelerator is None and "Paced" not in " ".join(answer(one))
+    paced = msgspec.structs.replace(one, accelerator="reference accelerator h9, no GPU")
+    assert answer(paced)[0].startswith("Paced by reference accelerator h9, no GPU: real cache server and storage")
 
 
 def test_writes_are_counted_by_the_cache_server() -> None:
