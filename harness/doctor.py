@@ -29,6 +29,10 @@ MIN_PYTHON = (3, 11)
 MIN_CPUS = 2
 MIN_MEMORY_BYTES = 8 * GIB
 MIN_DISK_BYTES = 10 * GIB
+# What vLLM and LMCache take beside KV, the models that users ask for, and a prompt worth measuring.
+ENGINE_MEMORY_BYTES = 4 * GIB
+ACCELERATOR_MODELS = ("llama-3.1-8b", "llama-3.1-70b")
+ACCELERATOR_TOKENS = 4097
 PORTS = (8000, 5555)
 STEAL_WINDOW_S = 0.5
 MAX_STEAL = 0.01
@@ -71,6 +75,7 @@ def abilities() -> list[Ability]:
     return [
         Ability("sim", "predict with --engine sim", ("python", "rust core", "disk")),
         *engines,
+        Ability("accelerator", "run vllm at a GPU's pace without it", ("cpus", "memory", "disk", "engine vllm")),
         Ability("disk-cold", "drop the page cache for disk_cold", ("root",)),
         Ability("devices", "make reference devices", ("root", "loop devices", "io throttle", "file systems")),
         Ability("traces", "trace files and block I/O", ("root", "bpftrace")),
@@ -96,6 +101,7 @@ def checks(root: Path) -> list[Check]:
         ("cpus", _cpus),
         ("quiet machine", _quiet),
         ("memory", _memory),
+        ("accelerator", _accelerator),
         ("disk", lambda: _disk(root)),
         ("traces", lambda: _traces(root)),
         ("ports", _ports),
@@ -178,12 +184,29 @@ def _cpu_ticks() -> list[int]:
     return [int(field) for field in (PROC / "stat").read_text().splitlines()[0].split()[1:]]
 
 
-def _memory() -> Check:
+def _free_bytes() -> int:
     fields = dict(line.split(":", 1) for line in (PROC / "meminfo").read_text().splitlines())
-    free = int(fields["MemAvailable"].split()[0]) * 1024
+    return int(fields["MemAvailable"].split()[0]) * 1024
+
+
+def _memory() -> Check:
+    free = _free_bytes()
     detail = f"{free / GIB:.1f} GiB available"
     cure = f"free some: vLLM and LMCache need {MIN_MEMORY_BYTES / GIB:.0f} GiB (the simulator far less)"
     return Check("memory", free >= MIN_MEMORY_BYTES, detail, cure)
+
+
+def _accelerator() -> Check:
+    """What a reference accelerator can stand in for: with it, the GPU's KV lies in RAM as well as the CPU tier's."""
+    from simulator.models import CONFIGS, load_model
+
+    each = max(0, _free_bytes() - ENGINE_MEMORY_BYTES) // 2
+    room = {name: each // load_model(name).kv_bytes_per_token for name in ACCELERATOR_MODELS}
+    gpus = ", ".join(sorted(path.stem for path in (CONFIGS / "hardware").glob("*.yaml")))
+    held = ", ".join(f"{tokens:,} of {name}" for name, tokens in room.items())
+    detail = f"{gpus}; RAM for tokens of KV, on GPU and in CPU RAM each: {held}"
+    cure = f"free some: a prompt of {ACCELERATOR_TOKENS:,} tokens has to fit twice, beside vLLM and LMCache"
+    return Check("accelerator", True if room[ACCELERATOR_MODELS[0]] >= ACCELERATOR_TOKENS else None, detail, cure)
 
 
 def _disk(root: Path) -> Check:

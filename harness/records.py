@@ -63,6 +63,10 @@ class Counters(msgspec.Struct, frozen=True, kw_only=True):
     external_tokens (through a connector). The cache server counts by tier: hit_tokens of its look-ups, loaded_chunks
     from storage, and device_read_bytes, which its process got from the tier's device (a read that the page cache
     answers adds none). stores_begun, stores_ended: chunks on their way to storage.
+
+    A reference accelerator counts its steps, loads and stores: paced, the microseconds that they were to take
+    (asked_us), those that ended late, and the microseconds by which all of them ended after their due moments
+    (overrun_us).
     """
 
     computed_tokens: int | None = None
@@ -72,6 +76,10 @@ class Counters(msgspec.Struct, frozen=True, kw_only=True):
     device_read_bytes: dict[str, int] = {}
     stores_begun: int | None = None
     stores_ended: int | None = None
+    paced: dict[str, int] = {}
+    asked_us: dict[str, int] = {}
+    late: dict[str, int] = {}
+    overrun_us: dict[str, int] = {}
 
     def since(self, earlier: Counters) -> Counters:
         """What moved since then; only counters that both report."""
@@ -104,7 +112,20 @@ class Counters(msgspec.Struct, frozen=True, kw_only=True):
         return cls(**fields)
 
 
-COUNTERS_BY_TIER = ("hit_tokens", "loaded_chunks", "device_read_bytes")
+COUNTERS_BY_TIER = ("hit_tokens", "loaded_chunks", "device_read_bytes", "paced", "asked_us", "late", "overrun_us")
+
+
+# Of the time that an accelerator's steps were to take, the share that they may end late.
+MAX_LATE_SHARE = 0.02
+
+
+def late_share(moved: Iterable[Counters]) -> float | None:
+    """By how much an accelerator's steps ended late, as a share of the time that they were to take; None: no steps."""
+    asked_us = overrun_us = 0
+    for counters in moved:
+        asked_us += counters.asked_us.get("steps", 0)
+        overrun_us += counters.overrun_us.get("steps", 0)
+    return overrun_us / asked_us if asked_us else None
 
 
 class SchedulerLimits(msgspec.Struct, frozen=True, kw_only=True):
@@ -154,6 +175,21 @@ class PresetFacts(msgspec.Struct, frozen=True, kw_only=True):
     standing: str
 
 
+class AcceleratorFacts(msgspec.Struct, frozen=True, kw_only=True):
+    """Whose pace a real engine kept on a machine without that GPU. standing: how far the constants may be believed, as
+    a clause. link: paced, or copied by the cache server. fitted_on: the model that the constants are of."""
+
+    name: str
+    machine: str
+    date: str
+    standing: str
+    link: str
+    fitted_on: str
+
+    def __str__(self) -> str:
+        return f"reference accelerator {self.name}, no GPU"
+
+
 class Resolved(msgspec.Struct, frozen=True, kw_only=True):
     """What the engine says of itself once it runs: never what the configuration hoped for.
 
@@ -161,6 +197,7 @@ class Resolved(msgspec.Struct, frozen=True, kw_only=True):
     cluster, store: how the engine and its cache work; None: the engine does not say, or has none. url: where a server
     answers. connector: how vLLM reaches the cache. cache_config: the labels of vLLM's metric of that name.
     disk_device: the block device below the disk tier. preset: of a simulator; None: the times are a machine's own.
+    accelerator: what stands for the GPU of a real engine; None: nothing does.
     """
 
     gpu_bytes: int | None = None
@@ -185,6 +222,7 @@ class Resolved(msgspec.Struct, frozen=True, kw_only=True):
     cache_config: dict[str, str] = {}
     calibration_source: str | None = None
     preset: PresetFacts | None = None
+    accelerator: AcceleratorFacts | None = None
 
     def bytes_of(self, tier: str) -> int | None:
         """A tier's capacity."""

@@ -6,6 +6,7 @@ A fit is good only if leave-one-out says so: a fit to all other points predicts 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ from typing import Any
 import msgspec
 import yaml
 
-from harness.calibration.points import PASSES, micro_cells, points_of
+from harness.calibration.points import PASSES, least_measuring_s, micro_cells, points_of
 from harness.engines import ENGINES
 from harness.engines.kind import EngineName, Packs
 from harness.engines.sim.settings import SimSettings
@@ -51,12 +52,11 @@ def calibrated(folder: Path, name: str, experiment: Experiment, engine: EngineNa
         for point, fitted_s, error in zip(points, found.fitted_s, found.loo_error, strict=True)
     ]
     good, verdict = _verdict(known)
-    host = manifest.host
     return Calibration(
         name=name,
         source=f"harness calibrate, run {manifest.run_id}: medians over samples of TTFT and time per output token",
         date=manifest.created_at or "",
-        machine=f"{host.cpu}, {host.cores} cores, {(host.memory_bytes or 0) >> 30} GiB RAM, Linux {host.kernel}",
+        machine=_machine(manifest),
         method="Least squares of the relative error, weighed by noise, no constant below 0 (simulator/fitting.py).",
         fitted_on=msgspec.structs.replace(fitted_on, points=tuple(known)),
         assumed=assumed,
@@ -66,6 +66,14 @@ def calibrated(folder: Path, name: str, experiment: Experiment, engine: EngineNa
         verdict=verdict,
         intervals=found.intervals,
     )
+
+
+def _machine(manifest: Manifest) -> str:
+    """With what stood for a GPU first: the constants are then of both."""
+    host, resolved = manifest.host, [cell.resolved for cell in manifest.cells if cell.resolved]
+    paced = dict.fromkeys(str(each.accelerator) for each in resolved if each.accelerator)
+    own = f"{host.cpu}, {host.cores} cores, {(host.memory_bytes or 0) >> 30} GiB RAM, Linux {host.kernel}"
+    return "; ".join([*paced, own])
 
 
 def packs_of(experiment: Experiment, engine: EngineName) -> Packs:
@@ -152,10 +160,18 @@ def _yaml(content: dict[str, Any]) -> str:
     return yaml.safe_dump(content, sort_keys=False, width=110, allow_unicode=True)
 
 
-def planned_micro_cells(plan: Plan, budget_s: float, passes: int = PASSES) -> list[Cell]:
-    """micro_cells of all chunk sizes of a plan, starts of the engine included in their time. Raises ConfigError."""
+def planned_micro_cells(plan: Plan, budget_s: float, passes: int = PASSES, option: str = "--budget") -> list[Cell]:
+    """micro_cells of all chunk sizes of a plan, starts of the engine included in their time.
+
+    Raises ConfigError, which names the option that gave the budget and the least that every point can be measured in.
+    """
     chunk_sizes = plan.axes.get("cache.chunk_tokens", (plan.experiment.cache.chunk_tokens,))
-    measuring_s = budget_s - _START_S * len(chunk_sizes)
-    if measuring_s <= 0:
-        raise ConfigError(f"--budget: {len(chunk_sizes)} starts of the engine take about a minute each; raise it")
-    return micro_cells(plan.experiment, chunk_sizes, measuring_s, passes)
+    starts_s = _START_S * len(chunk_sizes)
+    cells = micro_cells(plan.experiment, chunk_sizes, budget_s - starts_s, passes)
+    least_s = starts_s + least_measuring_s(len(cells))
+    if budget_s < least_s:
+        raise ConfigError(
+            f"{option} {budget_s:g}s: too short to measure anything: {len(chunk_sizes)} start(s) of the engine"
+            f" and {len(cells)} micro-measurements need at least {math.ceil(least_s / 60)}min"
+        )
+    return cells

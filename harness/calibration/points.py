@@ -48,6 +48,8 @@ _RESAMPLED = 1000
 _UNIT_TOKENS = 256
 # Emptying the tiers and computing the prefixes again, before a cell's own time begins.
 _PLACING_S = 3.0
+# Enough for a round of samples to begin, which then ends whatever it takes.
+_LEAST_S = 0.5
 
 
 def micro_cells(
@@ -72,6 +74,11 @@ def micro_cells(
     ]
     each_s = max(0.0, budget_s / len(made) - _PLACING_S)
     return [_cell(experiment, spec, again, each_s) for again, spec in made]
+
+
+def least_measuring_s(cells: int) -> float:
+    """The shortest budget in which so many cells of micro_cells get a round each."""
+    return cells * (_PLACING_S + _LEAST_S)
 
 
 class Spec(NamedTuple):

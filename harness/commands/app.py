@@ -56,7 +56,11 @@ VERBS = {
         "Measures an engine's costs; fits the simulator's constants to them.",
     ),
     "validate": ("validate", "validate", "Holds the calibrated simulator against a real engine: pass, fail, and why."),
-    "compare": ("validate", "compare", "Holds any two runs of one experiment against each other."),
+    "compare": (
+        "validate",
+        "compare",
+        "Holds two runs against each other: equal before and after, or by how much two set-ups differ.",
+    ),
     "serve": ("serve", "serve", "Answers OpenAI requests over HTTP with the simulator's timing."),
     "report": ("report", "report", "Makes summary, table and report.html again, from the rows alone."),
     "list": ("list", "list_all", "Lists experiments, models, presets, and the runs in ./results."),
@@ -100,6 +104,7 @@ def main() -> None:
     Exit codes: 0 done; 1 the run failed or a tier has no row that counts; 2 the user's mistake; 3 a goal is not met;
     130, 143 interrupted.
     validate and compare: 0 pass; 1 fail; 3 nothing fails and not everything could be resolved.
+    compare of unlike set-ups: 0 answered; 3 too few samples for any answer.
     """
     app = make_app(sys.argv[1:])
     app["--help"].group = app["--version"].group = Group("Help")

@@ -9,6 +9,7 @@ from cyclopts import Parameter
 
 from harness.commands.errors import DONE, RUN_FAILED, command_line, seconds, told
 from harness.commands.options import EngineChoice, ExperimentFile, Overrides, Size
+from harness.commands.output import check_writable
 from harness.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -69,6 +70,7 @@ def _check(output: Path, run_folder: Path | None) -> None:
         raise ConfigError(f"-o {output}: exists already; choose another file, or remove it")
     if not output.absolute().parent.is_dir():
         raise ConfigError(f"-o {output}: there is no folder {output.parent}; make it first")
+    check_writable(output)
     if run_folder is not None and run_folder.exists():
         raise ConfigError(f"--run {run_folder}: exists already; choose another folder")
 

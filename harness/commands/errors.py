@@ -33,6 +33,7 @@ def told(work: Callable[P, int]) -> Callable[P, int]:
             print(f"harness: {error}", file=sys.stderr)
             return 128 + error.signal
         except KeyboardInterrupt:
+            print("harness: interrupted", file=sys.stderr)
             return 128 + signal.SIGINT
 
     return command

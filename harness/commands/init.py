@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -11,6 +12,7 @@ from cyclopts import Parameter
 
 from harness.commands.errors import DONE, told
 from harness.commands.options import EngineChoice
+from harness.commands.output import check_writable
 from harness.engines import ENGINES
 from harness.errors import ConfigError
 from traces.errors import UserError
@@ -79,13 +81,19 @@ def init(
             f"--engine {engine}: {'--attach' if attach else 'init'} is for {' and '.join(can)}; choose one"
         )
     if asks and attach and lmcache_url is None:
-        lmcache_url = _ask("The LMCache server's HTTP address (its --http-port)", "http://127.0.0.1:8080")
+        lmcache_url = _ask(
+            "The LMCache server's HTTP address (its --http-port)", "http://127.0.0.1:8080", check=_check_cache
+        )
     if asks and kind.simulated and hardware is None:
-        hardware = _ask("Preset of the machine (`harness list presets`)", "cpu-2core")
+        hardware = _ask("Preset of the machine (`harness list presets`)", "cpu-2core", check=_check_hardware)
     if asks and model is None and not attach:
-        model = _ask("Model (`harness list models`, or a folder of weights; empty: the preset's, or a tiny one)", "")
+        model = _ask(
+            "Model (`harness list models`, or a folder of weights; empty: the preset's, or a tiny one)",
+            "",
+            check=_check_model,
+        )
     if asks and disk is None and not attach and not kind.simulated:
-        disk = Path(_ask("Folder for the disk tier's files, on the disk to judge", "."))
+        disk = Path(_ask("Folder for the disk tier's files, on the disk to judge", ".", check=_check_disk))
     servers = NamedServers(attach, lmcache_url, lmcache_pid, disk_path) if attach else None
     wanted = Wanted(model or None, file.with_name(f"{file.stem}-model.yaml"), disk, hardware, device, servers)
     _write(file, engine, kind.propose(wanted))
@@ -99,6 +107,7 @@ def _check(file: Path, force: bool) -> None:
         raise ConfigError(f"{file}: exists already; choose another name, or replace it with --force")
     if not file.absolute().parent.is_dir():
         raise ConfigError(f"{file}: there is no folder {file.parent}; make it first")
+    check_writable(file)
 
 
 def _name(file: Path) -> str:
@@ -110,13 +119,59 @@ def _ask_engine() -> tuple[str | None, str | None]:
     """Engine, and the URL of one that runs already."""
     names = [name for name, kind in ENGINES.items() if kind.propose]
     what = _ask("What serves the load (attach: a vLLM that runs already)", names[0], *names, "attach")
-    return (None, _ask("Its URL", "http://127.0.0.1:8000")) if what not in names else (what, None)
+    if what in names:
+        return what, None
+    return None, _ask("Its URL", "http://127.0.0.1:8000", check=_check_server)
 
 
-def _ask(question: str, default: str, *choices: str) -> str:
+def _ask(question: str, default: str, *choices: str, check: Callable[[str], object] = str) -> str:
+    """An answer that `check` accepts. An answer that it refuses (UserError) is asked for again."""
     from rich.prompt import Prompt
 
-    return Prompt.ask(question, default=default, choices=list(choices) or None)
+    while True:
+        try:
+            answer = Prompt.ask(question, default=default, choices=list(choices) or None)
+            check(answer)
+        except EOFError:
+            print()
+            raise ConfigError("init: no answer came; answer, or give options: harness init --help") from None
+        except KeyboardInterrupt:
+            print()
+            raise
+        except UserError as error:
+            print(f"harness: {error}", file=sys.stderr)
+        else:
+            return answer
+
+
+def _check_model(named: str) -> None:
+    from simulator.models import load_model
+
+    if named and not (Path(named) / "config.json").is_file():
+        load_model(named)
+
+
+def _check_hardware(named: str) -> None:
+    from simulator.calibration import load_calibration
+
+    load_calibration(named)
+
+
+def _check_disk(named: str) -> None:
+    if not Path(named).is_dir():
+        raise ConfigError(f"{named}: is no folder; name one that exists, on the disk to judge")
+
+
+def _check_server(url: str) -> None:
+    from harness.engines.vllm.found import find_server
+
+    find_server(url)
+
+
+def _check_cache(url: str) -> None:
+    from harness.engines.vllm.found import find_cache
+
+    find_cache(url)
 
 
 def _write(file: Path, engine: str, proposal: Proposal) -> None:

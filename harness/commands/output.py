@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
 
+from harness.errors import ConfigError
+
 if TYPE_CHECKING:
     from rich.console import Console
 
@@ -37,6 +39,17 @@ def console() -> Console:
     return Console() if sys.stdout.isatty() else Console(width=_UNWRAPPED)
 
 
+def check_writable(file: Path) -> None:
+    """Raises ConfigError where a file could not be written later, after minutes of measuring."""
+    existed = file.exists()
+    try:
+        file.open("ab").close()
+    except OSError as error:
+        raise ConfigError(f"{file}: cannot be written ({error.strerror}); choose a writable folder") from None
+    if not existed:
+        file.unlink()
+
+
 def print_json(content: Any) -> None:
     """One JSON document of a struct, or of plain values."""
     import msgspec
@@ -46,9 +59,13 @@ def print_json(content: Any) -> None:
 
 def name_report(folder: Path, before: str = "", browse: bool = False) -> None:
     """Prints where the report is, as a link where the terminal has links, and opens it if asked to."""
+    name_page(folder / "report.html", before, browse)
+
+
+def name_page(page: Path, before: str = "", browse: bool = False) -> None:
+    """The same of a page of any name."""
     from rich.text import Text
 
-    page = folder / "report.html"
     link = Text(str(page), style=f"link {page.resolve().as_uri()}")
     console().print(Text.assemble(before, "report: ", link), soft_wrap=True)
     if browse and not webbrowser.open(page.resolve().as_uri()):

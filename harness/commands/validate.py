@@ -9,17 +9,27 @@ from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
 
-from harness.commands.errors import command_line, seconds, told
+from harness.commands.errors import DONE, command_line, seconds, told
 from harness.commands.options import EngineChoice, Out, Overrides, Tolerance
 from harness.commands.output import IN_WORDS, OutputChoice, console, name_report, print_json
-from harness.errors import ConfigError
+from harness.errors import ConfigError, NotComparable
 
 if TYPE_CHECKING:
     from harness.experiment.read import Cell, Plan
     from harness.validation.document import Judgement
+    from harness.validation.points import Side
     from harness.validation.validate import Micro
 
 
+_TOLERANCE = 0.05
+_NOT_RESOLVED = 3
+_Equality = Annotated[
+    float | None,
+    Parameter(
+        help=f"The largest relative error that passes. Default: {_TOLERANCE} where the set-ups are alike; given, unlike"
+        " set-ups are judged by it too, or refused."
+    ),
+]
 _Budget = Annotated[str, Parameter(help="The time for all: what is left goes to points that do not resolve.")]
 _Calibrate = Annotated[str | None, Parameter(help="Or this size of the file is calibrated on, in turns with the rest.")]
 _Sizes = Annotated[list[str] | None, Parameter(name="--size", help="Sizes of the file to measure. Repeatable.")]
@@ -40,7 +50,7 @@ def validate(
     budget: _Budget = "0s",
     calibrating: Annotated[str, Parameter(help="With --calibrate: how long its own points may take.")] = "15min",
     passes: Annotated[int, Parameter(help="With --calibrate: how often it is each point's turn.")] = 6,
-    tolerance: Tolerance = 0.05,
+    tolerance: Tolerance = _TOLERANCE,
     out: Out = None,
     answer: OutputChoice = IN_WORDS,
 ) -> int:
@@ -95,22 +105,56 @@ def compare(
     candidate: Annotated[Path, Parameter(help="The run that is judged.")],
     /,
     *,
-    tolerance: Tolerance = 0.05,
+    tolerance: _Equality = None,
     out: Out = None,
     answer: OutputChoice = IN_WORDS,
 ) -> int:
-    """Holds any two runs of one experiment against each other.
+    """Holds two runs against each other: equal before and after, or by how much two set-ups differ.
 
-    Exit codes: 0 pass, 1 fail, 3 not resolvable.
+    Of one set-up, the question is whether both are equal within --tolerance: exit code 0 pass, 1 fail, 3 not
+    resolvable. Of two set-ups under one load (chunk sizes, tiers, engines), it is by what factor the second is faster,
+    with an interval and a list of what differs: exit code 0, or 3 where no point has samples enough.
 
     Example: harness compare results/before results/after --tolerance 0.05
+
+    Example: harness compare results/chunk128 results/chunk256
     """
     from harness.measure.run import new_folder
+    from harness.validation.contrast import are_unlike
+    from harness.validation.points import read_side
     from harness.validation.validate import compare_runs
 
     folder = out or new_folder("compare", "sim").with_name(f"compare-{reference.name}-{candidate.name}")
-    judgement = compare_runs(reference, candidate, folder, _margin(tolerance), command_line())
+    sides = read_side([reference]), read_side([candidate])
+    unlike = are_unlike(*sides)
+    if tolerance is None and unlike:
+        return _contrast(*sides, folder, answer)
+    margin = _margin(_TOLERANCE if tolerance is None else tolerance)
+    try:
+        judgement = compare_runs(*sides, folder, margin, command_line())
+    except NotComparable as error:
+        hint = "; leave --tolerance out to be told by how much they differ" if unlike else ""
+        raise NotComparable(f"{error}{hint}") from None
     return _tell(judgement, folder, answer)
+
+
+def _contrast(ours: Side, theirs: Side, folder: Path, answer: OutputChoice) -> int:
+    from harness.report.validation.contrast import contrast_findings, contrast_table, write_contrast_page
+    from harness.results.folder import make_folder
+    from harness.validation.contrast import contrast, write_contrast
+
+    found = contrast(ours, theirs, command_line())
+    make_folder(folder)
+    write_contrast(folder, found)
+    write_contrast_page(folder / "report.html", found)
+    if answer.as_json:
+        print_json(found)
+    else:
+        console().print(contrast_table(found))
+        for line in contrast_findings(found):
+            print(line)
+        name_report(folder, browse=answer.browse)
+    return DONE if found.resolved else _NOT_RESOLVED
 
 
 def planned_cells(plans: Mapping[str | None, Plan]) -> list[Cell]:
@@ -130,7 +174,7 @@ def _micro(experiment: Path, overrides: list[str], size: str, budget: str, passe
     from harness.validation.validate import Micro
 
     plan = load_experiment(experiment, overrides, size)
-    cells = planned_micro_cells(plan, seconds("--calibrating", budget), passes)
+    cells = planned_micro_cells(plan, seconds("--calibrating", budget), passes, "--calibrating")
     return Micro(size=f"{size}:", cells=_of_size(size, cells), passes=passes, experiment=plan.experiment)
 
 

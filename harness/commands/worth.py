@@ -115,7 +115,7 @@ def _answer(folder: Path, output: OutputChoice) -> int:
     """Writes worth.json, and says what stands in it."""
     import msgspec
 
-    from harness.report.worth import HEADINGS, answer, table
+    from harness.report.worth import answer, headings, table
     from harness.results.folder import read_rows, read_samples, write_atomically
     from harness.results.manifest import read_manifest
     from harness.results.worth import judge
@@ -127,23 +127,26 @@ def _answer(folder: Path, output: OutputChoice) -> int:
     lines = answer(found)
     content = {"answer": lines} | msgspec.to_builtins(found)
     encoded = msgspec.json.format(msgspec.json.encode(content), indent=1) + b"\n"
-    write_atomically(folder / "worth.json", encoded)
+    try:
+        write_atomically(folder / "worth.json", encoded)
+    except OSError as error:
+        raise ResultsError(f"{folder}: worth.json cannot be written there ({error.strerror}); make room") from None
     if output.as_json:
         print_json(content)
     else:
-        _show(HEADINGS, table(found), lines)
+        _show(headings(found), table(found), lines)
         name_report(folder, browse=output.browse)
     return DONE if any(point.outcome != "too few to compare" for point in found.points) else RUN_FAILED
 
 
-def _show(headings: tuple[str, ...], rows: list[tuple[str, ...]], lines: list[str]) -> None:
+def _show(columns: tuple[str, ...], rows: list[tuple[str, ...]], lines: list[str]) -> None:
     from rich.box import SIMPLE_HEAD
     from rich.table import Table
 
     screen = console()
-    shown = len(headings) if screen.width >= _WIDE else len(headings) - 2
+    shown = len(columns) if screen.width >= _WIDE else len(columns) - 2
     table = Table(box=SIMPLE_HEAD, pad_edge=False)
-    for number, heading in enumerate(headings[:shown]):
+    for number, heading in enumerate(columns[:shown]):
         table.add_column(heading, justify="right" if number else "left", no_wrap=True)
     for row in rows:
         table.add_row(*row[:shown])

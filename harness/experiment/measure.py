@@ -59,7 +59,7 @@ class Measure(Strict):
     budget. The first touch of memory that a tier has just been given costs what no later request pays.
 
     tiers: the warm states that are measured; a prefix workload needs them.
-    samples: a fixed number of samples for each tier.
+    samples: exactly so many samples of each tier; fewer only where `budget` ends first.
     until: sample until an interval is narrow enough.
     budget: no new sample begins after this time.
     must_reach: a free load that nothing of this tier serves is refused.

@@ -114,13 +114,23 @@ def shipped(path: Path) -> Path:
     return next((file for file in files if file.is_file()), path)
 
 
+def _meant(path: Path) -> str:
+    """The shipped name that a wrong one begins, or is nearly."""
+    names = sorted(file.stem for file in (CONFIGS / "experiments").glob("*.yaml"))
+    begun = [name for name in names if name.startswith(path.stem)]
+    near = begun[:1] or difflib.get_close_matches(path.stem, names, n=1)
+    return f"did you mean {near[0]}? " if near else ""
+
+
 def _read(path: Path) -> tuple[dict[str, Any], dict[tuple[str, ...], int]]:
     try:
         if path.stat().st_size > _MAX_FILE_BYTES:
             raise ConfigError(f"{path}: larger than {_MAX_FILE_BYTES} bytes; is this an experiment file?")
         text = path.read_text(encoding="utf-8")
     except FileNotFoundError:
-        raise ConfigError(f"{path}: no such file; `harness list experiments` shows those that ship") from None
+        raise ConfigError(
+            f"{path}: no such file; {_meant(path)}`harness list experiments` shows those that ship"
+        ) from None
     except IsADirectoryError:
         raise ConfigError(f"{path}: is a folder; name the experiment file in it") from None
     except (OSError, UnicodeDecodeError) as error:

@@ -5,6 +5,7 @@ A key's meaning is what its section's docstring says after `key: `; a section's 
 
 from __future__ import annotations
 
+import difflib
 import inspect
 import itertools
 import re
@@ -15,6 +16,7 @@ from typing import Annotated, Any, Literal, NamedTuple, Union, get_args, get_ori
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
+from harness.errors import ConfigError
 from harness.experiment.fields import Strict
 from harness.experiment.model import Experiment
 from harness.experiment.units import Bytes, BytesPerS, Seconds, format_bytes
@@ -35,9 +37,32 @@ class Section(NamedTuple):
     model: type[BaseModel]
 
 
-def reference() -> str:
-    """Every key as Markdown: a heading and a table a section, in the order of the file."""
-    return "\n\n".join(_rendered(section) for section in sections(Experiment))
+def reference(prefix: str = "") -> str:
+    """Every key that begins with the prefix as Markdown: a heading and a table a section, in the order of the file.
+
+    Raises ConfigError where there is none.
+    """
+    chosen = {section: _below(section, prefix) for section in sections(Experiment)}
+    found = [_rendered(section, names) for section, names in chosen.items() if names]
+    if not found:
+        known = [key for section in chosen for key in _keys(section)]
+        near = difflib.get_close_matches(prefix, known, n=1, cutoff=0.5)
+        raise ConfigError(
+            f"{prefix}: no key begins so; {f'did you mean {near[0]!r}? ' if near else ''}see harness keys"
+        )
+    return "\n\n".join(found)
+
+
+def _keys(section: Section) -> dict[str, str]:
+    """Whole key: its name in the section."""
+    return {f"{section.place}.{name}" if section.place else name: name for name in section.model.model_fields}
+
+
+def _below(section: Section, prefix: str) -> list[str]:
+    """Names of the section's keys that the prefix, in whole words, leads to."""
+    return [
+        name for key, name in _keys(section).items() if not prefix or f"{key}.".startswith(f"{prefix.rstrip('.')}.")
+    ]
 
 
 def sections(model: type[BaseModel], place: str = "", kind: str | None = None) -> Iterator[Section]:
@@ -79,12 +104,13 @@ def meanings(model: type[BaseModel]) -> tuple[str, dict[str, str]]:
     return " ".join(whole), found
 
 
-def _rendered(section: Section) -> str:
+def _rendered(section: Section, names: Sequence[str]) -> str:
     whole, meaning = meanings(section.model)
     kind = f" with `kind: {section.kind}`" if section.kind else ""
     lines = [f"### {f'`{section.place}`' if section.place else 'Top level'}{kind}", "", whole, ""]
     lines += ["| key | value | default | meaning |", "|---|---|---|---|"]
-    for name, field in section.model.model_fields.items():
+    for name in names:
+        field = section.model.model_fields[name]
         cells = (f"`{name}`", allowed_text(field), _default(field), meaning.get(name, ""))
         lines.append(f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |")
     return "\n".join(lines)

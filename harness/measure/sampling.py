@@ -3,7 +3,7 @@
 Tiers are interleaved, one sample of each a round, so that drift of the machine falls on all alike. A round goes from
 recompute down the tiers, because a prefix is moved down cheaply and up only by computing it again. Where the time is
 limited, tiers whose samples take long sit rounds out, so that all get about the same time rather than as many samples;
-and the first round, which may be the only one, asks quick tiers several times.
+and the first round, which may be the only one, asks quick tiers several times, but never for more than `samples`.
 Computing a prefix anew after it was moved down is time of the tier that it was moved down for.
 """
 
@@ -62,7 +62,8 @@ class Sampler:
         most_s = _MOST_OF_LEAST * min(wanted.values(), default=0.0)
         due = [tier for tier, spent_s in wanted.items() if spent_s <= most_s]
         first = not any(state.samples for state in self._tiers.values())
-        return [tier for tier in due for _ in range(_QUICK_AT_FIRST if first and state_named(tier).quick else 1)]
+        several = min(_QUICK_AT_FIRST, self._measure.samples or _QUICK_AT_FIRST)
+        return [tier for tier in due for _ in range(several if first and state_named(tier).quick else 1)]
 
     def samples_of(self, tier: str) -> int:
         return self._tiers[tier].samples
@@ -86,10 +87,7 @@ class Sampler:
     def expected(self) -> int | None:
         """Samples of all tiers together; None where an interval decides."""
         samples = self._measure.samples
-        if samples is None:
-            return None
-        first = _QUICK_AT_FIRST if self._measure.budget is not None else 0
-        return sum(max(samples, first if state_named(tier).quick else 0) for tier in self._tiers)
+        return None if samples is None else samples * len(self._tiers)
 
     def _enough(self, state: _Tier) -> bool:
         until = self._measure.until

@@ -30,6 +30,8 @@ _IDLE_S = 2.0
 # How long a failed call waits for its server's end: a socket closes before its process ends.
 _NEWS_S = 0.5
 _ERROR = re.compile(r"\b(ERROR|CRITICAL|FATAL)\b|\b\w*(Error|Exception)\b|^error:|panicked|[Oo]ut of memory")
+# Levels of a line that reports no error of its own, whatever it quotes: a warning may name an exception.
+_QUIET_LEVEL = re.compile(r"\b(TRACE|DEBUG|INFO|NOTICE|WARN|WARNING)\b")
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 T = TypeVar("T")
 
@@ -145,7 +147,7 @@ class Child:
 
     def obituary(self) -> str:
         """One line: which process ended, how, its log, and the last line there that reports an error."""
-        errors = [line for line in self.last_lines(500) if _ERROR.search(line)]
+        errors = [line for line in self.last_lines(500) if _reports_error(line)]
         last = f"ends with the error: {errors[-1].strip()}" if errors else "tells of no error; was memory short?"
         return f"{self.name} ended during the run ({self.how_it_ended()}); {self._log} {last}"
 
@@ -199,6 +201,12 @@ class Child:
         """Ends what a killed guard and a killed warden left behind; usually nothing."""
         warden.end_all(lambda: warden.marked(session, f"{_MARK}={self._mark}"), warden.ORPHAN_GRACE_S)
         warden.delete(self._scratch)
+
+
+def _reports_error(line: str) -> bool:
+    """Whether a log line is an error: the first of its words that is a level or an error decides."""
+    error, level = _ERROR.search(line), _QUIET_LEVEL.search(line)
+    return error is not None and (level is None or error.start() < level.start())
 
 
 async def outlive(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from harness.errors import ResultsError
 from harness.results.folder import read_rows, read_samples, write_parquet, write_summary
 from harness.results.manifest import read_manifest
 from harness.results.summary import Summary, summarize
@@ -11,15 +12,24 @@ from harness.results.traced import write_io
 
 
 def seal(folder: Path) -> Summary:
-    """Writes summary.json, requests.parquet and report.html; returns the summary. Raises ResultsError."""
+    """Writes summary.json, requests.parquet and report.html; returns the summary.
+
+    Raises ResultsError where the folder is no run's, or cannot be written.
+    """
     from harness.blockio.characterize import characterize
     from harness.report.run.html import write_report
 
     manifest, rows = read_manifest(folder), list(read_rows(folder))
     summary = summarize(manifest, rows, list(read_samples(folder)))
-    write_summary(folder, summary)
-    write_parquet(folder, rows)
-    if (io := characterize(folder)) is not None:
-        write_io(folder, io)
-    write_report(folder)
+    try:
+        write_summary(folder, summary)
+        write_parquet(folder, rows)
+        if (io := characterize(folder)) is not None:
+            write_io(folder, io)
+        write_report(folder)
+    except OSError as error:
+        raise ResultsError(
+            f"{folder}: its report cannot be written ({error.strerror or error}); make room, or copy the folder to"
+            " where it can be"
+        ) from None
     return summary

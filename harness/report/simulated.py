@@ -1,37 +1,40 @@
-"""What a simulated run says of itself: whose machine it stands for, and which of its curves say nothing."""
+"""What a run says of itself whose times are not this machine's own: whose they are, and which curves say nothing."""
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any
 
+from harness.records import MAX_LATE_SHARE, AcceleratorFacts, Counters, late_share
 from harness.report.axes import Axis, value_text, varied_axes
-from harness.results.provenance import is_simulated
+from harness.results.provenance import Made, is_simulated
 from harness.results.summary import CellFigures, Summary
 
-Made = Literal["measured", "simulated", "device measured, engine simulated"]
 FLAT = "not modelled here: flat by construction"
 # Two times that agree to so many digits are one time: a virtual clock's sums differ in the last ones.
 _DIGITS = 6
 
 
 def how_made(summary: Summary) -> Made:
-    """How a run's times came to be. Mode storage moves its bytes on a real device, under a simulated engine."""
+    """How a run's times came to be. Mode storage moves its bytes on a real device, under a simulated engine. With a
+    reference accelerator, a real engine waits for a GPU's time."""
     if not is_simulated(summary.engine):
-        return "measured"
+        return "paced" if any(cell.accelerator for cell in summary.cells) else "measured"
     mixed = any(cell.storage for cell in summary.cells)
     return "device measured, engine simulated" if mixed else "simulated"
 
 
 def in_figures(summary: Summary) -> str:
-    """What stands before a metric's name in a table, an axis or a title: 'simulated ', or nothing."""
-    return "simulated " if how_made(summary) == "simulated" else ""
+    """What stands before a metric's name in a table, an axis or a title: 'simulated ', 'paced ', or nothing."""
+    return f"{made} " if (made := how_made(summary)) in ("simulated", "paced") else ""
 
 
 def simulated_notes(summary: Summary) -> list[str]:
-    """Sentences that stand before the findings of a simulated run; none of a measured one."""
+    """Sentences that stand before the findings of a simulated or paced run; none of a measured one."""
     made = how_made(summary)
     if made == "measured":
         return []
+    if made == "paced":
+        return _paced_notes(summary)
     if made != "simulated":
         return ["The storage device is real; the engine and its other tiers are simulated."]
     presets = dict.fromkeys(cell.preset for cell in summary.cells if cell.preset)
@@ -41,6 +44,27 @@ def simulated_notes(summary: Summary) -> list[str]:
         for preset in presets
     ]
     return told or ["Simulated: a prediction, not a measurement."]
+
+
+def _paced_notes(summary: Summary) -> list[str]:
+    told = [
+        f"Paced by {each}: engine, cache server and storage are real; steps{_link(each)} take the time of"
+        f" {each.machine}, by constants that were fitted on {each.fitted_on} ({each.date})."
+        for each in dict.fromkeys(cell.accelerator for cell in summary.cells if cell.accelerator)
+    ]
+    share = late_share(Counters.of(group.counters) for cell in summary.cells for group in cell.tiers.values())
+    if share is None:
+        return told
+    if share > MAX_LATE_SHARE:
+        told.append(
+            f"Steps ended {share:.1%} of their time late, more than {MAX_LATE_SHARE:.0%}: this machine was too slow for"
+            " this accelerator, and these times are not its. Give the engine a core of its own, or name a slower one."
+        )
+    return told
+
+
+def _link(accelerator: AcceleratorFacts) -> str:
+    return " and the link to CPU RAM" if accelerator.link == "paced" else ""
 
 
 def flat_axes(summary: Summary) -> list[Axis]:

@@ -138,7 +138,7 @@ def evidence(summary: Summary) -> Evidence:
     else:
         what = f"{used:,} in the figures, {ended - used:,} left out"
     verb = "simulated, not measured" if made == "simulated" else made
-    good = "good" if made == "measured" else "simulated"
+    good = "good" if made in ("measured", "paced") else "simulated"
     level = good if used == ended else "warn" if used else "bad"
     headline = f"{plural(ended, 'row')} {verb}, {what}"
     return Evidence(level, headline, tuple(counts), tuple(_cures(rows)), _reasons(summary))
@@ -199,7 +199,7 @@ def findings(summary: Summary) -> list[str]:
     for tier in tier_order({tier for cell in measured for tier in cell.tiers} - {baseline, FREE_LOAD}):
         pairs = [pair for cell in measured if (pair := _pair(cell, tier, baseline, labels[cell.key]))]
         if pairs:
-            lines.append(f"{_compared(tier, baseline, pairs)} ({made}typical TTFT{_times_of(pairs)}).")
+            lines.append(f"{_compared(tier, baseline, pairs)} ({_basis(pairs, made)}typical TTFT{_times_of(pairs)}).")
     lines += _free_load(measured, labels, made)
     if not lines:
         lines = [
@@ -228,7 +228,7 @@ def _baseline(cells: list[CellFigures]) -> str:
 
 def _pair(cell: CellFigures, tier: str, baseline: str, label: str) -> _Pair | None:
     own, base = _ttft(cell.tiers.get(tier)), _ttft(cell.tiers.get(baseline))
-    ratio = ratio_interval(base.samples, own.samples) if own and base else None
+    ratio = ratio_interval(base.samples, own.samples, repeats=cell.repeats) if own and base else None
     return None if ratio is None else _Pair(_at(cell, tier, {cell.key: label}), ratio)
 
 
@@ -293,9 +293,25 @@ def _times_of(pairs: Sequence[_Pair]) -> str:
     return f" {duration(ratio.typical_s)} against {duration(ratio.reference_s)}"
 
 
+def _basis(pairs: Sequence[_Pair], made: str) -> str:
+    """What stands in place of an interval, where there is none because nothing spreads."""
+    exact = all(pair.ratio.basis == "repeats exactly" for pair in pairs)
+    return "simulated, repeats exactly: " if exact else made
+
+
 def _faster(ratio: Ratio) -> str:
     """'6.0× (5.1–7.2×) faster', or 'slower' by the ratio seen from the other side."""
     return f"{with_interval(ratio)} faster" if ratio.ratio >= 1 else f"{with_interval(ratio.turned)} slower"
+
+
+def paired_words(ratio: Ratio, name: str) -> str:
+    """'4,000 requests paired by request: at cpu=null, TTFT is 1.4× (1.3–1.5×) slower'."""
+    requests = f"{plural(ratio.samples[0], 'request')} paired by request: at {name}, TTFT is"
+    if ratio.reason is not None:
+        return f"{requests} typically {_faster(ratio)}; {ratio.reason}"
+    if not ratio.distinct:
+        return f"{requests} not shown to differ, {with_interval(ratio)}"
+    return f"{requests} {_faster(ratio)}"
 
 
 def _free_load(cells: list[CellFigures], labels: Mapping[str, str], made: str) -> list[str]:
@@ -307,10 +323,13 @@ def _free_load(cells: list[CellFigures], labels: Mapping[str, str], made: str) -
         (fast, low), (slow, high) = loads[0], loads[-1]
         if duration(low.p50) == duration(high.p50):
             return [f"The {made}median TTFT is {duration(low.p50)} at all {len(loads)} points."]
-        return [
+        text = (
             f"The {made}median TTFT goes from {duration(low.p50)} at {labels[fast.key]} to {duration(high.p50)} at"
             f" {labels[slow.key]} ({len(loads)} points)."
-        ]
+        )
+        if slow.paired is None:
+            return [text]
+        return [text, f"Of these two loads, {paired_words(slow.paired.ratio, labels[slow.key])}."]
     cell, ttft = loads[0]
     flow, hit_rate = cell.tiers[FREE_LOAD].throughput, cell.tiers[FREE_LOAD].tokens.hit_rate
     p90 = percentile_text(ttft.p90, ttft.n, 0.9)

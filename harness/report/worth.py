@@ -10,7 +10,7 @@ from harness.results.worth import Onset, ShareInterval, Worth, WorthPoint, outco
 from harness.stats import FEWEST_SAMPLES
 from traces.tiers import state_named
 
-HEADINGS = ("from", "tokens", "without", "with", "speedup (95 %)", "break-even hit rate", "samples")
+_EXACT = "simulated, repeats exactly"
 
 
 def answer(worth: Worth) -> list[str]:
@@ -23,8 +23,17 @@ def answer(worth: Worth) -> list[str]:
     return [*lines, *_miss(worth), *_writes(worth)]
 
 
+def headings(worth: Worth) -> tuple[str, ...]:
+    speedup = f"speedup ({_EXACT if _is_exact(worth) else '95 %'})"
+    return ("from", "tokens", "without", "with", speedup, "break-even hit rate", "samples")
+
+
+def _is_exact(worth: Worth) -> bool:
+    return any(point.speedup and point.speedup.basis == "repeats exactly" for point in worth.points)
+
+
 def table(worth: Worth) -> list[tuple[str, ...]]:
-    """A row a point, in the order of HEADINGS; the last two may be left out where there is no room."""
+    """A row a point, in the order of `headings`; the last two may be left out where there is no room."""
     return [
         (
             label(point.state),
@@ -46,7 +55,13 @@ def label(state: str) -> str:
 def _warning(worth: Worth) -> str | None:
     unfinished = "" if worth.complete else "The run is not complete: harness worth --resume goes on. "
     if worth.simulated:
-        return f"{unfinished}Simulated with {worth.preset}: a prediction for that machine, not a measurement of yours."
+        exact = " Ratios have no interval: a simulation repeats exactly." if _is_exact(worth) else ""
+        return (
+            f"{unfinished}Simulated with {worth.preset}: a prediction for that machine, not a measurement of"
+            f" yours.{exact}"
+        )
+    if worth.accelerator:
+        return f"{unfinished}Paced by {worth.accelerator}: real cache server and storage, at that GPU's pace."
     return unfinished.strip() or None
 
 

@@ -178,6 +178,16 @@ def flat_row(row: RequestRecord) -> dict[str, Any]:
     return flat | {"ttft_s": row.ttft_s, "e2e_s": row.e2e_s, "tpot_s": row.tpot_s}
 
 
+def make_folder(folder: Path) -> None:
+    """A new folder for what is not a run. Raises ResultsError where it exists, or cannot be made."""
+    try:
+        folder.mkdir(parents=True)
+    except FileExistsError:
+        raise ResultsError(f"{folder}: exists already; choose another --out") from None
+    except OSError as error:
+        raise ResultsError(f"{folder}: cannot be made ({error.strerror}); choose a writable --out") from None
+
+
 def write_atomically(path: Path, data: bytes) -> None:
     """A reader sees the old content or the new, never a part."""
     temporary = path.with_name(path.name + ".tmp")

@@ -8,11 +8,15 @@ import platform
 import subprocess
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Literal
 
 import msgspec
 
 import harness
 from harness.engines import ENGINES
+
+# How a run's times came to be.
+Made = Literal["measured", "paced", "simulated", "device measured, engine simulated"]
 
 
 def now() -> str:

@@ -15,11 +15,14 @@ from typing import Any
 
 import msgspec
 
+from harness.engines import ENGINES
 from harness.errors import ResultsError
 from harness.experiment.goals import Goal
-from harness.records import CUT_OFF, Counters, PresetFacts, Sample, StorageFigures
+from harness.records import CUT_OFF, AcceleratorFacts, Counters, PresetFacts, Sample, StorageFigures
 from harness.results.goals import TierGoals, goals_of, judge_goals
-from harness.results.manifest import Manifest
+from harness.results.manifest import CellEntry, Manifest
+from harness.results.paired import Answered, PairedLoad, asked_of, paired_loads
+from harness.results.provenance import is_simulated
 from harness.stats import FEWEST_SAMPLES, coefficient_of_variation, mean_interval, percentile, samples_needed
 from traces.request import RequestRecord
 from traces.tiers import sources
@@ -134,7 +137,9 @@ class TierFigures(msgspec.Struct, frozen=True, kw_only=True):
 class CellFigures(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """One cell. tiers: by warm state, or FREE_LOAD. storage: of mode storage. preset: of a simulator.
 
-    goals: how far each tier keeps measure.goals; () without goals.
+    accelerator: what stood for the GPU of a real engine; None: nothing did.
+    goals: how far each tier keeps measure.goals; () without goals. repeats: simulated without a real device, so that
+    the run made again has the same times. paired: of a free load; None where the run's quickest sent other requests.
     """
 
     key: str
@@ -142,7 +147,10 @@ class CellFigures(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     storage: StorageFigures | None
     tiers: dict[str, TierFigures]
     preset: PresetFacts | None = None
+    accelerator: AcceleratorFacts | None = None
     goals: tuple[TierGoals, ...] = ()
+    repeats: bool = False
+    paired: PairedLoad | None = None
 
 
 class Summary(msgspec.Struct, frozen=True, kw_only=True):
@@ -204,6 +212,13 @@ def summarize(manifest: Manifest, rows: Iterable[RequestRecord], samples: Iterab
     for sample in samples:
         counters.setdefault((sample.cell, sample.tier), []).append(sample.observed)
     measured = [row for tiers in groups.values() for group in tiers.values() for row in group]
+    paired = paired_loads(
+        {
+            cell.key: Answered(asked_of(cell), [row for row in groups[cell.key][FREE_LOAD] if counted(row)])
+            for cell in manifest.cells
+            if FREE_LOAD in groups[cell.key]
+        }
+    )
     return Summary(
         run_id=manifest.run_id,
         engine=manifest.engine,
@@ -219,11 +234,22 @@ def summarize(manifest: Manifest, rows: Iterable[RequestRecord], samples: Iterab
                     for tier, group in groups[cell.key].items()
                 },
                 preset=cell.resolved.preset if cell.resolved else None,
+                accelerator=cell.resolved.accelerator if cell.resolved else None,
                 goals=_goals(goals_of(cell.config), groups[cell.key]),
+                repeats=repeats_exactly(manifest.engine, cell),
+                paired=paired.get(cell.key),
             )
             for cell in manifest.cells
         ],
     )
+
+
+def repeats_exactly(engine: str, cell: CellEntry) -> bool:
+    """Whether a cell's times are computed from a model alone; False where the manifest does not say."""
+    try:
+        return is_simulated(engine) and ENGINES[engine].disk(cell.experiment).moves == "modelled"
+    except ResultsError:
+        return False
 
 
 def _goals(goals: Sequence[Goal], groups: Mapping[str, Sequence[RequestRecord]]) -> tuple[TierGoals, ...]:

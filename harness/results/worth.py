@@ -19,7 +19,7 @@ from harness.experiment.workloads import PrefixWorkload
 from harness.records import Sample
 from harness.results.manifest import CellEntry, Manifest
 from harness.results.provenance import is_simulated
-from harness.results.summary import counted
+from harness.results.summary import counted, repeats_exactly
 from harness.stats import FEWEST_SAMPLES, Ratio, ratio_interval
 from traces.request import RequestRecord
 from traces.tiers import all_states, from_storage, state_names
@@ -93,6 +93,8 @@ class Writes(msgspec.Struct, frozen=True, kw_only=True):
 class Worth(msgspec.Struct, frozen=True, kw_only=True):
     """The answer's figures. against: what the states are compared with. preset: the simulator's, None where it is real.
 
+    accelerator: what stood for a real engine's GPU, in words; None: nothing did.
+
     complete: whether the run measured everything that it planned.
     """
 
@@ -100,6 +102,7 @@ class Worth(msgspec.Struct, frozen=True, kw_only=True):
     engine: str
     simulated: bool
     preset: str | None
+    accelerator: str | None
     against: Literal["no cache server", "a miss with the cache server"]
     complete: bool
     points: tuple[WorthPoint, ...]
@@ -115,6 +118,7 @@ def judge(manifest: Manifest, rows: Iterable[RequestRecord], samples: Iterable[S
     times = _times(rows)
     [computed] = [state.name for state in all_states() if state.served_by is None]
     points, misses = [], []
+    repeats = all(repeats_exactly(manifest.engine, cell) for cell in manifest.cells)
     simulated = is_simulated(manifest.engine)
     misses_known = bool(without) and not simulated
     for tokens, cell in sorted(with_cache.items()):
@@ -124,7 +128,8 @@ def judge(manifest: Manifest, rows: Iterable[RequestRecord], samples: Iterable[S
             misses.append(Miss(tokens=tokens, slowdown=slowdown))
         measured = (state for state in cell.experiment.measure.tiers if state != computed)
         points += [
-            _point(state, tokens, base, times[cell.key, state], miss if misses_known else None) for state in measured
+            _point(state, tokens, base, times[cell.key, state], miss if misses_known else None, repeats)
+            for state in measured
         ]
     states = sorted({point.state for point in points}, key=state_names().index)
     points.sort(key=lambda point: (state_names().index(point.state), point.tokens))
@@ -134,6 +139,7 @@ def judge(manifest: Manifest, rows: Iterable[RequestRecord], samples: Iterable[S
         engine=manifest.engine,
         simulated=simulated,
         preset=first.experiment.engines.of(SimSettings).hardware if simulated else None,
+        accelerator=str(first.resolved.accelerator) if first.resolved and first.resolved.accelerator else None,
         against="no cache server" if without else "a miss with the cache server",
         complete=manifest.status == "complete",
         points=tuple(points),
@@ -158,13 +164,15 @@ def _times(rows: Iterable[RequestRecord]) -> Mapping[tuple[str, str], SampleTime
     return found
 
 
-def _ratio(reference: SampleTimes, compared: SampleTimes) -> Ratio | None:
-    return ratio_interval(list(reference.values()), list(compared.values()))
+def _ratio(reference: SampleTimes, compared: SampleTimes, repeats: bool = False) -> Ratio | None:
+    return ratio_interval(list(reference.values()), list(compared.values()), repeats=repeats)
 
 
-def _point(state: str, tokens: int, base: SampleTimes, hit: SampleTimes, miss: SampleTimes | None) -> WorthPoint:
-    """miss None: nothing says what a miss costs more than `base`."""
-    speedup = _ratio(base, hit)
+def _point(
+    state: str, tokens: int, base: SampleTimes, hit: SampleTimes, miss: SampleTimes | None, repeats: bool
+) -> WorthPoint:
+    """miss None: nothing says what a miss costs more than `base`. repeats: a deterministic simulation."""
+    speedup = _ratio(base, hit, repeats)
     outcome = outcome_of(speedup)
     rate = break_even_share(base, miss, hit) if miss and outcome == "faster" else None
     return WorthPoint(state=state, tokens=tokens, outcome=outcome, speedup=speedup, hit_rate=rate)

@@ -9,7 +9,7 @@ import msgspec
 
 from harness.errors import NotComparable
 from harness.experiment.workloads import PrefixWorkload, hit_tokens
-from harness.records import Resolved
+from harness.records import MAX_LATE_SHARE, Resolved, late_share
 from harness.results.provenance import is_simulated
 from harness.validation.points import Point, PointKey, Side, axes, left_out_reasons
 from simulator.calibration import Calibration
@@ -21,11 +21,21 @@ _SIZES = ("gpu_blocks", "block_tokens", "chunk_tokens", "kv_bytes_per_token", "c
 
 def check_sides(reference: Side, candidate: Side) -> None:
     """Raises NotComparable with the first reason that is found, and how many more there are."""
-    reasons = [*_hosts(reference, candidate), *_common(reference, candidate)]
+    reasons = [*_hosts(reference, candidate), *_late(reference), *_late(candidate), *_common(reference, candidate)]
     for key, ours in reference.points.items():
         if theirs := candidate.points.get(key):
             reasons += [f"{name(key)}: {reason}" for check in _CHECKS for reason in check(ours, theirs)]
     _refuse(reasons)
+
+
+def defects(ours: Point, theirs: Point) -> list[str]:
+    """Why a point proves nothing on one of two sides, whatever set-ups they are: no evidence, or a load cut short."""
+    return [*_evidence(ours, theirs), *_degraded(ours, theirs)]
+
+
+def check_pace(*sides: Side) -> None:
+    """Raises NotComparable where a machine was too slow for the reference accelerator that it stood in for."""
+    _refuse([reason for side in sides for reason in _late(side)])
 
 
 def check_held_out(points: Sequence[Point], calibration: Calibration) -> None:
@@ -109,6 +119,16 @@ def _hosts(reference: Side, candidate: Side) -> Iterator[str]:
             first, other = (getattr(m.host, field) for m in (manifests[0], manifest))
             if first != other:
                 yield f"unlike hosts: {field} is {first} in {manifests[0].run_id}, {other} in {manifest.run_id}"
+
+
+def _late(side: Side) -> Iterator[str]:
+    """A host that runs behind its accelerator's steps gives times of neither machine."""
+    share = late_share(moved for point in side.points.values() for moved in point.observed())
+    if share is not None and share > MAX_LATE_SHARE:
+        yield (
+            f"steps of {side.manifest.run_id} ended {share:.1%} of their time late, more than {MAX_LATE_SHARE:.0%}: the"
+            " machine was too slow for its accelerator; give the engine a core of its own, or name a slower one"
+        )
 
 
 def _common(reference: Side, candidate: Side) -> Iterator[str]:

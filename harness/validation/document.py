@@ -35,7 +35,8 @@ MOST_PASS, LARGEST_ERROR, LARGEST_MAPE, MOST_UNRESOLVED = 0.90, 0.10, 0.03, 0.10
 class SideFacts(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Where the rows of a side came from. host: facts of the machine, without its name. None: not known.
 
-    The file has every key but origin, which only published figures have: the documents that they stand in.
+    The file has every key but the last two. origin: of published figures, the documents that they stand in.
+    accelerator: what stood for a real engine's GPU, in words.
     """
 
     engine: str
@@ -47,6 +48,7 @@ class SideFacts(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     gpu_blocks: int | None
     block_tokens: int | None
     origin: str | None = None
+    accelerator: str | None = None
 
 
 class CalibrationFacts(msgspec.Struct, frozen=True, kw_only=True):
@@ -137,7 +139,7 @@ class Judgement(NamedTuple):
 def document(comparison: Comparison, reference: Side, candidate: Side, **more: Any) -> Document:
     """`more`: what only the caller knows: name, command, and any of experiment, calibration, notes."""
     return document_of(
-        comparison.points, comparison.margin, reference=_facts(reference), candidate=_facts(candidate), **more
+        comparison.points, comparison.margin, reference=side_facts(reference), candidate=side_facts(candidate), **more
     )
 
 
@@ -244,8 +246,8 @@ def _shares(verdicts: Sequence[Equivalence]) -> Shares:
     )
 
 
-def _facts(side: Side) -> SideFacts:
-    """The engine's resolved sizes are those of its first cell."""
+def side_facts(side: Side) -> SideFacts:
+    """Where a side came from. The engine's resolved sizes are those of its first cell."""
     manifest = side.manifest
     resolved = next((cell.resolved for cell in manifest.cells if cell.resolved), Resolved())
     return SideFacts(
@@ -261,4 +263,5 @@ def _facts(side: Side) -> SideFacts:
         versions={"kv-harness": manifest.versions.get("kv-harness"), **resolved.versions},
         gpu_blocks=resolved.gpu_blocks,
         block_tokens=resolved.block_tokens,
+        accelerator=str(resolved.accelerator) if resolved.accelerator else None,
     )

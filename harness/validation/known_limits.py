@@ -8,10 +8,12 @@ from typing import Any
 
 import numpy as np
 
+from harness.engines import ENGINES
 from harness.records import Sample
 from harness.results.summary import core_slower
-from harness.validation.equivalence import Comparison
+from harness.validation.equivalence import Comparison, PointResult
 from harness.validation.points import Point, Side
+from simulator.policies import LMCACHE
 
 Axes = Mapping[str, Any]
 
@@ -49,9 +51,16 @@ def notes(comparison: Comparison, reference: Side) -> list[str]:
         if count := sum(concerns(axes) for axes in missed):
             found.append(f"The model lacks: {text}. {count} of {far}.")
     unequal = [p for p in comparison.points if any(f.verdict != "pass" for f in p.counts)]
-    if count := sum(point.axes["workload"] != "prefix" for point in unequal):
+    if count := sum(p.axes["workload"] != "prefix" and _behind_lmcache(p, reference) for p in unequal):
         found.append(f"The model lacks: {_TICKS}. {count} of {len(unequal)} points with unequal counts.")
     return found + (_host(reference) if missed else [])
+
+
+def _behind_lmcache(point: PointResult, side: Side) -> bool:
+    """Whether LMCache, or the simulator's pack for it, served this point."""
+    cell, kind = side.points[point.cell, point.tier].cell, ENGINES.get(side.engine)
+    packs = kind.packs(cell.experiment) if kind is not None else None
+    return packs is not None and packs.tier_policy == LMCACHE.name and cell.experiment.cache.cpu is not None
 
 
 def _host(side: Side) -> list[str]:

@@ -23,13 +23,14 @@ from harness.calibration.calibrate import calibrated, packs_of, write_calibratio
 from harness.engines import ENGINES
 from harness.engines.kind import EngineName
 from harness.engines.sim.settings import SimSettings
-from harness.errors import NotComparable, ResultsError
+from harness.errors import NotComparable
 from harness.experiment.model import Experiment
 from harness.experiment.read import Cell, changed
 from harness.experiment.workloads import PrefixWorkload
 from harness.measure.cell import Progress
 from harness.measure.run import RunRequest, run
 from harness.records import Origin, Resolved
+from harness.results.folder import make_folder
 from harness.results.manifest import CellEntry
 from harness.results.summary import FREE_LOAD
 from harness.validation.comparable import check_apart, check_held_out, check_host, check_sides
@@ -90,7 +91,7 @@ def validate(request: Validation, progress: Progress) -> Judgement:
         check_apart(planned, planned_points(source.cells))
     else:
         check_held_out(planned, load_calibration(source))
-    _make(request.folder)
+    make_folder(request.folder)
     real = list(request.real) or [_run_real(request, _first(request), "real", progress)]
     if isinstance(source, Micro):
         source = _calibrated(request, source, real[0])
@@ -118,15 +119,6 @@ def planned_points(cells: Sequence[Cell]) -> list[Point]:
     ]
 
 
-def _make(folder: Path) -> None:
-    try:
-        folder.mkdir(parents=True)
-    except FileExistsError:
-        raise ResultsError(f"{folder}: exists already; choose another --out") from None
-    except OSError as error:
-        raise ResultsError(f"{folder}: cannot be made ({error.strerror}); choose a writable --out") from None
-
-
 def _write(
     request: Validation,
     calibration: Calibration,
@@ -149,16 +141,15 @@ def _write(
     return Judgement(written, reference, candidate)
 
 
-def compare_runs(reference: Path, candidate: Path, folder: Path, margin: float, command: str) -> Judgement:
+def compare_runs(ours: Side, theirs: Side, folder: Path, margin: float, command: str) -> Judgement:
     """Judges one run by another, writes validation.json.
 
     Raises NotComparable where they did not ask the same question.
     """
-    ours, theirs = read_side([reference]), read_side([candidate])
     check_sides(ours, theirs)
     name = ours.manifest.name
     written = document(compare(ours, theirs, margin), ours, theirs, name=name, command=command)
-    _make(folder)
+    make_folder(folder)
     write_document(folder, written)
     return Judgement(written, ours, theirs)
 

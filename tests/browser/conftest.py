@@ -143,6 +143,18 @@ def _comparison(folder: Path) -> Path:
     return folder
 
 
+def _contrast(folder: Path) -> Path:
+    """Two unlike set-ups, of which one has a state that the other lacks."""
+    unlike = ("cache.disk=null", "cache.gpu=2GiB", "cache.chunk_tokens=128", "measure.tiers=[recompute, gpu, cpu]")
+    settings = [word for each in unlike for word in ("--set", each)]
+    sides = [
+        _ran(folder.with_name("plain"), "run", "quickstart"),
+        _ran(folder.with_name("unlike"), "run", "quickstart", *settings),
+    ]
+    _harness("compare", *map(str, sides), "--out", str(folder))
+    return folder
+
+
 MAKERS: dict[str, Callable[[Path], Path]] = {
     "demo": lambda folder: _ran(folder, "run", "quickstart"),
     "one axis": _one_axis,
@@ -153,6 +165,7 @@ MAKERS: dict[str, Callable[[Path], Path]] = {
     "io": lambda folder: traced_run(folder, 12),
     "validation": _validation,
     "comparison": _comparison,
+    "contrast": _contrast,
 }
 if os.environ.get("HARNESS_TRACES"):
     MAKERS["trace"] = _trace

@@ -150,6 +150,7 @@ def test_it_concludes_what_can_be_done_and_why_not(machine: Path) -> None:
     ends = [line for line, _ in render(checks(machine / "checkout")) if line.startswith("you cannot")]
     assert ends == [
         "you cannot: measure vllm with --engine vllm (engine vllm)  [vllm]",
+        "you cannot: run vllm at a GPU's pace without it (engine vllm)  [accelerator]",
         "you cannot: make reference devices (io throttle)  [devices]",
         "you cannot: trace files and block I/O (bpftrace)  [traces]",
     ]
@@ -222,6 +223,19 @@ def test_stolen_time_fails(machine: Path, monkeypatch: pytest.MonkeyPatch) -> No
     assert check.ok is False and check.detail.startswith("5.0% of CPU time stolen")
 
 
+def test_it_says_how_many_tokens_an_accelerator_has_room_for(machine: Path) -> None:
+    """16 GiB, 4 of which are the engine's: 6 GiB at 128 and at 320 KiB a token."""
+    check = found(machine, "accelerator")
+    assert check.ok is True and "rtx-a5000-nfs" in check.detail
+    assert check.detail.endswith("49,152 of llama-3.1-8b, 19,660 of llama-3.1-70b")
+    enough = 4 * 2**20 + 2 * 4097 * 128
+    (machine / "proc/meminfo").write_text(f"MemAvailable: {enough} kB\n")
+    assert found(machine, "accelerator").ok is True
+    (machine / "proc/meminfo").write_text(f"MemAvailable: {enough - 1} kB\n")
+    less = found(machine, "accelerator")
+    assert less.ok is None and less.cure and less.cure.startswith("free some: a prompt of 4,097 tokens")
+
+
 def test_cgroup_v1_is_enough(machine: Path) -> None:
     (machine / "sys/fs/cgroup/cgroup.controllers").unlink()
     (machine / "sys/fs/cgroup/blkio").mkdir()
@@ -232,7 +246,7 @@ def test_an_unreadable_machine_still_gets_an_answer(machine: Path) -> None:
     for name in ("proc/meminfo", "proc/stat"):
         (machine / name).write_text("nonsense")
     unknown = [check for check in checks(machine / "checkout") if "could not be checked" in check.detail]
-    assert [check.name for check in unknown] == ["quiet machine", "memory"]
+    assert [check.name for check in unknown] == ["quiet machine", "memory", "accelerator"]
     assert all(check.ok is None for check in unknown)
 
 

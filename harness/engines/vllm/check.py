@@ -28,7 +28,8 @@ def check(experiment: Experiment, results: Path) -> None:
     device = experiment.storage.device if experiment.storage else None
     memory = (cache.cpu or 0) + (cache.gpu if settings.device == "cpu" else 0)
     memory += device.size if device and device.backing is None else 0
-    check_memory(memory, "gpu and cpu (and a device)")
+    what = "gpu, which lies in RAM with an accelerator, and cpu" if settings.accelerator else "gpu and cpu"
+    check_memory(memory, f"{what} (and a device)")
     if cache.disk is not None and device is None:
         check_disk(Path(cache.disk.path) if cache.disk.path else results, cache.disk.capacity, _DISK_RESERVE_BYTES)
 

@@ -14,6 +14,7 @@ from pathlib import Path
 from harness.caches import CACHES, caches_of
 from harness.caches.base import Attached, CachePlan, CacheResolved, CacheServer, Connection, EngineSide, Reading
 from harness.collectors.prometheus import Metrics
+from harness.engines.accelerator import Accelerator
 from harness.engines.base import Emit
 from harness.engines.http.dialect import Completions
 from harness.engines.http.replay import HttpReplay
@@ -37,11 +38,14 @@ class VllmEngine:
     name = "vllm"
 
     def __init__(self, experiment: Experiment, model: ModelSpec, folder: Path, clock: Callable[[], float]) -> None:
-        self._experiment, self._model, self._folder, self._clock = experiment, model, folder, clock
+        self._experiment, self._folder, self._clock = experiment, folder, clock
         self._settings: VllmSettings = experiment.engines.of(VllmSettings)
+        name = self._settings.accelerator
+        self._accelerator = Accelerator(name, self._settings.link, model) if name else None
+        self._model = self._accelerator.shape if self._accelerator else model
         self.capabilities = _capabilities(experiment)
         self.cache_server = self._make_cache_server()
-        self._vllm = VllmProcess(experiment, model, folder)
+        self._vllm = VllmProcess(experiment, model, folder, accelerator=self._accelerator)
         self._replay: HttpReplay | None = None
         self._sent_tokens = self._lookups_due = 0
         self._base_tokens = self._base_lookups = 0
@@ -122,6 +126,7 @@ class VllmEngine:
             disk_file_system=backend.file_system if backend else None,
             disk_device=backend.device if backend else None,
             scheduler=await self._vllm.scheduler(),
+            accelerator=self._accelerator.facts if self._accelerator else None,
         )
 
     async def _open_replay(self) -> None:
@@ -206,7 +211,7 @@ class VllmEngine:
             "gpu_hit_tokens": by_source("local_cache_hit"),
             "external_tokens": by_source("external_kv_transfer"),
         }
-        return Counters.of({**own, **cache.counters})
+        return Counters.of({**own, **cache.counters, **self._vllm.pace()})
 
 
 def _capabilities(experiment: Experiment) -> Capabilities:

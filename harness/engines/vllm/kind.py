@@ -48,14 +48,14 @@ def _disk_path(experiment: Experiment, results: Path) -> Path:
 
 def _traits(experiment: Experiment) -> Traits:
     """vLLM's workers without a GPU copy in their own thread; pinned to one core, they compute where its front end
-    works."""
+    works. With an accelerator they wait for both, and a paced link has threads of its own."""
     from harness.caches.files import ADAPTERS
 
     settings, disk = _section(experiment), experiment.cache.disk
-    on_cpu = settings.device == "cpu"
+    on_cpu, paced = settings.device == "cpu", settings.accelerator is not None
     return Traits(
-        synchronous_loads=on_cpu,
-        shared_core=on_cpu and len(settings.cores.engine or ()) == 1,
+        synchronous_loads=on_cpu and not (paced and settings.link == "paced"),
+        shared_core=on_cpu and not paced and len(settings.cores.engine or ()) == 1,
         serial_chunks=disk is not None and ADAPTERS[disk.adapter].serial_chunks,
     )
 

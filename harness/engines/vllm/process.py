@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import tempfile
 import time
 from pathlib import Path
@@ -12,6 +13,7 @@ import httpx
 
 from harness.caches.base import Connection
 from harness.collectors.prometheus import Metrics, scrape
+from harness.engines.accelerator import ARCHITECTURE, Accelerator, read_report
 from harness.engines.vllm.random_model import write_random_model
 from harness.engines.vllm.settings import VllmSettings
 from harness.errors import EngineError
@@ -26,10 +28,18 @@ _RESET_TIMEOUT_S = 60.0
 
 class VllmProcess:
     """Lifecycle: start, ready, then any of the others, stop. folder: the run's. number: which of several it is, for
-    the name of its log."""
+    the name of its log. accelerator: what takes the place of the model's arithmetic."""
 
-    def __init__(self, experiment: Experiment, model: ModelSpec, folder: Path, number: int = 0) -> None:
+    def __init__(
+        self,
+        experiment: Experiment,
+        model: ModelSpec,
+        folder: Path,
+        number: int = 0,
+        accelerator: Accelerator | None = None,
+    ) -> None:
         self._experiment, self._model, self._folder, self._number = experiment, model, folder, number
+        self._accelerator, self._report = accelerator, Path()
         self._settings = experiment.engines.of(VllmSettings)
         self.url = self._settings.attach.url.rstrip("/") if self._settings.attach else ""
         self.child: Child | None = None
@@ -43,6 +53,8 @@ class VllmProcess:
         if not python.exists():
             raise EngineError(f"{python}: no such Python; run scripts/engine_env vllm, or set engines.vllm.python")
         port = free_port()
+        # In memory: on a disk, a write could wait for a journal that is busy with the cache server's writes.
+        self._report = Path("/dev/shm") / f"kv-harness-pace-{os.getpid()}-{port}"
         self.url = f"http://127.0.0.1:{port}"
         # vLLM leaves its sockets behind; a short path, because theirs are limited to 107 characters.
         scratch = Path(tempfile.mkdtemp(prefix="kv-harness-"))
@@ -54,12 +66,17 @@ class VllmProcess:
         )
         argv = [str(python), "-m", "vllm.entrypoints.openai.api_server", *self._flags(port), *connection.arguments]
         argv += self._settings.args
-        self.child = Child("vLLM", argv, log=self._log, env=env, cores=self._settings.cores.engine, scratch=[scratch])
+        remains = [scratch, self._report] if self._accelerator else [scratch]
+        self.child = Child("vLLM", argv, log=self._log, env=env, cores=self._settings.cores.engine, scratch=remains)
         self.child.start()
 
     @property
     def _log(self) -> Path:
         return self._folder / "logs" / (f"vllm-{self._number}.log" if self._number else "vllm.log")
+
+    def pace(self) -> dict[str, int | None]:
+        """What the accelerator has paced so far; empty without one."""
+        return read_report(self._report) if self._accelerator else {}
 
     def _environment(self) -> dict[str, str]:
         env = {
@@ -72,11 +89,11 @@ class VllmProcess:
         }
         if self._settings.device == "cpu" and self._settings.cores.engine:
             env["VLLM_CPU_OMP_THREADS_BIND"] = ",".join(map(str, self._settings.cores.engine))
-        return env
+        return env | (self._accelerator.environment(self._report) if self._accelerator else {})
 
     def _flags(self, port: int) -> list[str]:
         cache, settings = self._experiment.cache, self._settings
-        model_path = settings.model_path or str(write_random_model(self._model, self._folder / "model"))
+        model_path = settings.model_path or str(self._write_model())
         fits = (cache.gpu // self._model.kv_bytes_per_token // cache.block_tokens - 1) * cache.block_tokens
         flags = ["--model", model_path, "--served-model-name", SERVED_NAME, "--host", "127.0.0.1", "--port", str(port)]
         flags += ["--dtype", self._model.dtype, "--block-size", str(cache.block_tokens)]
@@ -93,7 +110,13 @@ class VllmProcess:
             flags += ["--max-num-batched-tokens", str(settings.max_batched_tokens)]
         if settings.max_sequences:
             flags += ["--max-num-seqs", str(settings.max_sequences)]
-        return flags
+        return flags + (self._accelerator.vllm_arguments if self._accelerator else [])
+
+    def _write_model(self) -> Path:
+        folder = self._folder / "model"
+        if self._accelerator is None:
+            return write_random_model(self._model, folder)
+        return write_random_model(self._accelerator.shape, folder, ARCHITECTURE)
 
     async def ready(self) -> None:
         """Waits until it answers. Raises EngineError with the log's last lines."""

@@ -13,11 +13,12 @@ from typing import Any
 from simulator.models import ModelSpec
 
 
-def write_random_model(spec: ModelSpec, folder: Path) -> Path:
-    """Writes config.json and tokenizer files of a Llama of `spec`'s shape; returns the folder."""
+def write_random_model(spec: ModelSpec, folder: Path, architecture: str = "LlamaForCausalLM") -> Path:
+    """Writes config.json and tokenizer files of a Llama of `spec`'s shape; returns the folder. architecture: the class
+    that the engine builds from it."""
     folder.mkdir(parents=True, exist_ok=True)
     files = {
-        "config.json": _config(spec),
+        "config.json": _config(spec, architecture),
         "generation_config.json": {"do_sample": False},
         "tokenizer.json": _tokenizer(spec.vocab_size),
         "tokenizer_config.json": {
@@ -31,9 +32,9 @@ def write_random_model(spec: ModelSpec, folder: Path) -> Path:
     return folder
 
 
-def _config(spec: ModelSpec) -> dict[str, Any]:
+def _config(spec: ModelSpec, architecture: str) -> dict[str, Any]:
     return {
-        "architectures": ["LlamaForCausalLM"],
+        "architectures": [architecture],
         "model_type": "llama",
         "hidden_size": spec.hidden_size,
         "intermediate_size": spec.intermediate_size,

@@ -53,6 +53,8 @@ class VllmSettings(Strict):
     lmcache_args: more arguments for the LMCache server.
     start_timeout: how long a start may take.
     cores: CPU cores that processes are pinned to.
+    accelerator: the GPU whose pace the engine keeps without it, of `harness list presets`; null: its own arithmetic.
+    link: with an accelerator, KV goes to CPU RAM and back at the GPU's pace, or is copied by LMCache.
     attach: measure a server that runs already.
     """
 
@@ -68,7 +70,26 @@ class VllmSettings(Strict):
     lmcache_args: Annotated[tuple[str, ...], FROM_LIST] = ()
     start_timeout: Seconds = 300.0
     cores: Cores = Cores()
+    accelerator: str | None = None
+    link: Literal["paced", "copied"] = "paced"
     attach: Attach | None = None
+
+    @model_validator(mode="after")
+    def _one_gpu(self) -> VllmSettings:
+        """An accelerator stands for a GPU, in a vLLM of our own, with a model of its own."""
+        if self.accelerator is None:
+            return self
+        if self.attach is not None:
+            raise ValueError("accelerator: a server that runs already keeps its own pace; remove it, or remove attach")
+        if self.device != "cpu":
+            raise ValueError(f"accelerator stands for a GPU, and device is {self.device}; remove one of them")
+        if self.model_path is not None:
+            raise ValueError("accelerator computes with no weights; remove model_path: model gives the shape")
+        if self.connector != "mp":
+            raise ValueError(f"accelerator: without a GPU, connector {self.connector} transfers nothing; use mp")
+        if self.link == "paced" and self.transport != "shm":
+            raise ValueError("link: paced needs transport: shm; use it, or link: copied")
+        return self
 
     @model_validator(mode="after")
     def _no_secrets(self) -> VllmSettings:

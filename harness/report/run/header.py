@@ -35,6 +35,9 @@ def _facts(manifest: Manifest, cell: CellEntry, found: Resolved) -> dict[str, st
             facts["preset"] = f"{preset.name}, of {preset.date}"
             facts |= {"preset's machine": preset.machine, "preset's validation": preset.standing}
     else:
+        if accelerator := found.accelerator:
+            facts["accelerator"] = f"{accelerator} ({accelerator.machine}; link {accelerator.link})"
+            facts["accelerator's validation"] = accelerator.standing
         facts["runs on"] = _machine(manifest, cell)
     return facts | {"model": cell.model, "disk": _disk(cell, found, modelled=is_simulated(manifest.engine))}
 

@@ -24,7 +24,7 @@ from harness.report.run.answer import badge, tiles
 from harness.report.run.header import header_facts
 from harness.report.run.takeaway import take_away
 from harness.report.run.timeline import slowest, timeline
-from harness.report.simulated import in_figures, simulated_notes
+from harness.report.simulated import how_made, in_figures, simulated_notes
 from harness.report.words import NOT_REPORTED, UNKNOWN, evidence, findings, percent, plural, tier_order
 from harness.results.folder import read_rows, read_samples, write_atomically
 from harness.results.manifest import CellEntry, Manifest, read_manifest
@@ -101,6 +101,7 @@ def _context(
         "answer_at": len(simulated_notes(summary)),
         "tiles": tiles(summary),
         "made": in_figures(summary),
+        "simulated": how_made(summary) == "simulated",
         "answers": _said(_answers(summary), summary),
         "evidence": evidence(summary),
         "goals": goal_rows(summary)[:_MAX_TABLE_ROWS],
@@ -130,12 +131,11 @@ def _context(
 
 
 def _said(pictures: list[Picture], summary: Summary) -> list[Picture]:
-    """The pictures, whose titles say of a simulation that it is one. The host's noise is measured in any case."""
-    if not in_figures(summary):
+    """The pictures, whose titles say that they are simulated or paced. The host's noise is measured in any case."""
+    if not (made := in_figures(summary).strip()):
         return pictures
     return [
-        each if each.id == _NOISE else msgspec.structs.replace(each, title=f"{each.title}, simulated")
-        for each in pictures
+        each if each.id == _NOISE else msgspec.structs.replace(each, title=f"{each.title}, {made}") for each in pictures
     ]
 
 
@@ -174,6 +174,7 @@ def _what(manifest: Manifest, summary: Summary) -> str:
         parts.append("a real storage device under a simulated engine")
     elif is_simulated(manifest.engine):
         parts.append("simulated: a prediction, not a measurement")
+    parts += dict.fromkeys(str(cell.accelerator) for cell in summary.cells if cell.accelerator)
     return " · ".join(parts)
 
 

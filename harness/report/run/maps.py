@@ -99,11 +99,12 @@ def _grid(
             if own:
                 z[line][column], words[line][column] = own.mean, duration(own.mean)
                 hover[line][column] = f"{head}<br>mean {duration(own.mean)}"
-        elif own and base and (ratio := ratio_interval(base.samples, own.samples)):
+        elif own and base and (ratio := ratio_interval(base.samples, own.samples, repeats=cell.repeats)):
             z[line][column] = math.log2(ratio.ratio)
             words[line][column] = f"{digits(ratio.ratio, 2)}{TIMES}"
+            exact = ", simulated, repeats exactly" if ratio.basis == "repeats exactly" else ""
             times = f"typical TTFT {duration(ratio.typical_s)} against {duration(ratio.reference_s)}"
-            hover[line][column] = f"{head}<br>{with_interval(ratio)} as fast as {safe(baseline)}<br>{times}"
+            hover[line][column] = f"{head}<br>{with_interval(ratio)} as fast as {safe(baseline)}{exact}<br>{times}"
     return z, words, hover
 
 

@@ -82,10 +82,15 @@ def _context(
 def _names(document: Document) -> tuple[str, str]:
     """What the two sides are called: their engines, or their runs where one engine is compared with itself."""
     ours, theirs = document.reference, document.candidate
-    if ours.engine != theirs.engine:
-        return ours.engine, theirs.engine
-    names = f"{ours.engine} {ours.runs[0]}", f"{theirs.engine} {theirs.runs[0]}"
+    called = _engine(ours), _engine(theirs)
+    if called[0] != called[1]:
+        return called
+    names = f"{called[0]} {ours.runs[0]}", f"{called[1]} {theirs.runs[0]}"
     return names if names[0] != names[1] else (f"{names[0]} (reference)", f"{names[1]} (candidate)")
+
+
+def _engine(side: SideFacts) -> str:
+    return side.engine if side.accelerator is None else f"{side.engine} ({side.accelerator})"
 
 
 def _pictures(
@@ -242,6 +247,7 @@ def _facts(document: Document) -> list[tuple[str, str]]:
 def _side_facts(side: str, about: SideFacts) -> list[tuple[str, Any]]:
     return [
         (f"{side}: engine", about.engine),
+        (f"{side}: accelerator", about.accelerator),
         (f"{side}: runs", ", ".join(about.runs)),
         (f"{side}: created_at", about.created_at),
         (f"{side}: gpu_blocks", about.gpu_blocks),

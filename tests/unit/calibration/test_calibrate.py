@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +16,8 @@ from harness.calibration.points import micro_cells, points_of
 from harness.commands.calibrate import calibrate
 from harness.experiment.read import load_experiment
 from harness.measure.run import RunRequest, run
+from harness.records import AcceleratorFacts
+from harness.results.manifest import encode_manifest, read_manifest
 from simulator.calibration import TRANSFER, Calibration, CalibrationPoint, load_calibration
 from simulator.fitting import fit
 from simulator.models import load_model
@@ -115,6 +119,18 @@ def test_the_simulators_own_constants_are_found_again(found: Calibration) -> Non
     assert found.good, found.verdict
 
 
+def test_a_calibration_of_a_paced_engine_names_the_accelerator(folder: Path, tmp_path: Path, measured: Path) -> None:
+    shutil.copytree(measured, tmp_path / "paced")
+    manifest = read_manifest(measured)
+    facts = AcceleratorFacts(name="h9", machine="m", date="d", standing="s", link="paced", fitted_on="f")
+    for cell in manifest.cells:
+        assert cell.resolved is not None
+        cell.resolved = msgspec.structs.replace(cell.resolved, accelerator=facts)
+    (tmp_path / "paced" / "manifest.json").write_bytes(encode_manifest(manifest))
+    made = calibrated(tmp_path / "paced", "paced", load_experiment(experiment(folder)).experiment, "sim")
+    assert made.machine.startswith("reference accelerator h9, no GPU; ") and str(manifest.host.cpu) in made.machine
+
+
 @pytest.mark.parametrize("point", UNSEEN, ids=lambda p: f"{p.tier}-{p.prompt_tokens}-{p.concurrency}")
 def test_the_fit_predicts_what_was_not_measured(
     point: CalibrationPoint, found: Calibration, truth: Calibration
@@ -165,7 +181,7 @@ def test_a_mechanism_that_the_model_lacks_makes_the_fit_not_good(
         ({}, "c.txt", "15min", "a calibration is a YAML file"),
         ({}, "none/c.yaml", "15min", "there is no folder"),
         ({}, "c.yaml", "15", "is not a time"),
-        ({}, "c.yaml", "30s", "starts of the engine"),
+        ({}, "c.yaml", "30s", "--budget 30s: too short to measure anything"),
         (
             {"workload": {"kind": "sessions", "sessions": 1, "turns": 1, "concurrency": 1}, "measure": {}},
             "c.yaml", "15min", "needs workload.kind prefix",
@@ -179,6 +195,20 @@ def test_mistakes_are_one_line(
     assert calibrate(path, engine="sim", output=tmp_path / output, budget=budget) == 2
     said = capsys.readouterr().err
     assert text in said and said.count("\n") == 1
+
+
+def test_the_least_budget_that_is_named_measures_every_point(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = experiment(tmp_path, engines={}, sweep={"cache.chunk_tokens": [256]})
+    arguments: dict[str, Any] = {"engine": "sim", "output": tmp_path / "c.yaml", "run_folder": tmp_path / "run"}
+    assert calibrate(path, budget="5min", **arguments) == 2
+    refusal = capsys.readouterr().err
+    named = re.search(r"108 micro-measurements need at least (\d+)min$", refusal.strip())
+    assert named and named[1] == "8" and not (tmp_path / "run").exists()
+    calibrate(path, budget=f"{named[1]}min", **arguments)
+    points = load_calibration(tmp_path / "c.yaml").fitted_on.points
+    assert len(points) > 30 and all((point.samples or 0) >= 6 for point in points)
 
 
 def test_another_limit_of_the_device_is_foretold(truth: Calibration) -> None:

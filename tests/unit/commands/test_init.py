@@ -1,8 +1,14 @@
 """`harness init`: the file that it writes is explained key by key, and runs; without a terminal it never asks."""
 
 import contextlib
+import fcntl
 import http.server
 import json
+import os
+import pty
+import subprocess
+import sys
+import termios
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,6 +17,7 @@ from typing import Any
 import pytest
 
 from harness.engines.proposal import NamedServers, Proposal, Wanted
+from harness.engines.sim.settings import SimSettings
 from harness.engines.vllm.found import disk_path_of, find_cache, find_server, listener
 from harness.engines.vllm.proposal import propose_vllm
 from harness.errors import ConfigError
@@ -109,6 +116,61 @@ def test_a_mistake_is_one_line_and_writes_nothing(
     assert command("init", *tokens) == 2
     said = capsys.readouterr().err
     assert words in said and said.count("\n") == 1 and not list(tmp_path.iterdir())
+
+
+def on_a_terminal(folder: Path, *keys: str) -> tuple[int, str]:
+    """`harness init mine.yaml` on a terminal of its own: its exit code and screen. Each text goes in at a question."""
+    master, terminal = pty.openpty()
+    running = subprocess.Popen(
+        [sys.executable, "-m", "harness", "init", "mine.yaml"], cwd=folder, stdin=terminal, stdout=terminal,
+        stderr=terminal, start_new_session=True, preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),
+        env=os.environ | {"TERM": "dumb", "COLUMNS": "200", "NO_COLOR": "1"},
+    )  # fmt: skip
+    os.close(terminal)
+    screen, answered, waiting = "", 0, list(keys)
+    # Reading from a terminal whose last process has ended is an I/O error.
+    with contextlib.suppress(OSError):
+        while shown := os.read(master, 4096):
+            screen += shown.decode()
+            if waiting and screen[answered:].rstrip().endswith("):"):
+                os.write(master, waiting.pop(0).encode())
+                answered = len(screen)
+    os.close(master)
+    assert not waiting, screen
+    return running.wait(timeout=30), screen.replace("\r\n", "\n")
+
+
+def test_answers_on_a_terminal_are_what_is_written(tmp_path: Path) -> None:
+    code, screen = on_a_terminal(tmp_path, "sim\n", "rtx-4000ada-ssd\n", "llama-3.2-3b\n")
+    assert code == 0, screen
+    assert "attach: a vLLM that runs already" in screen and "wrote mine.yaml: sim, model llama-3.2-3b" in screen
+    experiment = load_experiment(tmp_path / "mine.yaml").experiment
+    assert experiment.model == "llama-3.2-3b"
+    assert experiment.engines.of(SimSettings).hardware == "rtx-4000ada-ssd"
+
+
+def test_a_wrong_answer_is_asked_for_again(tmp_path: Path) -> None:
+    code, screen = on_a_terminal(tmp_path, "nosuch\n", "sim\n", "no-preset\n", "cpu-2core\n", "no-model\n", "\n")
+    assert code == 0 and screen.count("What serves the load") == 2, screen
+    assert screen.count("Preset of the machine") == 2 and "no-preset" in screen
+    assert screen.count("Model (`harness list models`") == 2 and "Traceback" not in screen
+    assert load_experiment(tmp_path / "mine.yaml").experiment.engines.of(SimSettings).hardware == "cpu-2core"
+
+
+def test_a_wrong_folder_and_a_server_that_does_not_answer_are_asked_for_again(tmp_path: Path) -> None:
+    code, screen = on_a_terminal(tmp_path, "vllm\n", "\n", "nosuch\n", ".\n")
+    assert code == 0 and screen.count("Folder for the disk tier") == 2 and "nosuch: is no folder" in screen
+    (tmp_path / "mine.yaml").unlink()
+    code, screen = on_a_terminal(tmp_path, "attach\n", "http://127.0.0.1:1\n", "\x03")
+    assert code == 130 and screen.count("Its URL") == 2 and "no vLLM answers there" in screen
+
+
+@pytest.mark.parametrize(("key", "code", "says"), [("\x03", 130, "interrupted"), ("\x04", 2, "no answer came")])
+def test_an_answer_that_is_broken_off_ends_in_one_line(key: str, code: int, says: str, tmp_path: Path) -> None:
+    ended, screen = on_a_terminal(tmp_path, "sim\n", key)
+    last = screen.splitlines()[-1]
+    assert ended == code and last.startswith("harness: ") and says in last
+    assert "Traceback" not in screen and not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize("preset", ["cpu-2core", "rtx-4000ada-ssd", "rtx-a5000-nfs"])

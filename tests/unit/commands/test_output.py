@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import webbrowser
 from pathlib import Path
 
@@ -12,6 +13,7 @@ from harness.commands.output import OutputChoice, name_report
 from harness.commands.report import report
 from harness.commands.run import run
 from harness.commands.validate import compare
+from tests.unit.commands.test_commands import command
 
 QUICK = ["measure.samples=5", "workload.prompt_tokens=513"]
 
@@ -55,3 +57,30 @@ def test_a_report_is_opened_where_asked(
     name_report(tmp_path, browse=True)
     assert opened == [(tmp_path / "report.html").resolve().as_uri()]
     assert "no browser could be started; open" in capsys.readouterr().err
+
+
+def test_a_folder_that_cannot_be_written_is_told_in_one_line(
+    done: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "kept"
+    shutil.copytree(done, folder)
+    (folder / "summary.json.tmp").mkdir()
+    assert report(folder) == 2
+    said = capsys.readouterr().err
+    assert "its report cannot be written (Is a directory)" in said and said.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    "tokens",
+    [
+        ("init", "/proc/mine.yaml", "--engine", "sim"),
+        ("calibrate", "quickstart", "--engine", "sim", "-o", "/proc/c.yaml"),
+    ],
+)
+def test_a_file_that_cannot_be_written_is_refused_before_anything_is_measured(
+    tokens: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert command(*tokens) == 2
+    said = capsys.readouterr().err
+    assert "cannot be written" in said and said.count("\n") == 1 and not list(tmp_path.iterdir())

@@ -3,13 +3,14 @@
 import json
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from harness.errors import ConfigError, PreflightError
 from harness.experiment.read import load_experiment
 from harness.experiment.worth import worth_cells
 from harness.measure.run import RunRequest, run
-from harness.results.manifest import read_manifest
+from harness.results.manifest import encode_manifest, read_manifest
 from tests.unit.commands.test_commands import command
 from tests.unit.measure.test_run_loop import Quiet
 
@@ -36,7 +37,13 @@ def test_it_measures_off_and_on_and_answers(tmp_path: Path, capsys: pytest.Captu
 
 def test_too_few_samples_are_no_answer(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     tokens = ("--tokens", "512", "--set", "measure.samples=2")
-    assert command("worth", "quickstart", "--engine", "sim", *tokens, "--out", str(tmp_path / "out")) == 1
+    out = tmp_path / "out"
+    assert command("worth", "quickstart", "--engine", "sim", *tokens, "--out", str(out)) == 0
+    said = capsys.readouterr().out
+    assert "speedup (simulated, repeats exactly)" in said and "too few" not in said
+    manifest = read_manifest(out)
+    (out / "manifest.json").write_bytes(encode_manifest(msgspec.structs.replace(manifest, engine="fake")))
+    assert command("worth", str(out)) == 1, "the same rows of an engine that does not repeat exactly"
     assert "too few to compare" in capsys.readouterr().out
 
 

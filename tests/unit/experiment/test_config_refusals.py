@@ -39,8 +39,19 @@ FREE = GOOD.replace("  tiers: [recompute, gpu, cpu, disk]\n  samples: 3\n", "  r
     "  kind: synthetic\n  requests: 10\n  prompt_tokens: 4097\n  hit_rate: 0.5\n  concurrency: 2\n",
 )
 
+
+def paced(more: str) -> str:
+    """An accelerator, and what it does not go with."""
+    return f"seed: 1\nengines: {{vllm: {{accelerator: rtx-a5000-nfs, {more}}}}}"
+
+
 # (name, text to replace, replacement, place that the message has to name, words of the cure or the value)
 REPLACEMENTS = [
+    ("accelerator and GPU", "seed: 1", paced("device: gpu"), "engines.vllm", "remove one of them"),
+    ("accelerator and weights", "seed: 1", paced("model_path: /"), "engines.vllm", "model gives the shape"),
+    ("accelerator in process", "seed: 1", paced("connector: in_process"), "engines.vllm", "use mp"),
+    ("paced link by pickle", "seed: 1", paced("transport: pickle"), "engines.vllm", "needs transport: shm"),
+    ("accelerator and attach", "seed: 1", paced("attach: {url: 'http://h:1'}"), "engines.vllm", "or remove attach"),
     ("unknown key", "samples: 3", "smaples: 3", "measure.smaples", "did you mean 'samples'"),
     ("unknown section", "seed: 1", "sede: 1", "sede", "did you mean 'seed'"),
     ("unknown key without a neighbour", "seed: 1", "qqqqqq: 1", "qqqqqq", "remove it"),

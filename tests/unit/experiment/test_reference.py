@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import pytest
+
+from harness.errors import ConfigError
 from harness.experiment.model import Experiment
 from harness.experiment.reference import meanings, reference, sections
 from tests.support.paths import ROOT
@@ -38,3 +41,20 @@ def test_units_bounds_choices_and_defaults_are_told() -> None:
     assert row("block_tokens", "`cache`") == ["integer ≥ 1, ≤ 4,096", "`32`"]
     assert row("routing", "`deployment`")[1] == "`round-robin`"
     assert row("prompt_tokens", "`workload` with `kind: prefix`") == ["integer ≥ 2, ≤ 2^24", "required"]
+
+
+def test_a_prefix_chooses_keys_in_whole_words() -> None:
+    disk = reference("cache.disk")
+    assert (
+        "### `cache.disk`" in disk
+        and "| `capacity` |" in disk
+        and "| `disk` |" in disk
+        and "`chunk_tokens`" not in disk
+    )
+    one = reference("measure.samples")
+    assert one.count("| `") == 1 and "exactly so many samples" in one
+    assert "| `kind` |" in reference("workload.") and "### `workload` with `kind: trace`" in reference("workload")
+    with pytest.raises(ConfigError, match=r"measure\.sample: no key begins so; did you mean 'measure\.samples'\?"):
+        reference("measure.sample")
+    with pytest.raises(ConfigError, match="no key begins so; see harness keys"):
+        reference("zzz")

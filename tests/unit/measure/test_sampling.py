@@ -140,7 +140,9 @@ def test_the_progress_line_holds_the_width_against_its_goal() -> None:
     [
         (Measure(tiers=("recompute", "gpu", "cpu"), samples=4), 12),
         (Measure(tiers=("recompute", "gpu", "cpu"), samples=1), 3),
-        (Measure(tiers=("recompute", "gpu", "cpu"), samples=1, budget="9s"), 1 + 3 + 3),  # type: ignore[arg-type]
+        (Measure(tiers=("recompute", "gpu", "cpu"), samples=1, budget="9s"), 3),  # type: ignore[arg-type]
+        (Measure(tiers=("recompute", "gpu", "cpu"), samples=2, budget="9s"), 6),  # type: ignore[arg-type]
+        (Measure(tiers=("recompute", "gpu", "cpu"), samples=4, budget="9s"), 12),  # type: ignore[arg-type]
         (Measure(tiers=("gpu",), until=Until()), None),
     ],
 )

@@ -172,6 +172,25 @@ def test_work_ends_with_the_child_that_it_needs_and_the_error_is_one_line(tmp_pa
     asyncio.run(scenario())
 
 
+def test_a_warning_that_names_an_error_is_not_what_a_child_died_of(tmp_path: Path) -> None:
+    """Lines as vLLM, uvicorn and LMCache write them; the first of level and error in a line says what it is."""
+    quiet = [
+        "WARNING 11-22 20:11:03 [system_utils.py:255] Found ulimit of 1024; it may cause OSError: [Errno 24]",
+        "(APIServer pid=7) INFO 11-22 20:11:04 [launcher.py:46] Route: /error, handler of ValueError",
+        "[2026-11-22 20:11:04,123] LMCache DEBUG: no KeyError so far",
+    ]
+    loud = "(EngineCore pid=9) ERROR 11-22 20:11:05 [core.py:712] ValueError: log at WARNING to see more"
+
+    def last_words(*lines: str) -> str:
+        child = Child("toy", ["true"], log=tmp_path / "log", env={})
+        (tmp_path / "log").write_text("".join(f"{line}\n" for line in lines))
+        return child.obituary()
+
+    assert last_words(*quiet).endswith("tells of no error; was memory short?")
+    assert last_words(loud, *quiet).endswith(f"ends with the error: {loud}")
+    assert last_words("RuntimeError: set the level to INFO", *quiet).endswith("RuntimeError: set the level to INFO")
+
+
 def test_a_call_that_fails_because_its_server_died_tells_of_the_server(tmp_path: Path) -> None:
     async def scenario() -> None:
         child = started(tmp_path, "import time; time.sleep(600)")

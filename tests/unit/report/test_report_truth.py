@@ -3,22 +3,28 @@ budget cut off, ± of requests that waited for each other, a curve along an axis
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from harness.experiment.read import load_experiment
 from harness.records import (
     CUT_OFF,
+    AcceleratorFacts,
     CellRecord,
+    Counters,
     LatencyParts,
     OperationFigures,
     PresetFacts,
     Resolved,
+    Sample,
     StorageFigures,
     Throughput,
 )
 from harness.report.io.storage_words import storage_lines
 from harness.report.run import figures
+from harness.report.run.answer import Badge, badge
 from harness.report.run.tables import figure_rows, flow_rows
 from harness.report.simulated import FLAT, flat_axes, how_made
 from harness.report.words import TIMES, UNKNOWN, evidence, findings, mean_with_interval
@@ -183,6 +189,70 @@ def test_rows_that_a_simulator_leaves_out_still_warn() -> None:
     assert evidence(summary_of(rows, [simulated()], "sim")).level == "warn"
 
 
+def modelled(**sections: Any) -> CellEntry:
+    """A cell of a simulation whose manifest says all of its settings."""
+    config = load_experiment(Path("quickstart")).experiment.model_dump(mode="json")
+    config["engines"]["sim"] |= sections
+    return cell("base", {}, config=config, resolved=Resolved(preset=PRESET))
+
+
+def test_one_simulated_sample_is_enough_since_it_repeats_exactly() -> None:
+    rows = [row("recompute", 7.6), row("gpu", 0.2)]
+    _, line = findings(summary_of(rows, [modelled()], "sim"))
+    assert line == (
+        f"gpu: 38{TIMES} faster than recompute at 4,097 prompt tokens (simulated, repeats exactly: typical TTFT"
+        " 200 ms against 7.60 s)."
+    )
+    assert "measured" not in line and "proven" not in line
+    differing = [*rows, row("gpu", 0.3)]
+    _, line = findings(summary_of(differing, [modelled()], "sim"))
+    assert "too few samples to compare" in line, "samples that differ do not repeat"
+
+
+@pytest.mark.parametrize(
+    ("entry", "engine"),
+    [(modelled(), "fake"), (modelled(mode="storage"), "sim"), (simulated(), "sim")],
+    ids=["an engine", "a device that moves bytes", "settings that the manifest does not keep"],
+)
+def test_what_is_not_known_to_repeat_needs_samples(entry: CellEntry, engine: str) -> None:
+    found = findings(summary_of([row("recompute", 7.6), row("gpu", 0.2)], [entry], engine))
+    assert "too few samples to compare" in found[-1] and "repeats exactly" not in " ".join(found)
+
+
+# ---- loads, request by request
+
+
+def loads(slower: float, requests: int = 200, **workload: Any) -> Summary:
+    """One load at two sizes of CPU RAM; with a workload, the second is another load."""
+    kept = {"workload": {"kind": "trace", "trace": "x", "concurrency": 2}, "seed": 3}
+    other = kept | {"workload": {**kept["workload"], **workload}}  # type: ignore[dict-item]
+    cells = [cell(f"cpu={size}", {"cache.cpu": size}, config=config) for size, config in (("4", kept), ("null", other))]
+    rows = [
+        row(None, factor * (0.1 + 0.001 * (n % 17)), cell=key, at_s=float(n), id=f"r{n}", sample=0)
+        for key, factor in (("cpu=4", 1.0), ("cpu=null", slower))
+        for n in range(requests)
+    ]
+    return summary_of(rows, cells)
+
+
+def test_loads_of_the_same_requests_have_a_ratio_paired_by_request() -> None:
+    found = loads(1.4)
+    quick, slow = found.cells
+    assert quick.paired is None and slow.paired is not None and slow.paired.cell == "cpu=4"
+    assert slow.paired.requests == 200 and slow.paired.ratio.ratio == pytest.approx(1 / 1.4)
+    assert findings(found)[-1] == (
+        f"Of these two loads, 200 requests paired by request: at cpu=null, TTFT is 1.4{TIMES} slower."
+    )
+    few = findings(loads(1.4, requests=20))[-1]
+    assert few.endswith(f"typically 1.4{TIMES} slower; too few requests to compare.")
+    assert loads(1.4, concurrency=8).cells[1].paired is not None, "a load's pace does not change its requests"
+
+
+def test_loads_of_other_requests_have_none() -> None:
+    for found in (loads(1.4, trace="y"), loads(1.4, block_tokens=32)):
+        assert all(each.paired is None for each in found.cells) and "paired" not in " ".join(findings(found))
+
+
 # ---- axes without a term
 
 
@@ -216,3 +286,48 @@ def test_of_two_axes_only_the_flat_one_is_marked() -> None:
     ]
     rows = [row("gpu", 0.1 if each.key.startswith("513") else 0.2, cell=each.key) for each in cells]
     assert [axis.name for axis in flat_axes(summary_of(rows, cells, "sim"))] == ["chunk_tokens"]
+
+
+# ---- paced
+
+
+ACCELERATOR = AcceleratorFacts(
+    name="rtx-a5000-nfs",
+    machine="RTX A5000 24 GiB, NFS",
+    date="2026-11",
+    standing="3 of its 10 fitted rows pass",
+    link="paced",
+    fitted_on="llama-3.2-3b",
+)
+
+
+def paced_run(overrun_us: int) -> tuple[list[Any], list[CellEntry], list[Sample]]:
+    moved = Counters(paced={"steps": 2}, asked_us={"steps": 100_000}, overrun_us={"steps": overrun_us})
+    same: dict[str, Any] = {"cell": "base", "tier": "gpu", "started_s": 0, "ended_s": 1, "verdict": "proven"}
+    samples = [Sample(index=number, observed=moved, expected=Counters(), **same) for number in range(3)]
+    return [row("gpu", 0.1 + i / 100) for i in range(3)], [cell(resolved=Resolved(accelerator=ACCELERATOR))], samples
+
+
+def test_a_paced_run_says_everywhere_that_no_gpu_was_there() -> None:
+    rows, cells, samples = paced_run(500)
+    found = summarize(manifest(cells, engine="vllm"), rows, samples)
+    assert how_made(found) == "paced"
+    assert evidence(found).headline == "3 rows paced, all proven"
+    first, *rest = findings(found)
+    assert first.startswith(
+        "Paced by reference accelerator rtx-a5000-nfs, no GPU: engine, cache server and storage are"
+    )
+    assert "the time of RTX A5000 24 GiB, NFS, by constants that were fitted on llama-3.2-3b" in first
+    assert len(rest) == 1 and "paced mean TTFT" in rest[0]
+    assert badge(manifest(cells, engine="vllm"), found) == Badge("PACED", "simulated")
+    text = shown(rows, cells=cells, engine="vllm")
+    assert "complete, paced" in text and "accelerator: reference accelerator rtx-a5000-nfs, no GPU" in text
+    assert "3 proven" in text
+
+
+def test_a_host_that_ran_late_is_named_before_the_findings() -> None:
+    rows, cells, samples = paced_run(2001)
+    found = summarize(manifest(cells, engine="vllm"), rows, samples)
+    assert findings(found)[1].startswith("Steps ended 2.0% of their time late, more than 2%: this machine was too slow")
+    rows, cells, samples = paced_run(2000)
+    assert not any("late" in line for line in findings(summarize(manifest(cells, engine="vllm"), rows, samples)))

@@ -3,11 +3,12 @@
 import math
 from typing import Any
 
+import msgspec
 import pytest
 
 from harness.records import Counters, Resolved, Sample
 from harness.report.words import TIMES
-from harness.report.worth import HEADINGS, answer, table
+from harness.report.worth import answer, headings, table
 from harness.results.manifest import Attempt, CellEntry, Manifest
 from harness.results.provenance import git, host
 from harness.results.worth import Worth, break_even_share, judge
@@ -98,7 +99,7 @@ def test_below_three_samples_nothing_is_compared(n: int) -> None:
     assert {point.outcome for point in one.points} == {"too few to compare"}
     said = " ".join(answer(one))
     assert "too few to compare (fewer than 3 samples a side)" in said and "no clear difference" not in said
-    assert all(row[4] == "too few to compare" and len(row) == len(HEADINGS) for row in table(one))
+    assert all(row[4] == "too few to compare" and len(row) == len(headings(one)) for row in table(one))
 
 
 def test_a_dearer_miss_needs_hits_to_pay_for_it() -> None:
@@ -145,6 +146,13 @@ def test_a_simulation_says_so_and_claims_no_cost_of_stores() -> None:
     said = answer(one)
     assert said[0].startswith("Simulated with cpu-2core") and one.points[-1].hit_rate is None
     assert any("not modelled" in line for line in said) and not any("breaks even once" in line for line in said)
+
+
+def test_an_engine_at_a_gpu_s_pace_says_so_first() -> None:
+    one = found({1024: around(1.0)}, {1024: on_at(0.2, 1.0)})
+    assert one.accelerator is None and "Paced" not in " ".join(answer(one))
+    paced = msgspec.structs.replace(one, accelerator="reference accelerator h9, no GPU")
+    assert answer(paced)[0].startswith("Paced by reference accelerator h9, no GPU: real cache server and storage")
 
 
 def test_writes_are_counted_by_the_cache_server() -> None:

@@ -10,6 +10,7 @@ from harness.commands.validate import compare as compare_command
 from harness.errors import NotComparable
 from harness.results.manifest import encode_manifest, read_manifest
 from harness.validation.comparable import check_sides
+from harness.validation.contrast import Contrast, contrast
 from harness.validation.equivalence import Comparison, compare
 from harness.validation.points import read_side
 from tests.support.noisy_runs import changed_rows, noisy_copy, sim_run, wrong_calibration
@@ -246,3 +247,21 @@ def test_compare_gates_by_exit_code_and_leaves_a_report(
     assert "ttft_median_s" in page and "relative error of TTFT" in page
     assert "Not within ± 1%" in page and page.count('class="plot"') >= 5
     assert "**fail** at ± 1%" in (tmp_path / "strict" / "validation.md").read_text()
+
+
+def test_a_run_whose_accelerator_s_steps_ended_late_is_left_out_of_verdicts(tmp_path: Path, prefix_run: Path) -> None:
+    """2 % of their time is still judged; more is refused."""
+    fine, late = (noisy_copy(prefix_run, tmp_path / name, seed=1, spread=0.01) for name in ("fine", "late"))
+    for folder, overrun_us in ((fine, 2000), (late, 2001)):
+        samples = [json.loads(line) for line in (folder / "samples.jsonl").read_text().splitlines()]
+        for sample in samples:
+            sample["observed"] |= {"asked_us": {"steps": 100_000}, "overrun_us": {"steps": overrun_us}}
+        (folder / "samples.jsonl").write_text("".join(json.dumps(sample) + "\n" for sample in samples))
+    assert judged(prefix_run, fine).points
+    for asked in (judged, contrasted):
+        with pytest.raises(NotComparable, match=r"steps of \S+ ended 2.0% of their time late, more than 2%: the mach"):
+            asked(prefix_run, late)
+
+
+def contrasted(a: Path, b: Path) -> Contrast:
+    return contrast(read_side([a]), read_side([b]))

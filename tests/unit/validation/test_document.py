@@ -3,6 +3,7 @@
 import json
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from harness.errors import ResultsError
@@ -137,3 +138,13 @@ def test_a_kept_median_is_called_a_median_and_only_a_loads_mean_a_mean(kept: str
     assert {metric for metric, _ in found} == names
     assert {tier for metric, tier in found if metric == "ttft_mean_s"} <= {"load"}
     assert "ttft_mean_s" not in markdown(judged) and "mean TTFT" not in markdown(judged)
+
+
+def test_a_side_with_a_reference_accelerator_is_never_called_by_its_engine_alone(tmp_path: Path) -> None:
+    real = msgspec.structs.replace(SIDE, engine="vllm", runs=("b",))
+    paced = msgspec.structs.replace(real, runs=("c",), accelerator="reference accelerator h9, no GPU")
+    document = document_of([point(0.01)], 0.05, name="n", command="", reference=real, candidate=paced)
+    written = read_document(write_document(tmp_path, document).parent)
+    assert written.candidate.accelerator == "reference accelerator h9, no GPU" and written.reference.accelerator is None
+    text = markdown(document)
+    assert "vllm (reference accelerator h9, no GPU)" in text

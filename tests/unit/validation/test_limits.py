@@ -10,7 +10,7 @@ from harness.stats import Equivalence
 from harness.validation.equivalence import Comparison, Figure, PointResult, verdict_of
 from harness.validation.known_limits import notes
 from harness.validation.points import Point, Repeat, Side
-from tests.support.report_runs import row, sample
+from tests.support.report_runs import manifest, row, sample
 
 
 def figure(metric: str, error: float, verdict: Equivalence) -> Figure:
@@ -48,8 +48,33 @@ def test_what_the_model_lacks_is_told_of_the_points_that_miss() -> None:
     assert "sent at once race on an engine" in race and race.endswith("1 of 3 points with an error beyond ± 5%.")
     assert "a store takes" in stores and "1 of 3 points" in stores
     assert "starts of an engine" in starts and "1 of 3 points" in starts
-    (ticks,) = said(point("synthetic", 1, 0.0, counts="fail"), point("prefix", 1, 0.0, counts="fail"))
-    assert "ticks" in ticks and ticks.endswith("1 of 2 points with unequal counts.")
+
+
+@pytest.mark.parametrize(
+    ("engine", "section", "cpu", "ticks"),
+    [
+        ("vllm", {}, "1GiB", True),
+        ("vllm", {"connector": "in_process"}, "1GiB", True),
+        ("vllm", {}, None, False),
+        ("sim", {}, "1GiB", True),
+        ("sim", {"tier_policy": "sglang-hicache-0.5.15"}, "1GiB", False),
+        ("openai", {"url": "http://127.0.0.1:1", "model": "m"}, "1GiB", True),
+        ("an engine of another version", {}, "1GiB", False),
+    ],
+)
+def test_lmcaches_ticks_are_told_only_where_lmcache_serves(
+    engine: str, section: dict[str, Any], cpu: str | None, ticks: bool
+) -> None:
+    config = {
+        "name": "x",
+        "workload": {"kind": "trace", "trace": "tiny_conversation", "block_tokens": 32, "concurrency": 2},
+        "cache": {"gpu": "64MiB", "cpu": cpu, "chunk_tokens": 64},
+        "engines": {engine: section} if section else {},
+    }
+    cell = CellEntry(key="c", config=config)
+    both = Side((), (manifest([cell], engine=engine),), {("c", "gpu"): Point("gpu", cell)})
+    found = said(point("synthetic", 1, 0.0, counts="fail"), point("prefix", 1, 0.0, counts="fail"), side=both)
+    assert [text.endswith("1 of 2 points with unequal counts.") for text in found if "ticks" in text] == [True] * ticks
 
 
 def test_the_host_is_told_where_its_core_was_timed_and_something_misses() -> None:

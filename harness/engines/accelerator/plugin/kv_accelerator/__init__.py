@@ -1,0 +1,18 @@
+"""The reference accelerator inside an engine: its model takes the time that a GPU would, and computes nothing.
+
+The harness puts the folder above on the PYTHONPATH of an engine's process. vLLM finds `register` by the entry point of
+the .dist-info beside this package; nothing is installed, and a vLLM that the harness does not start never sees it.
+
+    pace.py       when a step has to end, when a transfer has to end, and how late they were; knows no engine
+    settings.py   what the harness asks for, from the environment
+    model.py      vLLM: attention layers of the real shape, no weights, no arithmetic
+    scheduler.py  vLLM: the stock scheduler; a step's output is given back when the step's time is over
+    link.py       LMCache: its engine-driven transfers, on threads, with nothing copied
+"""
+
+
+def register() -> None:
+    """Called by vLLM in each of its processes. Imports of LMCache wait for the model: here they break vLLM's start."""
+    from vllm import ModelRegistry
+
+    ModelRegistry.register_model("PacedForCausalLM", "kv_accelerator.model:PacedForCausalLM")
