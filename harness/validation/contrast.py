@@ -120,12 +120,12 @@ def contrast(ours: Side, theirs: Side, command: str = "") -> Contrast:
     Raises NotComparable where no point of one was asked what a point of the other was, and where their times came to be
     in unlike ways. So it does where a side's times are not its accelerator's.
     """
+    check_pace(ours, theirs)
     if _made(ours) != _made(theirs):
         raise NotComparable(
             f"not comparable: one side is {_made(ours)}, the other {_made(theirs)}: a ratio would hold the model's"
             " error as well; harness compare and harness validate judge the model"
         )
-    check_pace(ours, theirs)
     matched, left_out = _matched(ours, theirs)
     pairs: list[tuple[MatchedPoint, tuple[Difference, ...]]] = []
     for left, right in matched:
