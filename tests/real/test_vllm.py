@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import httpx
-import psutil
 import pytest
 import yaml
 
@@ -54,9 +53,15 @@ def request(tmp_path: Path, **changes: Any) -> RunRequest:
     return RunRequest(name="real", cells=plan.cells(), engine="vllm", experiment=plan.origin(), folder=tmp_path / "out")
 
 
+# Process ids of the harnesses that this worker's tests ran.
+HARNESSES = {os.getpid()}
+
+
 def harness(*arguments: str) -> "subprocess.Popen[str]":
     command = [sys.executable, "-m", "harness", *arguments]
-    return subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    HARNESSES.add(process.pid)
+    return process
 
 
 def left_behind(tmp_path: Path) -> list[str]:
@@ -69,16 +74,10 @@ def left_behind(tmp_path: Path) -> list[str]:
             continue
         if str(tmp_path) in text:
             processes.append(text)
-    # Shared memory is named after its harness; another worker's tests may have one that runs.
-    memory = [
-        path for path in Path("/dev/shm").glob("kv-harness-*") if not _runs_elsewhere(int(path.name.split("-")[2]))
-    ]
+    # Shared memory is named after its harness; another worker's tests have some, too.
+    memory = [path for path in Path("/dev/shm").glob("kv-harness-*") if int(path.name.split("-")[2]) in HARNESSES]
     scratch = [*memory, *Path(tempfile.gettempdir()).glob("kv-harness-*")]
     return processes + list(map(str, scratch)) + [str(path) for path in tmp_path.glob("**/*.data")]
-
-
-def _runs_elsewhere(pid: int) -> bool:
-    return pid != os.getpid() and psutil.pid_exists(pid)
 
 
 def test_every_tier_that_it_claims_to_prove_at_exact_hit_rates_and_concurrency(tmp_path: Path) -> None:
