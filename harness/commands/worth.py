@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     from harness.measure.run import RunRequest
 
 _WIDE = 104
-_NAME = "worth-"
 _What = Annotated[
     Path | None,
     Parameter(help="The experiment (file or name), or a folder that worth has made: it answers again from its rows."),
@@ -69,10 +68,11 @@ def _first(
     from harness.experiment.read import load_experiment
     from harness.experiment.worth import worth_cells
     from harness.measure.run import RunRequest, new_folder
+    from harness.results.worth import RUN_NAME
 
     read = None if experiment is None else load_experiment(experiment, overrides or [], size)
     plan, engine = checked_plan(read, engine, out)
-    name = f"{_NAME}{plan.experiment.name}"
+    name = f"{RUN_NAME}{plan.experiment.name}"
     return RunRequest(
         name=name,
         cells=worth_cells(plan, tokens, engine),
@@ -118,10 +118,10 @@ def _answer(folder: Path, output: OutputChoice) -> int:
     from harness.report.worth import answer, headings, table
     from harness.results.folder import read_rows, read_samples, write_atomically
     from harness.results.manifest import read_manifest
-    from harness.results.worth import judge
+    from harness.results.worth import is_worth, judge
 
     manifest = read_manifest(folder)
-    if not manifest.name.startswith(_NAME):
+    if not is_worth(manifest):
         raise ResultsError(f"{folder}: is no run of harness worth; name an experiment, or a folder that worth has made")
     found = judge(manifest, read_rows(folder), read_samples(folder))
     lines = answer(found)

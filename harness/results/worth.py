@@ -24,6 +24,8 @@ from harness.stats import FEWEST_SAMPLES, Ratio, ratio_interval
 from traces.request import RequestRecord
 from traces.tiers import all_states, from_storage, state_names
 
+# What the name of a run that `harness worth` made begins with.
+RUN_NAME = "worth-"
 Outcome = Literal["faster", "slower", "no clear difference", "too few to compare"]
 # By sample, the TTFTs of its requests.
 SampleTimes = dict[int, list[float]]
@@ -109,6 +111,13 @@ class Worth(msgspec.Struct, frozen=True, kw_only=True):
     misses: tuple[Miss, ...]
     onsets: tuple[Onset, ...]
     writes: Writes | None
+
+
+def is_worth(manifest: Manifest) -> bool:
+    """Whether `harness worth` made the run: by its name, and by cells that `judge` can read."""
+    planned = all(isinstance(cell.workload, PrefixWorkload) and cell.cache for cell in manifest.cells)
+    cached = any(cell.cache and cell.cache.cpu is not None for cell in manifest.cells)
+    return manifest.name.startswith(RUN_NAME) and planned and cached
 
 
 def judge(manifest: Manifest, rows: Iterable[RequestRecord], samples: Iterable[Sample]) -> Worth:

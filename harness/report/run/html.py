@@ -19,18 +19,20 @@ from harness.report.io import html as io
 from harness.report.io import tables as io_tables
 from harness.report.io.storage_words import storage_lines
 from harness.report.page import Picture, picture, render_page
-from harness.report.run import figures, maps, tables
+from harness.report.run import figures, maps, pays, tables
 from harness.report.run.answer import badge, tiles
 from harness.report.run.header import header_facts
 from harness.report.run.takeaway import take_away
 from harness.report.run.timeline import slowest, timeline
 from harness.report.simulated import how_made, in_figures, simulated_notes
 from harness.report.words import NOT_REPORTED, UNKNOWN, evidence, findings, percent, plural, tier_order
+from harness.report.worth import answer, headings, label, table
 from harness.results.folder import read_rows, read_samples, write_atomically
 from harness.results.manifest import CellEntry, Manifest, read_manifest
 from harness.results.provenance import is_simulated
 from harness.results.summary import FREE_LOAD, Summary, core_slower, summarize
 from harness.results.traced import IoFigures, read_io
+from harness.results.worth import is_worth, judge
 from traces.request import RequestRecord
 from traces.tiers import sources
 
@@ -97,6 +99,7 @@ def _context(
         "header": header_facts(manifest),
         "state": _state(manifest, summary, folder),
         "what": _what(manifest, summary),
+        "worth": _worth(manifest, rows, samples),
         "findings": [*findings(summary), *storage_lines(summary, labels)],
         "answer_at": len(simulated_notes(summary)),
         "tiles": tiles(summary),
@@ -128,6 +131,19 @@ def _context(
         "take_away": take_away(rows),
         "logs": _log_tails(folder) if manifest.status != "complete" else [],
     }
+
+
+def _worth(manifest: Manifest, rows: Sequence[RequestRecord], samples: Sequence[Sample]) -> dict[str, Any] | None:
+    """The answer of a run of `harness worth`, as its command prints it; None for other runs."""
+    if not is_worth(manifest):
+        return None
+    found = judge(manifest, rows, samples)
+    lines, drawn = answer(found), pays.worth_lines(found)
+    # How the figures came to be stands before the answer where it has to be said.
+    first = int(not lines[0].startswith(label(found.onsets[-1].state)))
+    caption = "How many times as fast as without the cache server, with 95 % intervals. Above the line it pays."
+    shown = picture("worth-lines", "Where it pays", caption, drawn, table="worth-points") if drawn else None
+    return {"lines": lines, "answer_at": first, "columns": headings(found), "rows": table(found), "picture": shown}
 
 
 def _said(pictures: list[Picture], summary: Summary) -> list[Picture]:
@@ -204,10 +220,20 @@ def _answers(summary: Summary) -> list[Picture]:
             " tracing is needed."
         )
         found.append(picture("ladder", "What TTFT is spent on", spent, steps, table="figures"))
-    if pays := maps.heat_maps(summary):
+    if lines := pays.ratio_lines(summary):
+        where = " ".join(
+            ["Above the dashed line a state is faster than recompute.", *pays.break_even(pays.along(summary))]
+        )
+        found.append(picture("pays", "Where it pays", where, lines, True, "figures"))
+    if trade := pays.trade(summary):
+        open_marks = (
+            "Filled marks: no other load completes as many requests with a lower median. Lines join the sweep's order."
+        )
+        found.append(picture("trade", "Throughput against TTFT", open_marks, trade, True, "figures"))
+    if heat := maps.heat_maps(summary):
         where = "How many times as fast as recompute; the line runs where both are equal. Blue: faster, brown: slower."
         title, caption = ("TTFT over both axes", "Mean TTFT.") if free else ("Where it pays", where)
-        found.append(picture("map", title, caption, pays, table="figures"))
+        found.append(picture("map", title, caption, heat, table="figures"))
     return found
 
 

@@ -10,11 +10,11 @@ import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
 from harness.report.axes import Axis, shortened, value_text, varied_axes
+from harness.report.run.pays import baseline, faster, ttft_of
 from harness.report.simulated import in_figures
 from harness.report.style import MAX_PANELS, color_of, finish, patterned, safe
 from harness.report.words import TIMES, digits, duration, fitting_unit, tier_order, with_interval
-from harness.results.summary import CellFigures, Latency, Summary
-from harness.stats import ratio_interval
+from harness.results.summary import Summary
 from traces.tiers import all_states, tier_named
 
 # Cells hold their number only where it can be read.
@@ -30,13 +30,13 @@ def heat_maps(summary: Summary) -> go.Figure | None:
 
     A line runs where both are equal. Without recompute there is nothing to compare with: mean TTFT is drawn.
     """
-    baseline = next(state.name for state in all_states() if state.served_by is None)
+    than = baseline()
     axes = varied_axes(summary.cells)
     if len(axes) != 2:
         return None
     along, across = axes
     tiers = tier_order({tier for cell in summary.cells for tier in cell.tiers})
-    compared = [tier for tier in tiers if tier != baseline] if baseline in tiers else []
+    compared = [tier for tier in tiers if tier != than] if than in tiers else []
     shown = (compared or tiers)[:MAX_PANELS]
     columns = min(2, len(shown))
     lines = -(-len(shown) // columns)
@@ -46,7 +46,7 @@ def heat_maps(summary: Summary) -> go.Figure | None:
     )  # fmt: skip
     for number, tier in enumerate(shown):
         place = {"row": number // columns + 1, "col": number % columns + 1}
-        _add_map(figure, summary, axes, tier, baseline if compared else None, place)
+        _add_map(figure, summary, axes, tier, than if compared else None, place)
     for axis, update in ((along, figure.update_xaxes), (across, figure.update_yaxes)):
         texts = [safe(shortened(value_text(value), 16)) for value in axis.values]
         update(tickmode="array", tickvals=list(range(len(texts))), ticktext=texts, showgrid=False, zeroline=False)
@@ -63,10 +63,10 @@ def _add_map(
     summary: Summary,
     axes: Sequence[Axis],
     tier: str,
-    baseline: str | None,
+    than: str | None,
     place: Mapping[str, int],
 ) -> None:
-    z, words, hover = _grid(summary, axes, tier, baseline)
+    z, words, hover = _grid(summary, axes, tier, than)
     worded = sum(map(len, words)) <= _MAX_WORDED
     # Text on a mid-toned cell: the library picks black or white for the contrast.
     figure.add_heatmap(
@@ -74,15 +74,15 @@ def _add_map(
         coloraxis="coloraxis", xgap=1, ygap=1, **place,
     )  # fmt: skip
     known = [value for line in z for value in line if value is not None]
-    if baseline and known and min(known) < -_EQUAL_WITHIN and max(known) > _EQUAL_WITHIN:
+    if than and known and min(known) < -_EQUAL_WITHIN and max(known) > _EQUAL_WITHIN:
         figure.add_contour(
             z=z, contours={"start": 0, "end": 0, "size": 1, "coloring": "none"}, line={"color": "#000000", "width": 3},
-            showscale=False, hoverinfo="skip", name=f"equal to {safe(baseline)}", showlegend=False, **place,
+            showscale=False, hoverinfo="skip", name=f"equal to {safe(than)}", showlegend=False, **place,
         )  # fmt: skip
 
 
 def _grid(
-    summary: Summary, axes: Sequence[Axis], tier: str, baseline: str | None
+    summary: Summary, axes: Sequence[Axis], tier: str, than: str | None
 ) -> tuple[list[list[Any]], list[list[str]], list[list[str]]]:
     """Line by line of the second axis: log2 of the ratio (or seconds), the cell's text, and its tooltip."""
     columns, lines = (len(axis.values) for axis in axes)
@@ -94,23 +94,17 @@ def _grid(
         column, line = (at[value_text(cell.overrides.get(axis.key))] for at, axis in zip(places, axes, strict=True))
         where = ", ".join(f"{axis.name}={value_text(cell.overrides.get(axis.key))}" for axis in axes)
         head = f"<b>{safe(tier)}</b> at {safe(where)}"
-        own, base = _ttft(cell, tier), _ttft(cell, baseline)
-        if baseline is None:
-            if own:
+        if than is None:
+            if own := ttft_of(cell, tier):
                 z[line][column], words[line][column] = own.mean, duration(own.mean)
                 hover[line][column] = f"{head}<br>mean {duration(own.mean)}"
-        elif own and base and (ratio := ratio_interval(base.samples, own.samples, repeats=cell.repeats)):
+        elif (ratio := faster(cell, tier, than)) is not None:
             z[line][column] = math.log2(ratio.ratio)
             words[line][column] = f"{digits(ratio.ratio, 2)}{TIMES}"
             exact = ", simulated, repeats exactly" if ratio.basis == "repeats exactly" else ""
             times = f"typical TTFT {duration(ratio.typical_s)} against {duration(ratio.reference_s)}"
-            hover[line][column] = f"{head}<br>{with_interval(ratio)} as fast as {safe(baseline)}{exact}<br>{times}"
+            hover[line][column] = f"{head}<br>{with_interval(ratio)} as fast as {safe(than)}{exact}<br>{times}"
     return z, words, hover
-
-
-def _ttft(cell: CellFigures, tier: str | None) -> Latency | None:
-    group = cell.tiers.get(tier) if tier else None
-    return group.metrics["ttft_s"] if group else None
 
 
 def _colours(compared: bool) -> dict[str, Any]:
@@ -131,7 +125,7 @@ def ladder(summary: Summary) -> go.Figure | None:
     if len(summary.cells) != 1:
         return None
     (cell,) = summary.cells
-    means = {tier: found.mean for tier in cell.tiers if (found := _ttft(cell, tier))}
+    means = {tier: found.mean for tier in cell.tiers if (found := ttft_of(cell, tier))}
     parts = _steps(means)
     if len(parts) < 2:
         return None
