@@ -260,7 +260,7 @@ def test_a_run_whose_accelerator_s_steps_ended_late_is_left_out_of_verdicts(tmp_
     assert judged(prefix_run, fine).points
     for asked in (judged, contrasted):
         with pytest.raises(NotComparable, match=r"steps of \S+ ended 2.0% of their time late, more than 2%: the mach"):
-            asked(prefix_run, late)
+            asked(fine, late)
 
 
 def contrasted(a: Path, b: Path) -> Contrast:
