@@ -1,6 +1,9 @@
-"""Fixtures of the tests that trace."""
+"""Fixtures of the tests on real engines and devices."""
 
+import os
+import shutil
 import subprocess
+import tempfile
 from collections.abc import Iterator
 
 import pytest
@@ -17,3 +20,18 @@ def tracefs() -> Iterator[None]:
     yield
     if not there:
         subprocess.run(["umount", str(TRACEFS[0].parent)], check=True)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def own_scratch() -> Iterator[None]:
+    """A folder for temporary files of this worker alone: what is left there, its own tests left."""
+    before = os.environ.get("TMPDIR")
+    os.environ["TMPDIR"] = folder = tempfile.mkdtemp(prefix="kv-tests-")  # short: vLLM's sockets are in it
+    tempfile.tempdir = None  # it would remember the folder before
+    yield
+    shutil.rmtree(folder)
+    tempfile.tempdir = None
+    if before is None:
+        del os.environ["TMPDIR"]
+    else:
+        os.environ["TMPDIR"] = before

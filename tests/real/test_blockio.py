@@ -29,6 +29,7 @@ MIB = 2**20
 MISSING = [tool for tool in ("bpftrace", "fio", "mkfs.xfs", "mkfs.btrfs") if not shutil.which(tool)]
 pytestmark = [
     pytest.mark.real,
+    pytest.mark.alone,
     pytest.mark.usefixtures("tracefs"),
     pytest.mark.skipif(os.geteuid() != 0, reason="tracing and reference devices need root"),
     pytest.mark.skipif(bool(MISSING), reason=f"missing {', '.join(MISSING)}; scripts/test installs them"),

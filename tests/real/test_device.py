@@ -25,6 +25,7 @@ TOOLS = ("losetup", "fio", "mkfs.ext4", "mkfs.xfs", "mkfs.btrfs")
 MISSING = [tool for tool in TOOLS if not shutil.which(tool)]
 pytestmark = [
     pytest.mark.real,
+    pytest.mark.alone,
     pytest.mark.skipif(os.geteuid() != 0, reason="reference devices need root"),
     pytest.mark.skipif(bool(MISSING), reason=f"missing {', '.join(MISSING)}; scripts/test installs them"),
 ]

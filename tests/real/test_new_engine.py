@@ -31,6 +31,7 @@ EXPERIMENT: dict[str, Any] = {
 DEVICE = {"bandwidth": "200MiB/s", "size": "512MiB"}
 pytestmark = [
     pytest.mark.real,
+    pytest.mark.alone,
     pytest.mark.usefixtures("tracefs"),
     pytest.mark.skipif(os.geteuid() != 0, reason="tracing and reference devices need root"),
     pytest.mark.skipif(not shutil.which("bpftrace"), reason="no bpftrace; scripts/test installs it"),

@@ -3,7 +3,6 @@
 import asyncio
 import json
 import os
-import signal
 import subprocess
 import sys
 import tempfile
@@ -12,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import httpx
-import psutil
 import pytest
 import yaml
 
@@ -24,7 +22,7 @@ from harness.errors import NotComparable
 from harness.experiment.read import load_experiment
 from harness.measure.run import RunRequest, run
 from harness.report.refresh import seal
-from harness.results.folder import read_rows, read_samples
+from harness.results.folder import read_samples
 from harness.results.manifest import read_manifest
 from harness.validation.validate import Validation, validate
 from simulator.models import load_model
@@ -55,9 +53,15 @@ def request(tmp_path: Path, **changes: Any) -> RunRequest:
     return RunRequest(name="real", cells=plan.cells(), engine="vllm", experiment=plan.origin(), folder=tmp_path / "out")
 
 
+# Process ids of the harnesses that this worker's tests ran.
+HARNESSES = {os.getpid()}
+
+
 def harness(*arguments: str) -> "subprocess.Popen[str]":
     command = [sys.executable, "-m", "harness", *arguments]
-    return subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    HARNESSES.add(process.pid)
+    return process
 
 
 def left_behind(tmp_path: Path) -> list[str]:
@@ -68,9 +72,11 @@ def left_behind(tmp_path: Path) -> list[str]:
             text = cmdline.read_bytes().replace(b"\0", b" ").decode(errors="replace")
         except OSError:
             continue
-        if str(tmp_path) in text and "pytest" not in text:
+        if str(tmp_path) in text:
             processes.append(text)
-    scratch = [*Path("/dev/shm").glob("kv-harness-*"), *Path(tempfile.gettempdir()).glob("kv-harness-*")]
+    # Shared memory is named after its harness; another worker's tests have some, too.
+    memory = [path for path in Path("/dev/shm").glob("kv-harness-*") if int(path.name.split("-")[2]) in HARNESSES]
+    scratch = [*memory, *Path(tempfile.gettempdir()).glob("kv-harness-*")]
     return processes + list(map(str, scratch)) + [str(path) for path in tmp_path.glob("**/*.data")]
 
 
@@ -129,76 +135,13 @@ def test_in_process_lmcache_recomputes_silently_and_evidence_and_validation_say_
     assert not (tmp_path / "validation" / "validation.json").exists()
 
 
-@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM])
-def test_nothing_is_left_when_the_harness_ends_in_the_middle(tmp_path: Path, how: signal.Signals) -> None:
-    path = tmp_path / "experiment.yaml"
-    path.write_text(yaml.safe_dump({**EXPERIMENT, "measure": {**EXPERIMENT["measure"], "samples": 12}}))
-    process = harness("run", str(path), "--engine", "vllm", "--out", str(tmp_path / "out"))
-    deadline = time.monotonic() + 240
-    while process.poll() is None and time.monotonic() < deadline and not (tmp_path / "out" / "rows.jsonl").exists():
-        time.sleep(0.05)
-    assert process.poll() is None and left_behind(tmp_path)
-    os.kill(process.pid, how)
-    process.communicate(timeout=60)
-    deadline = time.monotonic() + 60
-    while (left := left_behind(tmp_path)) and time.monotonic() < deadline:
-        time.sleep(0.2)
-    assert not left
-    before = (tmp_path / "out" / "rows.jsonl").read_bytes()
-    assert 0 < len(list(read_rows(tmp_path / "out"))) < 60
-    if how == signal.SIGTERM:
-        assert process.returncode == 128 + signal.SIGTERM
-        assert read_manifest(tmp_path / "out").error == "interrupted by SIGTERM"
-        return
-    resumed = harness("run", "--resume", str(tmp_path / "out"))
-    _, errors = resumed.communicate(timeout=280)
-    assert resumed.returncode == 0, errors
-    assert (tmp_path / "out" / "rows.jsonl").read_bytes().startswith(before)
-    rows = measured(tmp_path / "out")
-    assert len(rows) == 60 == len({(row.expected_tier, row.sample) for row in rows})
-    assert {row.attempt for row in rows} == {0, 1} and {row.verdict for row in rows} == {"proven"}
-
-
-@pytest.mark.parametrize(
-    ("killed", "told"), [("warden", "vLLM ended"), ("vLLM", "vLLM ended"), ("LMCache", "LMCache server ended")]
-)
-def test_a_killed_process_ends_the_run_in_one_line_and_leaves_nothing(tmp_path: Path, killed: str, told: str) -> None:
-    path = tmp_path / "experiment.yaml"
-    path.write_text(yaml.safe_dump({**EXPERIMENT, "measure": {**EXPERIMENT["measure"], "samples": 50}}))
-    process = harness("run", str(path), "--engine", "vllm", "--out", str(tmp_path / "out"))
-    deadline = time.monotonic() + 240
-    while process.poll() is None and time.monotonic() < deadline and not (tmp_path / "out" / "rows.jsonl").exists():
-        time.sleep(0.05)
-    assert process.poll() is None and (tmp_path / "out" / "rows.jsonl").exists()
-    below = [
-        child
-        for child in psutil.Process(process.pid).children(recursive=True)
-        if "warden.py" not in " ".join(child.cmdline())
-    ]
-    module = "lmcache.cli.main" if killed == "LMCache" else "vllm.entrypoints.openai.api_server"
-    [server] = [child for child in below if module in child.cmdline()]
-    os.kill(server.ppid() if killed == "warden" else server.pid, signal.SIGKILL)
-    gone, left = psutil.wait_procs(below, timeout=20)
-    assert gone and not left
-    _, errors = process.communicate(timeout=60)
-    last = errors.splitlines()[-1]
-    assert process.returncode == 1 and "Traceback" not in errors
-    assert (
-        last.startswith(f"harness: {told} during the run (")
-        and f"{tmp_path / 'out' / 'logs'}" in last
-        and ".log " in last
-    )
-    assert read_manifest(tmp_path / "out").status == "failed" and list(read_rows(tmp_path / "out"))
-    assert not left_behind(tmp_path)
-
-
 TRACE = {"kind": "trace", "trace": "tiny_conversation", "limit": 25, "block_tokens": 32,
          "max_prompt_tokens": 1000, "max_output_tokens": 4, "time_scale": 0.05}  # fmt: skip
 
 
 def test_servers_that_run_already_are_measured_and_left_running(tmp_path: Path) -> None:
     """Also by the way of docs/worth.md: `init` finds process, folder and model, and `worth` answers."""
-    experiment = load_experiment(_written(tmp_path, EXPERIMENT["engines"])).experiment
+    experiment = load_experiment(written(tmp_path, EXPERIMENT["engines"])).experiment
     (tmp_path / "ours" / "logs").mkdir(parents=True)
     said: list[str] = []
 
@@ -213,7 +156,7 @@ def test_servers_that_run_already_are_measured_and_left_running(tmp_path: Path) 
             attach = {"url": server, "lmcache_url": cache.url, "lmcache_pid": cache.pids[0]}
             attach["disk_path"] = str(cache.backend.folder)
             engines = {"vllm": {"attach": attach}}
-            path = _written(tmp_path, engines)
+            path = written(tmp_path, engines)
 
             def exit_code(experiment: Path, out: Path) -> int:
                 return harness("run", str(experiment), "--engine", "vllm", "--out", str(out)).wait(timeout=200)
@@ -276,16 +219,7 @@ def sends_what_the_simulator_is_sent(folder: Path, simulated: Path) -> None:
     assert moved.computed_tokens + gpu_tokens + moved.external_tokens == sum(row.prompt_tokens for row in rows.values())
 
 
-def test_the_error_of_a_vllm_that_cannot_start_ends_with_its_last_log_lines(tmp_path: Path) -> None:
-    engines = {"vllm": {"python": str(PYTHON), "args": ["--no-such-flag"]}}
-    done = harness("run", str(_written(tmp_path, engines)), "--engine", "vllm", "--out", str(tmp_path / "out"))
-    _, errors = done.communicate(timeout=280)
-    assert done.returncode == 1 and "Traceback" not in errors.split("The end of")[0]
-    assert "no-such-flag" in errors and read_manifest(tmp_path / "out").status == "failed"
-    assert not left_behind(tmp_path)
-
-
-def _written(tmp_path: Path, engines: dict[str, Any]) -> Path:
+def written(tmp_path: Path, engines: dict[str, Any]) -> Path:
     path = tmp_path / "experiment.yaml"
     path.write_text(yaml.safe_dump({**EXPERIMENT, "engines": engines}))
     return path

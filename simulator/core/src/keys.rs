@@ -35,7 +35,13 @@ impl Hasher for AsIs {
 
 pub type KeyMap<V> = HashMap<Key, V, BuildHasherDefault<AsIs>>;
 
-/// The finalizer of splitmix64: every input bit reaches every output bit.
+/// The key of something with a number of its own. Maps rely on keys being spread: numbers in a row would fill
+/// neighbouring places, and each look-up would pass all that were ever removed there.
+pub fn numbered(number: u64) -> Key {
+    mix(number)
+}
+
+/// The finalizer of splitmix64: every input bit reaches every output bit, and no two inputs give the same output.
 fn mix(value: u64) -> u64 {
     let value = value.wrapping_add(0x9e37_79b9_7f4a_7c15);
     let value = (value ^ (value >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);

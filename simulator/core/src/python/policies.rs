@@ -7,7 +7,7 @@ use pyo3::prelude::*;
 use crate::cache;
 use crate::cluster::{Routing, Sharing};
 use crate::eviction::kind::EvictionKind;
-use crate::keys::Key;
+use crate::keys::{Key, numbered};
 use crate::tiers::config::{Placement, TickShare};
 
 /// The value of a name in `known`. ValueError lists the known names.
@@ -46,6 +46,6 @@ pub fn cache_hits(
     capacity: u64,
     keys: PyBuffer<i64>,
 ) -> PyResult<Vec<u8>> {
-    let keys: Vec<Key> = keys.to_vec(py)?.into_iter().map(|key| key as Key).collect();
+    let keys: Vec<Key> = keys.to_vec(py)?.into_iter().map(|key| numbered(key as u64)).collect();
     Ok(cache::replay(eviction, capacity, &keys).into_iter().map(u8::from).collect())
 }
