@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import yaml
+from scipy.stats import binomtest
 
 from scripts.mutate_lib.outcomes import FOLDER, Outcomes, code_of
 
@@ -40,7 +41,7 @@ def main() -> None:
         " | share caught | without equivalent ones |",
         "|---|---|---:|---:|---:|---:|---:|---:|---:|---:|",
     ]
-    survivors, totals = list[str](), dict[str, tuple[int, int]]()
+    survivors, parts, totals = list[str](), list[str](), dict[str, tuple[int, int]]()
     for language, modules in table.items():
         found = {module: Outcomes.read(module) for module in modules}
         rows = [(one, counts(one, reasons.get(one.module, {}))) for one in found.values() if one is not None]
@@ -50,8 +51,9 @@ def main() -> None:
         totals[language] = (whole[1] - whole[3], whole[1])
         if whole[1]:
             lines.append(_cells(f"**{language.capitalize()}, all**", "", whole))
+            parts += part(language.capitalize(), whole)
         survivors += [line for one, _ in rows for line in told(one, reasons.get(one.module, {}))]
-    lines += ["", "## Survivors", "", *(survivors or ["None."]), ""]
+    lines += ["", *parts, "## Survivors", "", *(survivors or ["None."]), ""]
     (FOLDER.parent / "README.md").write_text("\n".join(lines))
     words = [f"{caught} of {run} {language} mutants" for language, (caught, run) in totals.items()]
     print(f"{FOLDER.parent / 'README.md'}: caught {', '.join(words)}")
@@ -78,6 +80,20 @@ def _cells(name: str, now: str, of: Sequence[int]) -> str:
     told = [f"{share:.0%}" for share in shares] if run >= min(mutants, FEWEST) else ["too few ran", ""]
     cells = [name, now, mutants, run, run - survived, late, survived, equivalent, *told]
     return f"| {' | '.join(map(str, cells))} |"
+
+
+def part(language: str, of: Sequence[int]) -> list[str]:
+    """What a choice of a language's mutants says about all of them. Empty: all ran, or none that counts."""
+    mutants, run, _, survived, equivalent = of
+    if run in (mutants, equivalent):
+        return []
+    interval = binomtest(run - survived, run - equivalent).proportion_ci(0.95, method="wilson")
+    return [
+        f"{language}: {run} of {mutants} mutants ran. Without equivalent ones, the share caught has a 95 % interval of"
+        f" {interval.low:.0%} to {interval.high:.0%}.",
+        "Tests that were written for survivors of the choice raise this share, and not that of the other mutants.",
+        "",
+    ]
 
 
 def told(outcomes: Outcomes, reasons: dict[str, str]) -> list[str]:

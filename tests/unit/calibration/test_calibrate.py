@@ -11,7 +11,7 @@ import msgspec
 import pytest
 import yaml
 
-from harness.calibration.calibrate import calibrated, write_calibration
+from harness.calibration.calibrate import calibrated, planned_micro_cells, write_calibration
 from harness.calibration.points import micro_cells, points_of
 from harness.commands.calibrate import calibrate
 from harness.experiment.read import load_experiment
@@ -206,9 +206,12 @@ def test_the_least_budget_that_is_named_measures_every_point(
     refusal = capsys.readouterr().err
     named = re.search(r"108 micro-measurements need at least (\d+)min$", refusal.strip())
     assert named and named[1] == "8" and not (tmp_path / "run").exists()
-    calibrate(path, budget=f"{named[1]}min", **arguments)
-    points = load_calibration(tmp_path / "c.yaml").fitted_on.points
-    assert len(points) > 30 and all((point.samples or 0) >= 6 for point in points)
+    plan = load_experiment(path)
+    cells = planned_micro_cells(plan, 60.0 * int(named[1]))
+    points = points_of(
+        run(RunRequest(name="c", cells=cells, engine="sim", experiment=plan.origin(), folder=tmp_path / "run"), Quiet())
+    )
+    assert len(points) > 30 and all((point.samples or 0) >= 6 for point in points), "a sample in each of six passes"
 
 
 def test_another_limit_of_the_device_is_foretold(truth: Calibration) -> None:

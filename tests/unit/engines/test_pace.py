@@ -1,7 +1,9 @@
 """The reference accelerator's arithmetic on a clock of our own: steps and transfers take the simulator's times."""
 
 import json
+import os
 import sys
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +21,7 @@ from harness.engines.accelerator.plugin.kv_accelerator.pace import (
     Report,
     StepCost,
     Steps,
+    wake_precisely,
 )
 from harness.engines.accelerator.plugin.kv_accelerator.settings import Pacing
 from harness.engines.vllm.check import check
@@ -227,3 +230,21 @@ def test_beside_an_accelerator_s_waits_nothing_has_to_share_a_core_or_wait_for_a
     assert traits() == (True, True)
     assert traits(accelerator="rtx-a5000-nfs") == (False, False)
     assert traits(accelerator="rtx-a5000-nfs", link="copied") == (True, False)
+
+
+def test_only_the_thread_that_asks_wakes_before_others() -> None:
+    """A child of it, and the thread that started it, stay as they were."""
+    policies: list[int] = []
+
+    def paced() -> None:
+        wake_precisely()
+        policies.append(os.sched_getscheduler(0))
+        child = threading.Thread(target=lambda: policies.append(os.sched_getscheduler(0)))
+        child.start()
+        child.join()
+
+    asking = threading.Thread(target=paced)
+    asking.start()
+    asking.join()
+    allowed = os.SCHED_RR | os.SCHED_RESET_ON_FORK if os.geteuid() == 0 else os.SCHED_OTHER
+    assert policies == [allowed, os.SCHED_OTHER] and os.sched_getscheduler(0) == os.SCHED_OTHER

@@ -285,7 +285,10 @@ mod tests {
 
     fn grow(pools: &mut (BlockPool, blocks::BlockPool), pair: &mut Pair, count: u64) {
         let ids: Vec<BlockId> = (0..count).map_while(|_| pools.0.allocate()).collect();
+        let dropped: Vec<_> = pools.1.queue().into_iter().take(ids.len()).flatten().collect();
         assert_eq!(pools.1.allocate(count, &mut pair.held), ids.len() as u64);
+        let notes = pools.1.journal.take().into_iter().map(|note| (note.numbers[0], note.numbers[1] as u32));
+        assert_eq!(notes.collect::<Vec<_>>(), dropped);
         pair.ids.extend(ids);
     }
 
@@ -306,7 +309,7 @@ mod tests {
         let (mut hits, mut twins) = (0, 0);
         for round in 0..300 {
             let count = 5 + chance(60) as u32;
-            let mut pools = (BlockPool::new(count), blocks::BlockPool::new(count, Journal::default()));
+            let mut pools = (BlockPool::new(count), blocks::BlockPool::new(count, Journal::new(true)));
             let mut names: HashMap<Key, (Key, u32)> = HashMap::new();
             let mut pairs: Vec<Pair> = Vec::new();
             for _ in 0..150 {

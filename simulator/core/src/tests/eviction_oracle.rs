@@ -271,16 +271,36 @@ fn a_lease_says_when_it_runs_out() {
 }
 
 #[test]
+fn a_chunk_that_a_read_brought_goes_after_one_stored_during_the_read() {
+    let mut cache = Cache::new(2, EvictionKind::Lru, 0, true, true);
+    let (read, stored) = (ChunkRange::of(vec![7]), ChunkRange::of(vec![8]));
+    let (mut reading, mut storing) = (vec![Span::new(NEW, 1)], vec![Span::new(NEW, 1)]);
+    assert!(cache.reserve(&read, &mut reading, false, true));
+    assert!(cache.reserve(&stored, &mut storing, true, true));
+    cache.admit_stored(&mut storing);
+    cache.admit_loaded(&reading, false);
+    cache.unlock(reading.iter().copied());
+    assert_eq!(cache.drop_some(1), 1);
+    assert_eq!(cache.gone(), [8]);
+}
+
+/// Three groups of eight chunks. The groups share one count, or each has its own.
+#[test]
 fn a_gap_in_a_row_ends_where_the_next_chunks_begin() {
-    let mut cache = Cache::new(64, EvictionKind::Lru, 0, false, false);
-    let whole = ChunkRange::of((1..=24).map(|key: Key| key << 40).collect::<Vec<_>>());
-    for part in [0..12, 16..24] {
-        let mut marks = vec![Span::new(NEW, part.len())];
-        assert!(cache.reserve(&whole.slice(part), &mut marks, true, true));
-        cache.admit_stored(&mut marks);
-    }
-    for number in 0..24 {
-        let at = cache.find(&mut PromptCursor::new(), whole.prompt(), number).at;
-        assert_eq!(cache.holds(at), !(12..16).contains(&number), "{number}");
+    for shift in [24, 40] {
+        let mut cache = Cache::new(64, EvictionKind::Lru, 0, false, false);
+        let keys = (0..24).map(|number: Key| (1 + number + number / 8) << shift);
+        let whole = ChunkRange::of(keys.collect::<Vec<_>>());
+        for part in [0..12, 16..24] {
+            let mut marks = vec![Span::new(NEW, part.len())];
+            assert!(cache.reserve(&whole.slice(part), &mut marks, true, true));
+            cache.admit_stored(&mut marks);
+        }
+        for number in 0..24 {
+            let found = cache.find(&mut PromptCursor::new(), whole.prompt(), number);
+            let gap = (12..16).contains(&number);
+            assert_eq!(cache.holds(found.at), !gap, "{number}");
+            assert!(!gap || number + found.len <= 16, "{number}: {} chunks", found.len);
+        }
     }
 }

@@ -128,3 +128,19 @@ fn levels_that_cannot_be_are_refused() {
     assert_eq!(refused(external), "a level whose transfers the caller makes must be the second of two");
     assert!(refused(three(lmcache(), [9, 9, 0])).starts_with("the ssd tier has no room for one chunk"));
 }
+
+#[test]
+fn a_load_leaves_out_the_chunks_that_the_gpu_holds() {
+    let mut engine = Engine::new(config(100, Some(tiers(lmcache(), 100, None)))).expect("good");
+    ask_again(&mut engine, "cold");
+    let mut ttft_s = |id: &str, on_gpu: &[(i64, u64)]| {
+        engine.reset(&["gpu"]).expect("idle");
+        one(&mut engine, ask(&format!("before {id}"), on_gpu, 1));
+        drain(&mut engine);
+        let sent = engine.now();
+        let done = one(&mut engine, ask(id, &PROMPT, 1));
+        to_s(done.first_token.expect("a token") - sent)
+    };
+    let saved_s = ttft_s("none of it", &[(2, 1)]) - ttft_s("half of it", &[(1, 4 * CHUNKS + 1)]);
+    assert!((saved_s - 4.0 * (1e-4 + 1000.0 * 1e-6)).abs() < 1e-9, "{saved_s}");
+}
