@@ -86,6 +86,12 @@ def flat_notes(summary: Summary) -> list[str]:
     ]
 
 
+def flat_mark(summary: Summary) -> str:
+    """What tables say of them; '' where there are none."""
+    names = ", ".join(axis.name for axis in flat_axes(summary))
+    return f"{names}: {FLAT}; rows that differ in nothing else repeat each other." if names else ""
+
+
 def _is_flat(cells: list[CellFigures], axis: Axis) -> bool:
     """Whether cells that differ in this axis alone have the same times; not where no two of them have any."""
     groups: dict[tuple[tuple[str, str], ...], list[dict[str, Any]]] = {}

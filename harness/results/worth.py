@@ -115,9 +115,10 @@ class Worth(msgspec.Struct, frozen=True, kw_only=True):
 
 def is_worth(manifest: Manifest) -> bool:
     """Whether `harness worth` made the run: by its name, and by cells that `judge` can read."""
+    if not manifest.name.startswith(RUN_NAME):
+        return False
     planned = all(isinstance(cell.workload, PrefixWorkload) and cell.cache for cell in manifest.cells)
-    cached = any(cell.cache and cell.cache.cpu is not None for cell in manifest.cells)
-    return manifest.name.startswith(RUN_NAME) and planned and cached
+    return planned and any(cell.cache and cell.cache.cpu is not None for cell in manifest.cells)
 
 
 def judge(manifest: Manifest, rows: Iterable[RequestRecord], samples: Iterable[Sample]) -> Worth:

@@ -14,6 +14,7 @@ import yaml
 from harness.errors import ResultsError
 from harness.records import Counters, Sample
 from harness.report.axes import cell_labels, value_text, varied_axes
+from harness.report.glossary import glossary
 from harness.report.goals import goal_rows
 from harness.report.io import html as io
 from harness.report.io import tables as io_tables
@@ -24,7 +25,7 @@ from harness.report.run.answer import badge, tiles
 from harness.report.run.header import header_facts
 from harness.report.run.takeaway import take_away
 from harness.report.run.timeline import slowest, timeline
-from harness.report.simulated import how_made, in_figures, simulated_notes
+from harness.report.simulated import flat_mark, how_made, in_figures, simulated_notes
 from harness.report.words import NOT_REPORTED, UNKNOWN, evidence, findings, percent, plural, tier_order
 from harness.report.worth import answer, headings, label, table
 from harness.results.folder import read_rows, read_samples, write_atomically
@@ -114,6 +115,7 @@ def _context(
         "slowest": tables.slow_rows(slowest_rows, labels, tables.proven_word(summary)),
         "io": _io(traced),
         "io_pictures": _io_pictures(traced),
+        "flat": flat_mark(summary),
         "tables": _tables(summary),
         "table_rows": len(figure_rows),
         "shown_rows": min(len(figure_rows), _MAX_TABLE_ROWS),
@@ -122,6 +124,7 @@ def _context(
         "source_names": sources(),
         "sources": tables.source_rows(summary)[:_MAX_TABLE_ROWS],
         "lags": [row for row in tables.lag_rows(summary) if row.worth_telling][:_MAX_TABLE_ROWS],
+        "glossary": glossary(tier for cell in summary.cells for tier in cell.tiers),
         "noise": _noise(samples),
         "environment": _environment(manifest),
         "cells": _cells(manifest, labels)[:_MAX_TABLE_ROWS],
@@ -220,7 +223,7 @@ def _answers(summary: Summary) -> list[Picture]:
             " tracing is needed."
         )
         found.append(picture("ladder", "What TTFT is spent on", spent, steps, table="figures"))
-    if lines := pays.ratio_lines(summary):
+    if lines := pays.speedup_lines(summary):
         where = " ".join(
             ["Above the dashed line a state is faster than recompute.", *pays.break_even(pays.along(summary))]
         )

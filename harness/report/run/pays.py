@@ -58,7 +58,7 @@ def along(summary: Summary) -> dict[str, list[At]]:
     return {state: sorted(points, key=lambda at: at.value) for state, points in found.items() if len(points) > 1}
 
 
-def ratio_lines(summary: Summary) -> go.Figure | None:
+def speedup_lines(summary: Summary) -> go.Figure | None:
     """How many times as fast as recompute each state is along a sweep's only axis; None for other sweeps."""
     found = along(summary)
     return _lines(found, safe(varied_axes(summary.cells)[0].name)) if found else None

@@ -1,0 +1,43 @@
+"""What the words on a run's page mean, for those who got it forwarded."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from harness.results.summary import FREE_LOAD
+from traces.tiers import all_states
+
+_WORDS = {
+    "KV cache": "What the model keeps of each token of a prompt, so that it need not compute that token again.",
+    "prefix": "The first part of a prompt. What an earlier request has computed of it can be reused.",
+    "TTFT": "Time to first token: from sending a request to the arrival of the first token of its answer.",
+    "TPOT": "Time per output token: the mean time between the tokens of an answer, after the first.",
+    "prefill": "The engine computes the KV cache of the prompt's tokens that it does not find in a tier.",
+    "tier": "A place that holds KV cache: the GPU's memory, CPU RAM, or storage.",
+    "hit tokens": "Tokens of a prompt whose KV cache came from a tier.",
+    "block, chunk": "The engine's and the cache server's smallest pieces of KV cache, in tokens.",
+    "cell": "One point of a sweep: one set of values of what it varies.",
+    "sample": "One measurement of a state: placing the prefix there, sending the requests, reading the counters.",
+    "proven": "The engine's and the cache server's own counters agree that the prefix came from that tier.",
+    "measured, paced, simulated": (
+        "Measured: on real parts. Paced: a reference device or accelerator stood for one part, and kept its times."
+        " Simulated: computed by a model, a prediction."
+    ),
+    "95 % interval": (
+        "Where the true mean lies in 95 of 100 runs such as this one. Without one there were too few samples."
+    ),
+}
+
+
+def glossary(states: Iterable[str]) -> list[tuple[str, str]]:
+    """(word, meaning), the states of this run last."""
+    used = set(states)
+    own = [(state.name, _state(state.label, state.served_by)) for state in all_states() if state.name in used]
+    load = [("load", "Requests as a trace has them: the engine serves each from where its prefix happens to be.")]
+    return [*_WORDS.items(), *own, *(load if FREE_LOAD in used else [])]
+
+
+def _state(label: str, served_by: str | None) -> str:
+    if served_by is None:
+        return "No tier holds the prefix, so that the engine computes all of it."
+    return f"The prefix lies in: {label}. No faster tier holds it."
