@@ -26,6 +26,7 @@ from harness.results import provenance
 from harness.results.folder import read_rows
 from harness.results.summary import counted
 from harness.stats import equivalence
+from harness.validation.curves import Curves, Value, calibration_of, curve_cell, curve_values, reasons
 from harness.validation.document import Judgement, SideFacts, document_of, write_document
 from harness.validation.equivalence import Figure, PointResult, verdict_of
 from simulator.calibration import Calibration, load_calibration
@@ -81,6 +82,7 @@ class Published(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     experiments: dict[str, dict[str, float]]
     ranges: tuple[Range, ...]
     rounds: Rounds
+    curves: Curves
     why: tuple[str, ...] = ()
 
 
@@ -98,7 +100,9 @@ def validate_published(path: Path, folder: Path, margin: float, command: str, pr
 
     Raises NotComparable where the file or its table cannot be used.
     """
-    published, table = _read(path)
+    published = _read(path)
+    table, drawn = (_table(path, name) for name in (published.table, published.curves.table))
+    values = curve_values(published.curves, drawn)
     cells = {number: _cell(number, row, published) for number, row in enumerate(table) if _has_preset(row, published)}
 
     def measured(name: str, asked: list[Cell]) -> list[RequestRecord]:
@@ -109,17 +113,19 @@ def validate_published(path: Path, folder: Path, margin: float, command: str, pr
         return list(read_rows(run(made, progress)))
 
     means = _means(measured("sim", list(cells.values())))
+    along = _means(measured("curves", [curve_cell(value, published.name) for value in values]))
     rates = hit_rates(measured("rounds", round_cells(published.rounds)), published.rounds)
     points = [
         *_time_points(table, cells, means, published, margin),
         *_round_points(table, rates, published, margin),
+        *_curve_points(values, along, margin),
     ]
     written = document_of(
         points,
         margin,
         name=published.name,
         command=command,
-        notes=tuple(_notes(table, points, published)),
+        notes=tuple([*_notes(table, points), *_left(published.curves, drawn), *published.why]),
         reference=_origin(published),
         candidate=_simulator(),
     )
@@ -127,13 +133,19 @@ def validate_published(path: Path, folder: Path, margin: float, command: str, pr
     return Judgement(written)
 
 
-def _read(path: Path) -> tuple[Published, list[dict[str, str]]]:
+def _read(path: Path) -> Published:
     try:
-        published = msgspec.convert(yaml.safe_load(path.read_text()), Published)
-        with (path.parent / published.table).open(newline="") as lines:
-            return published, list(csv.DictReader(lines))
+        return msgspec.convert(yaml.safe_load(path.read_text()), Published)
     except (OSError, msgspec.ValidationError, yaml.YAMLError) as error:
         raise NotComparable(f"{path}: {' '.join(str(error).split())}; correct the file") from None
+
+
+def _table(path: Path, name: str) -> list[dict[str, str]]:
+    try:
+        with (path.parent / name).open(newline="") as lines:
+            return list(csv.DictReader(lines))
+    except OSError as error:
+        raise NotComparable(f"{path}: its table {name} cannot be read ({error.strerror}); correct the file") from None
 
 
 def _has_preset(row: dict[str, str], published: Published) -> bool:
@@ -228,7 +240,11 @@ def _figure(metric: str, row: dict[str, str], predicted: float, published: Publi
     stated = (r for r in published.ranges if (r.setup, r.scheme, r.x) == (row["setup"], row["scheme"], row["x"]))
     known = next(stated, None)
     bottom, top = (known.low, known.high) if known else (value - half, value + half)
-    low, high = predicted / top - 1, predicted / bottom - 1
+    return _held(metric, value, (bottom, top), predicted, margin)
+
+
+def _held(metric: str, value: float, between: tuple[float, float], predicted: float, margin: float) -> Figure:
+    low, high = predicted / between[1] - 1, predicted / between[0] - 1
     return Figure(
         metric=metric,
         reference=value,
@@ -253,6 +269,23 @@ def _point(cell: str, axes: dict[str, Any], figures: Sequence[Figure]) -> PointR
         left_out=0,
         verdict=verdict_of(figures),
     )
+
+
+def _curve_points(values: Sequence[Value], means: dict[str, float], margin: float) -> list[PointResult]:
+    found = []
+    for value in values:
+        calibration = calibration_of(value)
+        axes = {
+            "tier": value.of.state,
+            "source": f"curve {value.of.rows.get('storage', value.of.state)} {calibration.name}",
+            "prompt_tokens": value.prompt_tokens,
+            "hit_rate": value.hit_rate,
+            "constants": _role(value.of.state, value.prompt_tokens, value.hit_rate, value.value_s, calibration),
+        }
+        between = (value.low_s, value.high_s)
+        figure = _held("ttft_mean_s", value.value_s, between, means[value.name], margin)
+        found.append(_point(value.name, axes, [figure]))
+    return found
 
 
 # ---- hit rates by round
@@ -339,7 +372,7 @@ def _round_points(
 def _origin(published: Published) -> SideFacts:
     return SideFacts(
         engine="published",
-        runs=(published.table,),
+        runs=(published.table, published.curves.table),
         created_at=None,
         host={},
         git=None,
@@ -353,7 +386,7 @@ def _origin(published: Published) -> SideFacts:
 def _simulator() -> SideFacts:
     return SideFacts(
         engine="sim",
-        runs=("sim", "rounds"),
+        runs=("sim", "rounds", "curves"),
         created_at=provenance.now(),
         host={},
         git=provenance.git(),
@@ -363,7 +396,7 @@ def _simulator() -> SideFacts:
     )
 
 
-def _notes(table: Sequence[dict[str, str]], points: Sequence[PointResult], published: Published) -> list[str]:
+def _notes(table: Sequence[dict[str, str]], points: Sequence[PointResult]) -> list[str]:
     """By role of the constants: the number of rows and their MAPE; then the rows that no preset predicts."""
     said = []
     for role in ("fitted", "printed twice", "predicted", "none needed"):
@@ -375,4 +408,8 @@ def _notes(table: Sequence[dict[str, str]], points: Sequence[PointResult], publi
     asked = {point.cell for point in points}
     left = [f"{row['scheme']} {row['metric']} {row['x_name']} {row['x']}" for n, row in enumerate(table)
             if f"row {n + 2}" not in asked]  # fmt: skip
-    return [*said, f"{NO_PRESET}: {', '.join(left)}" if left else "every row is predicted", *published.why]
+    return [*said, f"{NO_PRESET}: {', '.join(left)}" if left else "every row is predicted"]
+
+
+def _left(curves: Curves, table: Sequence[dict[str, str]]) -> list[str]:
+    return [f"{curves.table}, {number} rows not judged: {why}" for why, number in reasons(curves, table).items()]

@@ -1,6 +1,8 @@
 """The table of published figures: what is fitted, what is predicted, and that nothing is chosen a row."""
 
 import csv
+from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
@@ -8,11 +10,13 @@ import pytest
 import yaml
 
 from harness.commands.validate import validate as validate_command
+from harness.errors import NotComparable
 from harness.measure.run import RunRequest, run
 from harness.records import Origin
 from harness.report.validation.html import write_comparison
 from harness.results.folder import read_rows
 from harness.validation.document import read_document
+from harness.validation.equivalence import PointResult
 from harness.validation.published import Published, Rounds, hit_rates, is_published, round_cells, validate_published
 from tests.support.paths import ROOT
 from tests.unit.measure.test_run_loop import Quiet
@@ -26,20 +30,51 @@ def test_every_row_is_judged_or_named_as_not_predicted(tmp_path: Path) -> None:
     write_comparison(tmp_path / "out", *judgement)
     with TABLE.with_name("published_figures.csv").open() as lines:
         rows = list(csv.DictReader(lines))
-    rows_judged = {int(point.cell.removeprefix("row ")) - 2 for point in document.points}
+    figures = [point for point in document.points if point.cell.startswith("row ")]
+    rows_judged = {int(point.cell.removeprefix("row ")) - 2 for point in figures}
     left = next(note for note in document.notes or () if note.startswith("not predicted"))
     assert len(rows_judged) + left.count(",") + 1 == len(rows) and len(rows_judged) >= 24
-    for point in document.points:
+    for point in figures:
         [figure] = point.figures
         assert figure.reference == float(rows[int(point.cell.removeprefix("row ")) - 2]["value"])
-    roles = {point.cell: point.axes["constants"] for point in document.points}
+    roles = {point.cell: point.axes["constants"] for point in figures}
     assert sum(role == "fitted" for role in roles.values()) == 14, "as many as both presets have points"
-    exact = [p for p in document.points if "4000ada" in p.axes["source"] and roles[p.cell] == "fitted"]
+    exact = [p for p in figures if "4000ada" in p.axes["source"] and roles[p.cell] == "fitted"]
     errors = [p.figures[0].error for p in exact]
     assert len(exact) == 4 and all(e is not None and abs(e) < 1e-3 for e in errors), "as many constants as points"
     assert document.verdict == "fail" and read_document(tmp_path / "out") == document
+    check_curves([point for point in document.points if point not in figures], document.notes or ())
     for name in ("report.html", "validation.md", "validation.json"):
         assert str(tmp_path) not in (tmp_path / "out" / name).read_text()
+
+
+def check_curves(points: list[PointResult], notes: Sequence[str]) -> None:
+    """Every row of the curves' table is judged or counted under a reason; a preset has three fitted rows a curve."""
+    with TABLE.with_name("published_curves.csv").open() as lines:
+        rows = list(csv.DictReader(lines))
+    left = [note for note in notes if note.startswith("published_curves.csv, ")]
+    assert len(points) + sum(int(note.split()[1]) for note in left) == len(rows)
+    roles = Counter((point.axes["source"], point.axes["constants"]) for point in points)
+    assert {role for _, role in roles} == {"fitted", "predicted"}
+    assert [number for (_, role), number in roles.items() if role == "fitted"] == [3, 3, 3, 3]
+    for point in points:
+        row = rows[int(point.cell.removeprefix("curve row ")) - 2]
+        [figure] = point.figures
+        assert figure.reference == pytest.approx(float(row["value"]) * {"ms": 1e-3, "s": 1.0}[row["unit"]])
+
+
+def test_a_row_of_the_curves_that_nobody_judged_is_refused(tmp_path: Path) -> None:
+    copy = tmp_path / TABLE.name
+    copy.write_text(TABLE.read_text().replace("source: 'ObjectCache'", "source: 'Nobody'"))
+    for name in ("published_figures.csv", "published_curves.csv"):
+        (tmp_path / name).write_text(TABLE.with_name(name).read_text())
+    with pytest.raises(NotComparable, match=r"row \d+ \(ObjectCache, S3 .*is neither under curves.judged nor"):
+        validate_published(copy, tmp_path / "out", 0.05, "", Quiet())
+    assert not (tmp_path / "out").exists()
+    times = tmp_path / "times.yaml"
+    times.write_text(TABLE.read_text().replace("storage: recompute}", "metric: TTFT mean}", 1))
+    with pytest.raises(NotComparable, match="neither under"):
+        validate_published(times, tmp_path / "out", 0.05, "", Quiet())
 
 
 def test_the_command_knows_a_table_from_an_experiment(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
