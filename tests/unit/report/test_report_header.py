@@ -87,7 +87,7 @@ def test_the_drivers_names_of_gpus_are_read(tmp_path: Path) -> None:
     assert _gpu_names(tmp_path) == ("NVIDIA H100", "NVIDIA A10")
 
 
-@pytest.mark.parametrize("name", ["rtx-a5000-nfs", "rtx-4000ada-ssd"])
+@pytest.mark.parametrize("name", ["rtx-a5000-nfs", "rtx-4000ada-ssd", "h100-llama-3.1-8b", "h200-gpt-oss-120b"])
 def test_what_a_preset_says_of_its_validation_is_what_the_kept_evidence_says(name: str) -> None:
     kept = json.loads((KEPT / "published" / "validation.json").read_text())
     rows = [point for point in kept["points"] if point["axes"].get("source", "").endswith(f" {name}")]
@@ -108,5 +108,5 @@ def test_a_preset_without_kept_evidence_says_so() -> None:
     own = load_calibration(KEPT / "cpu_vllm" / "calibration.yaml")
     assert own.standing.startswith("its own check is not good: left out, points are missed by 5.6%")
     assert load_calibration("rtx-a5000-nfs").standing == (
-        "3 of its 10 fitted rows and 0 of 2 others pass ±5% (results/validation/published, 2026-11-22)"
+        "3 of its 10 fitted rows and 0 of 2 others pass ±5% (results/validation/published, 2026-11-23)"
     )
