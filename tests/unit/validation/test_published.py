@@ -63,9 +63,9 @@ def check_curves(points: list[PointResult], notes: Sequence[str]) -> None:
         assert figure.reference == pytest.approx(float(row["value"]) * {"ms": 1e-3, "s": 1.0}[row["unit"]])
 
 
-def test_a_row_of_the_curves_that_nobody_judged_is_refused(tmp_path: Path) -> None:
+def test_a_row_of_the_curves_without_an_entry_is_refused(tmp_path: Path) -> None:
     copy = tmp_path / TABLE.name
-    copy.write_text(TABLE.read_text().replace("source: 'ObjectCache'", "source: 'Nobody'"))
+    copy.write_text(TABLE.read_text().replace("source: 'ObjectCache'", "source: 'No such source'"))
     for name in ("published_figures.csv", "published_curves.csv"):
         (tmp_path / name).write_text(TABLE.with_name(name).read_text())
     with pytest.raises(NotComparable, match=r"row \d+ \(ObjectCache, S3 .*is neither under curves.judged nor"):
