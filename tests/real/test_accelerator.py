@@ -111,7 +111,7 @@ def slow_preset(tmp_path: Path) -> Path:
     return path
 
 
-def test_it_sleeps_in_a_step_stores_noise_and_leaves_nothing_after_sigkill(tmp_path: Path) -> None:
+def test_it_sleeps_in_a_step_stores_noise_and_leaves_nothing_after_sigterm(tmp_path: Path) -> None:
     experiment = tmp_path / "experiment.yaml"
     asked = {**EXPERIMENT, **PACED, "engines": engines(accelerator=str(slow_preset(tmp_path)))}
     experiment.write_text(yaml.safe_dump(asked | {"measure": {"tiers": ["recompute"], "samples": 20}}))
@@ -130,8 +130,10 @@ def test_it_sleeps_in_a_step_stores_noise_and_leaves_nothing_after_sigkill(tmp_p
                 chunks.setdefault(path.name, path.read_bytes())
         time.sleep(0.2)
     after, took_s = engine.cpu_times(), time.monotonic() - began_s
-    os.kill(process.pid, signal.SIGKILL)
+    os.kill(process.pid, signal.SIGTERM)
     process.communicate(timeout=60)
+    assert process.returncode == 128 + signal.SIGTERM
+    assert read_manifest(tmp_path / "out").error == "interrupted by SIGTERM"
     assert (after.user + after.system - before.user - before.system) / took_s < 0.25, "the engine's core is not idle"
     whole = [content for content in chunks.values() if len(content) == CHUNK * TOKEN_BYTES]
     assert len(whole) >= 4

@@ -54,7 +54,7 @@ class VllmProcess:
             raise EngineError(f"{python}: no such Python; run scripts/engine_env vllm, or set engines.vllm.python")
         port = free_port()
         # In memory: on a disk, a write could wait for a journal that is busy with the cache server's writes.
-        self._report = Path("/dev/shm") / f"kv-harness-pace-{os.getpid()}-{port}"
+        self._report = Path("/dev/shm") / f"kv-harness-{os.getpid()}-{port}-pace"
         self.url = f"http://127.0.0.1:{port}"
         # vLLM leaves its sockets behind; a short path, because theirs are limited to 107 characters.
         scratch = Path(tempfile.mkdtemp(prefix="kv-harness-"))
