@@ -169,9 +169,11 @@ def read_manifest(folder: Path) -> Manifest:
     try:
         content = msgspec.json.decode(path.read_bytes(), type=dict[str, Any])
     except FileNotFoundError:
-        raise ResultsError(
-            f"{folder}: holds no manifest.json; name a run's folder, as `harness run` printed it"
-        ) from None
+        kept = next((name for name in ("io.md", "validation.md") if (folder / name).exists()), None)
+        cure = (
+            f"it is kept evidence: read {folder / kept}" if kept else "name a run's folder, as `harness run` printed it"
+        )
+        raise ResultsError(f"{folder}: holds no manifest.json; {cure}") from None
     except (OSError, msgspec.DecodeError, msgspec.ValidationError) as error:
         raise ResultsError(f"{path}: cannot be read ({error}); make the run again") from None
     return manifest_of(content, str(path), folder.name)

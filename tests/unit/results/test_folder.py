@@ -11,6 +11,7 @@ from harness.results import folder as results
 from harness.results.folder import RunFolder, read_rows
 from harness.results.manifest import CellEntry, Manifest, read_manifest
 from harness.results.summary import read_summary, summarize
+from tests.support.paths import ROOT
 from traces.request import RequestRecord
 
 
@@ -156,3 +157,8 @@ def test_a_summary_is_written_whole(tmp_path: Path) -> None:
     summary = summarize(made(), [])
     results.write_summary(tmp_path, summary)
     assert read_summary(tmp_path) == summary and not list(tmp_path.glob("*.tmp"))
+
+
+def test_kept_evidence_is_no_run_and_the_error_says_what_to_read() -> None:
+    with pytest.raises(ResultsError, match=r"results/io: holds no manifest.json; it is kept evidence: read .*/io\.md$"):
+        read_manifest(ROOT / "results" / "io")
