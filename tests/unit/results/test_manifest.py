@@ -154,7 +154,7 @@ def test_kept_evidence_of_schema_1_is_readable() -> None:
 
 def test_kept_evidence_of_this_schema_is_readable() -> None:
     published = read_kept_manifests(KEPT / "published" / "manifest.json")
-    assert published.keys() == {"sim", "rounds"}
+    assert published.keys() == {"sim", "rounds", "curves"}
     assert all(run.engine == "sim" and run.cells[0].storage is None for run in published.values())
 
 
