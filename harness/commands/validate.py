@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 from cyclopts import Parameter
 
 from harness.commands.errors import DONE, command_line, seconds, told
-from harness.commands.options import EngineChoice, Out, Overrides, Tolerance
+from harness.commands.options import EngineChoice, Out, Overrides, Resume, Tolerance
 from harness.commands.output import IN_WORDS, OutputChoice, console, name_report, print_json
 from harness.errors import ConfigError, NotComparable
 
@@ -52,6 +52,7 @@ def validate(
     passes: Annotated[int, Parameter(help="With --calibrate: how often it is each point's turn.")] = 6,
     tolerance: Tolerance = _TOLERANCE,
     out: Out = None,
+    resume: Resume = None,
     answer: OutputChoice = IN_WORDS,
 ) -> int:
     """Holds the calibrated simulator against a real engine: pass, fail, and why.
@@ -59,6 +60,7 @@ def validate(
     Exit codes: 0 pass, 1 fail, 3 not resolvable.
 
     Machines drift: --calibrate measures the calibration's points in the same minutes, on the same running engine.
+    --resume FOLDER, with the rest as it was, measures what FOLDER lacks, and judges all that was asked for.
 
     Example: harness validate configs/validation/cpu_vllm.yaml --calibration mine.yaml --size lengths --size hits
 
@@ -81,7 +83,9 @@ def validate(
     chosen: list[str | None] = [*(sizes or [])] or [None]
     plans = {size: load_experiment(experiment, overrides or [], size) for size in chosen}
     first = next(iter(plans.values()))
-    folder = out or new_folder(f"validate-{first.experiment.name}", engine or "vllm")
+    if resume is not None and not (resume / "real" / "manifest.json").exists():
+        raise ConfigError(f"--resume {resume}: holds no real run; begin with --out {resume}")
+    folder = resume or out or new_folder(f"validate-{first.experiment.name}", engine or "vllm")
     request = Validation(
         name=first.experiment.name,
         cells=planned_cells(plans),
@@ -90,6 +94,7 @@ def validate(
         experiment=first.origin(),
         folder=folder,
         real=tuple(real or []),
+        resume=resume is not None,
         budget_s=seconds("--budget", budget),
         margin=_margin(tolerance),
         command=command_line(),

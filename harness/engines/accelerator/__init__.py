@@ -27,6 +27,8 @@ LinkMode = Literal["paced", "copied"]
 ARCHITECTURE = "PacedForCausalLM"
 _PLUGIN = Path(__file__).parent / "plugin"
 _VARIABLE = "KV_ACCELERATOR"
+# What moves KV each way, by the simulator's name of the device.
+_LINK = {"loads": "cpu.read", "stores": "cpu.write"}
 # Logits are as wide as the vocabulary, and nothing depends on what a token says.
 _VOCABULARY = 4096
 _MICRO = 1e6
@@ -48,10 +50,9 @@ class Accelerator:
             )
         try:
             known = load_calibration(name)
-            self._constants = {"step": {of: known.constant(of) for of in STEP}}
-            if link == "paced":
-                for way, device in (("loads", "cpu.read"), ("stores", "cpu.write")):
-                    self._constants[way] = {of: known.constant(f"{device}.{of}") for of in TRANSFER}
+            self._paces = {"step": {of: known.constant(of) for of in STEP}}
+            for way, device in _LINK.items() if link == "paced" else ():
+                self._paces[way] = {of: known.constant(f"{device}.{of}") for of in TRANSFER}
         except ModelError as error:
             raise SettingsError(f"engines.vllm.accelerator: {error}") from None
         self.facts = AcceleratorFacts(
@@ -69,9 +70,15 @@ class Accelerator:
             intermediate_size=model.attention_heads,
         )
 
+    @property
+    def constants(self) -> dict[str, float]:
+        """What it keeps to, by the simulator's names."""
+        paces = {_LINK.get(pace): values for pace, values in self._paces.items()}
+        return {f"{device}.{of}" if device else of: s for device, values in paces.items() for of, s in values.items()}
+
     def environment(self, report: Path) -> dict[str, str]:
         """report: the file, in memory, that the engine's process will keep its totals in."""
-        asked = json.dumps({"constants": self._constants, "report": str(report)})
+        asked = json.dumps({"constants": self._paces, "report": str(report)})
         return {_VARIABLE: asked, "PYTHONPATH": str(_PLUGIN), "VLLM_ENABLE_V1_MULTIPROCESSING": "0"}
 
     @property

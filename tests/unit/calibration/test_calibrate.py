@@ -14,11 +14,12 @@ import yaml
 from harness.calibration.calibrate import calibrated, planned_micro_cells, write_calibration
 from harness.calibration.points import micro_cells, points_of
 from harness.commands.calibrate import calibrate
+from harness.engines import ENGINES
 from harness.experiment.read import load_experiment
 from harness.measure.run import RunRequest, run
 from harness.records import AcceleratorFacts
 from harness.results.manifest import encode_manifest, read_manifest
-from simulator.calibration import TRANSFER, Calibration, CalibrationPoint, load_calibration
+from simulator.calibration import STEP, TRANSFER, Calibration, CalibrationPoint, load_calibration
 from simulator.fitting import fit
 from simulator.models import load_model
 from simulator.probing import simulated_s
@@ -129,6 +130,39 @@ def test_a_calibration_of_a_paced_engine_names_the_accelerator(folder: Path, tmp
     (tmp_path / "paced" / "manifest.json").write_bytes(encode_manifest(manifest))
     made = calibrated(tmp_path / "paced", "paced", load_experiment(experiment(folder)).experiment, "sim")
     assert made.machine.startswith("reference accelerator h9, no GPU; ") and str(manifest.host.cpu) in made.machine
+
+
+def test_what_an_accelerator_keeps_to_is_not_fitted(folder: Path, tmp_path: Path, truth: Calibration) -> None:
+    """A fit would find what was measured; the accelerator's file says otherwise, and both sides read it."""
+    told = {"step_s": 0.02, "token_s": 1e-4, "cpu.read.bytes_per_s": 7e9}
+    path = tmp_path / "told.yaml"
+    write_calibration(path, msgspec.structs.replace(truth, name="told", constants=truth.constants | told))
+    asked = {"vllm": {"accelerator": str(path), "link": "paced"}, "sim": {"hardware": str(folder / "truth.yaml")}}
+    plan = load_experiment(experiment(tmp_path, engines=asked))
+    cells = micro_cells(plan.experiment, (64, 256), 600.0, passes=1)
+    made = RunRequest(name="c", cells=cells, engine="sim", experiment=plan.origin(), folder=tmp_path / "run")
+    found = calibrated(run(made, Quiet()), "paced", plan.experiment, "vllm")
+    kept = ENGINES["vllm"].given(plan.experiment)
+    assert set(kept) == {*STEP, *(f"cpu.{way}.{of}" for way in ("read", "write") for of in TRANSFER)}
+    assert {name: found.constants[name] for name in kept} == kept and kept.items() >= told.items()
+    assert {name: found.assumed[name].value for name in kept} == kept and not kept.keys() & found.intervals.keys()
+
+
+@pytest.mark.parametrize("limit", ["2GiB/s", "100MiB/s"])
+def test_a_device_s_limit_hides_how_fast_the_host_reads_it_only_where_it_decides(
+    folder: Path, tmp_path: Path, truth: Calibration, limit: str
+) -> None:
+    storage = {"device": {"bandwidth": limit, "size": "4GiB"}}
+    engines = {"sim": {"hardware": str(folder / "truth.yaml")}}
+    plan = load_experiment(experiment(tmp_path, engines=engines, storage=storage))
+    cells = micro_cells(plan.experiment, (64, 256), 600.0, passes=1)
+    made = RunRequest(name="c", cells=cells, engine="sim", experiment=plan.origin(), folder=tmp_path / "run")
+    found = calibrated(run(made, Quiet()), "limited", plan.experiment, "sim")
+    assert ("disk.read.bytes_per_s" in found.assumed) == (limit == "100MiB/s")
+    if limit == "2GiB/s":
+        true = truth.constant("disk.read.bytes_per_s")
+        assert found.constants["disk.read.bytes_per_s"] == pytest.approx(true, rel=0.1)
+    assert found.good, found.verdict
 
 
 @pytest.mark.parametrize("point", UNSEEN, ids=lambda p: f"{p.tier}-{p.prompt_tokens}-{p.concurrency}")
