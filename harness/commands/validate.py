@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 
 _TOLERANCE = 0.05
+_EITHER = "give either --calibration FILE, as `harness calibrate` wrote it, or --calibrate SIZE, to measure one too"
 _NOT_RESOLVED = 3
 _Equality = Annotated[
     float | None,
@@ -69,24 +70,19 @@ def validate(
     from harness.experiment.read import load_experiment, shipped
     from harness.measure.run import new_folder
     from harness.report.run.terminal import ProgressLine
+    from harness.validation import validate as validation
     from harness.validation.published import is_published
-    from harness.validation.validate import Validation
-    from harness.validation.validate import validate as run_validation
 
     if is_published(shipped(experiment)):
         return _published(shipped(experiment), tolerance, out, answer)
     source = calibration if calibrate is None else _micro(experiment, overrides or [], calibrate, calibrating, passes)
     if source is None or (calibration is not None and calibrate is not None):
-        raise ConfigError(
-            "give either --calibration FILE, as `harness calibrate` wrote it, or --calibrate SIZE, to measure one too"
-        )
+        raise ConfigError(_EITHER)
     chosen: list[str | None] = [*(sizes or [])] or [None]
     plans = {size: load_experiment(experiment, overrides or [], size) for size in chosen}
     first = next(iter(plans.values()))
-    if resume is not None and not (resume / "real" / "manifest.json").exists():
-        raise ConfigError(f"--resume {resume}: holds no real run; begin with --out {resume}")
-    folder = resume or out or new_folder(f"validate-{first.experiment.name}", engine or "vllm")
-    request = Validation(
+    folder = _begun(resume) or out or new_folder(f"validate-{first.experiment.name}", engine or "vllm")
+    request = validation.Validation(
         name=first.experiment.name,
         cells=planned_cells(plans),
         engine=engine or "vllm",
@@ -100,8 +96,14 @@ def validate(
         command=command_line(),
     )
     with ProgressLine() as progress:
-        judgement = run_validation(request, progress)
+        judgement = validation.validate(request, progress)
     return _tell(judgement, folder, answer)
+
+
+def _begun(folder: Path | None) -> Path | None:
+    if folder is not None and not (folder / "real" / "manifest.json").exists():
+        raise ConfigError(f"--resume {folder}: holds no real run; begin with --out {folder}")
+    return folder
 
 
 @told
