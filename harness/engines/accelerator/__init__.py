@@ -72,9 +72,18 @@ class Accelerator:
 
     @property
     def constants(self) -> dict[str, float]:
-        """What it keeps to, by the simulator's names."""
-        paces = {_LINK.get(pace): values for pace, values in self._paces.items()}
-        return {f"{device}.{of}" if device else of: s for device, values in paces.items() for of, s in values.items()}
+        """What it keeps to, by the simulator's names: the steps' time, and the link's per byte.
+
+        Without a transfer's latency_s and chunk_s: the engine's and the cache server's messages around each transfer
+        add to those, and they are this host's.
+        """
+        link = {
+            f"{device}.{of}": s
+            for kind, device in _LINK.items()
+            for of, s in self._paces.get(kind, {}).items()
+            if of.endswith("bytes_per_s")
+        }
+        return self._paces["step"] | link
 
     def environment(self, report: Path) -> dict[str, str]:
         """report: the file, in memory, that the engine's process will keep its totals in."""
