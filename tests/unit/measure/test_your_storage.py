@@ -23,7 +23,7 @@ KV_BYTES = {None: 128 * 1024, "70b": 320 * 1024, "server": 128 * 1024, "server_7
 
 def asked(folder: Path, size: str | None, engine: str) -> RunRequest:
     plan = load_experiment(EXPERIMENT, [f"engines.vllm.python={sys.executable}"], size)
-    return RunRequest(name="s", cells=plan.cells(), engine=engine, experiment=plan.origin(), folder=folder)  # type: ignore[arg-type]
+    return RunRequest(name="s", cells=plan.cells(), engine=engine, experiment=plan.origin(), folder=folder)
 
 
 @pytest.mark.parametrize("size", SIZES, ids=str)

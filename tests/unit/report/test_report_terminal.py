@@ -215,7 +215,7 @@ def test_the_second_of_two_names_is_held_against_the_first_where_they_differ() -
     for device, count in points:
         for sample in range(3):
             cold = (0.1 if device == "this" else 0.2 * count) * (1 + sample / 100)
-            same = {"cell": f"{device}-{count}", "sample": sample}
+            same: dict[str, Any] = {"cell": f"{device}-{count}", "sample": sample}
             rows += [row("recompute", 0.05 + sample / 1000, **same), row("disk_cold", cold, **same)]
     lines = [line for line in words.findings(summarize(manifest(cells), rows)) if "device=reference" in line]
     two = "disk_cold, device=reference against device=this: 2.0"
