@@ -110,9 +110,11 @@ def _vllm(folder: Path) -> Path:
         for line in csv.DictReader(lines):
             key, _, turn = line["cell"].partition("#")
             if line["side"] == "real" and key in cells:
-                counts = {name: int(line[name]) for name in ("prompt_tokens", "cached_tokens", "output_tokens")}
-                names = {"id": f"{line['id']}#{turn}", "sample": 1000 * int(turn) + int(line["sample"])}
-                rows.append(row(line["tier"], float(line["ttft_s"]), cell=key, at_s=len(rows), **counts, **names))
+                fields: dict[str, Any] = {
+                    name: int(line[name]) for name in ("prompt_tokens", "cached_tokens", "output_tokens")
+                }
+                fields |= {"id": f"{line['id']}#{turn}", "sample": 1000 * int(turn) + int(line["sample"])}
+                rows.append(row(line["tier"], float(line["ttft_s"]), cell=key, at_s=len(rows), **fields))
     about = {name: getattr(known, name) for name in known.__struct_fields__ if name != "cells"}
     return _sealed(folder_of(folder, rows, cells=list(cells.values()), **about))
 

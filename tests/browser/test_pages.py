@@ -50,7 +50,8 @@ OVERLAPS = """() => {
 
 # Charts follow the window's width a moment later; one that is wider than its window scrolls inside its box.
 FITTED = """() => [...document.querySelectorAll(".plot[data-drawn=yes]")].every((plot) =>
-  [...plot.querySelectorAll("svg.main-svg")].every((svg) => svg.clientWidth <= plot.clientWidth + 1))"""
+  [...plot.querySelectorAll("svg.main-svg")].every(
+    (svg) => svg.getBoundingClientRect().width <= plot.getBoundingClientRect().width + 1))"""
 WIDE, NARROW = 1120, 400
 
 

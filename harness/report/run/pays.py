@@ -191,9 +191,7 @@ def trade(summary: Summary) -> go.Figure | None:
             hovertext=[_about_load(axis.name, load, _best(load, loads)) for load in own],
             hoverinfo="text",
         )  # fmt: skip
-    # A single line needs no name, until goals stand beside it.
-    figure.update_traces(showlegend=len(series) > 1)
-    figure.update_layout(showlegend=len(series) > 1 or any(load.goals for load in loads))
+    figure.update_layout(showlegend=len(series) > 1)
     made = in_figures(summary)
     figure.update_xaxes(title=f"{made}requests completed per second", rangemode="tozero")
     tops = [load.p90_s or load.ttft.p50 for load in loads]
@@ -214,12 +212,13 @@ def _draw_goals(figure: go.Figure, loads: Sequence[_Load], factor: float) -> Non
             x, y = [0.0, max(load.rates.requests_per_s for load in loads)], [goal.bound * factor] * 2
         elif goal.metric == "requests_per_s":
             low, high = min(load.ttft.p50 for load in loads), max(load.p90_s or load.ttft.p50 for load in loads)
-            x, y = [goal.bound] * 2, [low * factor, high * factor]
+            x, y = [goal.bound] * 2, [high * factor, low * factor]
         else:
             continue
+        # The name stands at the line: a legend of goals would fill a telephone's page.
         figure.add_scatter(
-            x=x, y=y, mode="lines", line={"color": GREY, "width": 1.5, "dash": "longdash"}, hoverinfo="skip",
-            name=safe(f"goal {text}"), showlegend=True,
+            x=x, y=y, mode="lines+text", text=[safe(f"goal {text}"), ""], textposition="top right", cliponaxis=False,
+            line={"color": GREY, "width": 1.5, "dash": "longdash"}, hoverinfo="skip", showlegend=False,
         )  # fmt: skip
 
 
