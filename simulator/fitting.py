@@ -132,6 +132,8 @@ class _Problem:
         self.free = [n for n in CONSTANTS if n not in assumed and any(n in row for row in self.rows)]
         self.always = _always(fitted_on)
         self.host = np.array([n in self.always or n.startswith("request_") for n in self.free])
+        # A descent asks for the same slopes again and again.
+        self._simulated_s: dict[tuple[int | float, ...], float] = {}
 
     def by_name(self, slopes: Array) -> dict[str, float]:
         """All slopes; those that nothing tells are 0."""
@@ -148,9 +150,12 @@ class _Problem:
     def _says(self, index: int, named: dict[str, float]) -> float:
         if self.lone[index]:
             return sum(named[name] * times for name, times in self.rows[index].items())
-        constants = {n: _constant(n, slope) for n, slope in named.items()}
-        calibration = msgspec.structs.replace(self._asked, constants=constants)
-        return simulated_s(self.fitted_on.points[index], calibration, self.model)
+        asked = (index, *named.values())
+        if asked not in self._simulated_s:
+            constants = {n: _constant(n, slope) for n, slope in named.items()}
+            calibration = msgspec.structs.replace(self._asked, constants=constants)
+            self._simulated_s[asked] = simulated_s(self.fitted_on.points[index], calibration, self.model)
+        return self._simulated_s[asked]
 
     def loss(self, slopes: Array) -> float:
         return float(np.sum((self.weights * (self.relative(slopes) - 1)) ** 2))

@@ -2,11 +2,10 @@
 
 use super::Eviction;
 use super::arc::Arc;
-use super::fifo::Fifo;
 use super::lease::Lease;
 use super::lfu::Lfu;
 use super::lmcache_arc::LmcacheArc;
-use super::lru::Lru;
+use super::ordered::{Fifo, Lru};
 use super::s3fifo::S3Fifo;
 use crate::chunks::{Chunks, ExtentId};
 use crate::time::Ticks;

@@ -7,12 +7,11 @@
 pub mod kind;
 
 mod arc;
-mod fifo;
 mod ghosts;
 mod lease;
 mod lfu;
 mod lmcache_arc;
-mod lru;
+mod ordered;
 mod queue;
 mod s3fifo;
 
