@@ -235,6 +235,8 @@ async def _run_group(
         progress.state("starting the engine")
         await engine.start()
         resolved = await engine.ready()
+        if resolved.accelerator and resolved.accelerator.doubt:
+            progress.note(resolved.accelerator.doubt)
         async with run_trace(cells, engine, resolved, folder), _pinned(cores):
             for cell in cells:
                 entry = folder.manifest.cell(cell.key)

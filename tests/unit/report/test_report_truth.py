@@ -7,6 +7,7 @@ import re
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from harness.experiment.read import load_experiment
@@ -350,6 +351,16 @@ def test_a_paced_run_says_everywhere_that_no_gpu_was_there() -> None:
     text = shown(rows, cells=cells, engine="vllm")
     assert "complete, paced" in text and "accelerator: reference accelerator rtx-a5000-nfs, no GPU" in text
     assert "3 proven" in text
+
+
+def test_a_paced_run_says_what_of_its_pace_is_another_models_or_not_fitted() -> None:
+    rows, cells, samples = paced_run(500)
+    facts = msgspec.structs.replace(ACCELERATOR, other_model="llama-3.1-8b", assumed=("step_s", "cpu.read.bytes_per_s"))
+    cells[0].resolved = Resolved(accelerator=facts)
+    first, *_ = findings(summarize(manifest(cells, engine="vllm"), rows, samples))
+    assert "(2026-11); scaled or assumed, not fitted: step_s, cpu.read.bytes_per_s. rtx-a5000-nfs was fitted" in first
+    assert "rtx-a5000-nfs was fitted on llama-3.2-3b, and llama-3.1-8b has other layers" in first
+    assert "no GPU, steps of llama-3.2-3b for llama-3.1-8b" in shown(rows, cells=cells, engine="vllm")
 
 
 def test_a_host_that_ran_late_is_named_before_the_findings() -> None:
