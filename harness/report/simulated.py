@@ -97,7 +97,7 @@ def axis_title(summary: Summary, axis: Axis) -> str:
     return f"{axis.name} ({FLAT})" if axis in flat_axes(summary) else axis.name
 
 
-def repeated(summary: Summary) -> dict[str, str]:
+def flat_cells(summary: Summary) -> dict[str, str]:
     """Cell key → the key of the first cell that differs from it along flat axes alone: their figures repeat."""
     flat = {axis.key for axis in flat_axes(summary)}
     first: dict[tuple[tuple[str, str], ...], str] = {}

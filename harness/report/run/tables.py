@@ -10,7 +10,7 @@ import msgspec
 from harness.experiment.units import format_bytes
 from harness.records import Resolved
 from harness.report.axes import cell_labels
-from harness.report.simulated import how_made, repeated
+from harness.report.simulated import flat_cells, how_made
 from harness.report.words import (
     NOT_REPORTED,
     UNKNOWN,
@@ -114,7 +114,7 @@ def proven_word(summary: Summary) -> str:
 
 def figure_rows(summary: Summary, metric: str = "ttft_s") -> list[FigureRow]:
     proven, labels = proven_word(summary), cell_labels(summary.cells)
-    repeats = {labels[key]: labels[origin] for key, origin in repeated(summary).items()}
+    repeats = {labels[key]: labels[origin] for key, origin in flat_cells(summary).items()}
     rows = [_figure_row(cell, tier, group, metric, proven) for cell, tier, group in _groups(summary)]
     return [msgspec.structs.replace(row, repeats=repeats.get(row.cell, "")) for row in rows] if repeats else rows
 
