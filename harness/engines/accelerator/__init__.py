@@ -80,6 +80,21 @@ class Accelerator:
             for of in names
         ]
 
+    @property
+    def constants(self) -> dict[str, float]:
+        """What it keeps to, by the simulator's names: the steps' time, and the link's per byte.
+
+        Without a transfer's latency_s and chunk_s: the engine's and the cache server's messages around each transfer
+        add to those, and they are this host's.
+        """
+        link = {
+            f"{device}.{of}": s
+            for kind, device in _DEVICES.items()
+            for of, s in self._constants.get(kind, {}).items()
+            if of.endswith("bytes_per_s")
+        }
+        return self._constants["step"] | link
+
     def environment(self, report: Path) -> dict[str, str]:
         """report: the file, in memory, that the engine's process will keep its totals in."""
         asked = json.dumps({"constants": self._constants, "report": str(report)})

@@ -28,6 +28,7 @@ from harness.engines.vllm.check import check
 from harness.errors import PreflightError, SettingsError
 from harness.experiment.read import load_experiment
 from harness.records import Counters
+from simulator.calibration import STEP, load_calibration
 from simulator.models import CONFIGS, load_model
 from simulator.simulate import Simulator
 from tests.support.oracle_cases import calibration
@@ -174,6 +175,9 @@ def test_what_the_harness_asks_is_what_the_plugin_reads(tmp_path: Path) -> None:
         read = json.loads(asked.environment(tmp_path / "pace.json")["KV_ACCELERATOR"])
         pacing = Pacing(read["constants"], read["report"])
         assert (pacing.loads is not None) == (pacing.stores is not None) == paced
+        preset = load_calibration("rtx-a5000-nfs")
+        kept = {*STEP, *(f"cpu.{way}.{of}bytes_per_s" for way in ("read", "write") for of in ("", "shared_") if paced)}
+        assert asked.constants == {name: preset.constant(name) for name in kept}
     assert str(asked.facts) == "reference accelerator rtx-a5000-nfs, no GPU, steps of llama-3.2-3b for llama-3.1-70b"
     assert asked.shape.kv_bytes_per_token == model.kv_bytes_per_token == 320 * 1024
     assert asked.shape.vocab_size < model.vocab_size
