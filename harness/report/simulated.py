@@ -92,6 +92,23 @@ def flat_notes(summary: Summary) -> list[str]:
     ]
 
 
+def axis_title(summary: Summary, axis: Axis) -> str:
+    """The axis' name, with what a reader has to know of a flat one."""
+    return f"{axis.name} ({FLAT})" if axis in flat_axes(summary) else axis.name
+
+
+def flat_cells(summary: Summary) -> dict[str, str]:
+    """Cell key → the key of the first cell that differs from it along flat axes alone: their figures repeat."""
+    flat = {axis.key for axis in flat_axes(summary)}
+    first: dict[tuple[tuple[str, str], ...], str] = {}
+    found = {}
+    for cell in summary.cells if flat else ():
+        others = tuple((key, value_text(value)) for key, value in cell.overrides.items() if key not in flat)
+        if (origin := first.setdefault(others, cell.key)) != cell.key:
+            found[cell.key] = origin
+    return found
+
+
 def flat_mark(summary: Summary) -> str:
     """What tables say of them; '' where there are none."""
     names = ", ".join(axis.name for axis in flat_axes(summary))
