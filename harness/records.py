@@ -177,7 +177,9 @@ class PresetFacts(msgspec.Struct, frozen=True, kw_only=True):
 
 class AcceleratorFacts(msgspec.Struct, frozen=True, kw_only=True):
     """Whose pace a real engine kept on a machine without that GPU. standing: how far the constants may be believed, as
-    a clause. link: paced, or copied by the cache server. fitted_on: the model that the constants are of."""
+    a clause. link: paced, or copied by the cache server. fitted_on: the model that the constants are of. other_model:
+    the engine's own where its layers have another shape; None: the same. assumed: constants of the pace that no
+    published time shows."""
 
     name: str
     machine: str
@@ -185,9 +187,23 @@ class AcceleratorFacts(msgspec.Struct, frozen=True, kw_only=True):
     standing: str
     link: str
     fitted_on: str
+    other_model: str | None = None
+    assumed: tuple[str, ...] = ()
 
     def __str__(self) -> str:
-        return f"reference accelerator {self.name}, no GPU"
+        stood = f"reference accelerator {self.name}, no GPU"
+        return stood if self.other_model is None else f"{stood}, steps of {self.fitted_on} for {self.other_model}"
+
+    @property
+    def doubt(self) -> str | None:
+        """Why its times are not those of this GPU with this model, and the cure; None: nothing says so."""
+        if self.other_model is None:
+            return None
+        return (
+            f"{self.name} was fitted on {self.fitted_on}, and {self.other_model} has other layers: bytes of KV are"
+            f" {self.other_model}'s, steps take {self.fitted_on}'s time. For both of one model, name a preset of"
+            " `harness list presets` that was fitted on it."
+        )
 
 
 class Resolved(msgspec.Struct, frozen=True, kw_only=True):

@@ -203,6 +203,19 @@ def without_compute(calibration: Calibration) -> Calibration:
     )
 
 
+def with_disk_of(calibration: Calibration, other: Calibration) -> Calibration:
+    """GPU and CPU RAM of the one machine before the disk and the page cache of the other."""
+    disk = {name: value for name, value in other.constants.items() if name.startswith(("disk", "page_cache"))}
+    return msgspec.structs.replace(
+        calibration,
+        name=f"{calibration.name} with the disk of {other.name}",
+        machine=f"{calibration.machine}; the disk of {other.machine}",
+        source=f"{calibration.source} The disk: {other.source}",
+        constants={**calibration.constants, **disk},
+        serial_chunks=other.serial_chunks,
+    )
+
+
 def load_calibration(name: str | Path) -> Calibration:
     """A calibration from a YAML file, or by name from configs/hardware. ValueError: one line with file and cure."""
     return load_config("hardware", name, Calibration)

@@ -74,7 +74,7 @@ def fit(
     )  # fmt: skip
     problem = _Problem(asked, assumed)
     # A bound that nothing has reached shows no derivative: it is sought from starts at which it binds as well.
-    best = _descend(problem, np.zeros(len(problem.free)))
+    best = _descend(problem, problem.first())
     ends = [best]
     for parts, bound in itertools.product(_PARTS, problem.bounds()):
         ends.append(_descend(problem, problem.start(best, bound, parts)))
@@ -159,6 +159,11 @@ class _Problem:
 
     def loss(self, slopes: Array) -> float:
         return float(np.sum((self.weights * (self.relative(slopes) - 1)) ** 2))
+
+    def first(self) -> Array:
+        """Slopes of 0, but for a device whose limit is known: below that limit, its own bandwidth would never show."""
+        limits = [p.device_bytes_per_s for p in self.fitted_on.points if p.device_bytes_per_s]
+        return np.array([2 / max(limits) if limits and n == "disk.read.bytes_per_s" else 0.0 for n in self.free])
 
     def bounds(self) -> list[tuple[str, ...]]:
         """Which shared bandwidths may bind: none, each alone, all."""

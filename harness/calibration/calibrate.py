@@ -25,14 +25,18 @@ from harness.results.folder import write_atomically
 from harness.results.manifest import Manifest, read_manifest
 from simulator.calibration import TRANSFER, Assumption, Calibration, CalibrationPoint, FittedOn
 from simulator.errors import CalibrationError
+from simulator.models import load_model
 from traces.tiers import PAGE_CACHE, all_states, all_tiers
 
 # What leave-one-out may miss by: the ±5 % that a validation asks for on average, twice that in any point.
 LOO_MEAN, LOO_WORST = 0.05, 0.10
 # Bringing an engine up, and sealing the run, are not measuring; an engine is started for each chunk size.
 _START_S = 60.0
+# A cold read of so much of its device's limit is the limit's.
+_DECIDES = 0.8
 _STORES = "stores were not timed by themselves: in a step without a GPU they are part of token_s; taken to be as reads"
 _COPIES = "loads from CPU RAM are copied one after another: a copy has all the bandwidth there is"
+_GIVEN = "not fitted: the reference accelerator keeps to it"
 _HIDDEN = "the device's limit hides how fast it would be; without it, reads are taken to be as from the page cache"
 
 
@@ -44,7 +48,9 @@ def calibrated(folder: Path, name: str, experiment: Experiment, engine: EngineNa
     manifest, points = read_manifest(folder), points_of(folder, size)
     if not points:
         raise CalibrationError(f"{folder}: no row counts, so there is nothing to fit; its report says why")
-    fitted_on, assumed = _fitted_on(manifest, points, size, packs_of(experiment, engine)), _assumed(points)
+    fitted_on = _fitted_on(manifest, points, size, packs_of(experiment, engine))
+    given = {name: Assumption(value=s, why=_GIVEN) for name, s in ENGINES[engine].given(experiment).items()}
+    assumed = _assumed(points, load_model(experiment.model).kv_bytes_per_token) | given
     ways = ENGINES[engine].traits(experiment)._asdict()
     found = fit(fitted_on, assumed, **ways)
     known = [
@@ -109,11 +115,11 @@ def _fitted_on(manifest: Manifest, points: tuple[CalibrationPoint, ...], size: s
     )
 
 
-def _assumed(points: Sequence[CalibrationPoint]) -> dict[str, Assumption]:
+def _assumed(points: Sequence[CalibrationPoint], kv_bytes_per_token: int) -> dict[str, Assumption]:
     """What the points do not show: of tiers in RAM, of tiers whose device hides how fast it is, and of stores."""
     seen = {point.tier for point in points}
     measured = {state.served_by for state in all_states() if state.name in seen and state.from_device is False}
-    limited = any(point.device_bytes_per_s for point in points)
+    limited = _limit_decides(points, kv_bytes_per_token)
     behind = [tier for tier in all_tiers() if tier.offload]
     assumed = {
         f"{tier.name}.read.shared_bytes_per_s": Assumption(same_as=f"{tier.name}.read.bytes_per_s", why=_COPIES)
@@ -133,6 +139,16 @@ def _assumed(points: Sequence[CalibrationPoint]) -> dict[str, Assumption]:
             source = like.same_as if like is not None else f"{tier.name}.read.{of}"
             assumed[f"{tier.name}.write.{of}"] = Assumption(same_as=source, why=_STORES)
     return assumed
+
+
+def _limit_decides(points: Sequence[CalibrationPoint], kv_bytes_per_token: int) -> bool:
+    """Whether a device's limit is what its reads take. Of a fast device, the host's own path is slower, and shows."""
+    cold = [point for point in points if point.device_bytes_per_s]
+    longest = max(cold, key=lambda point: (point.hit_tokens, -point.concurrency), default=None)
+    if longest is None or longest.device_bytes_per_s is None:
+        return False
+    moved = longest.concurrency * longest.hit_tokens * kv_bytes_per_token
+    return moved / longest.measured_s >= _DECIDES * longest.device_bytes_per_s
 
 
 def _verdict(points: Sequence[CalibrationPoint]) -> tuple[bool, str]:

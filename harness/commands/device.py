@@ -8,6 +8,7 @@ from cyclopts import Parameter
 
 from harness.commands.errors import DONE, told
 from harness.commands.options import Rate
+from harness.commands.output import AsJson, print_json
 from harness.errors import DeviceError
 
 
@@ -52,12 +53,18 @@ def create_device(
 
 
 @told
-def list_devices() -> int:
+def list_devices(*, as_json: AsJson = False) -> int:
     """Lists the devices that are there, runs' included."""
+    import msgspec
+
     from harness.blockio.devices import devices
     from harness.experiment.units import format_bytes
 
-    for device in devices():
+    found = list(devices())
+    if as_json:
+        print_json([msgspec.structs.asdict(device) | {"mount": str(device.mount)} for device in found])
+        return DONE
+    for device in found:
         limits = ", ".join(f"{key} {value:g}" for key, value in device.limits.items() if value)
         state = device.loop or "broken: destroy it"
         print(f"{device.name:24} {device.file_system:6} {format_bytes(device.size_bytes):>8}  {state}  {limits}")

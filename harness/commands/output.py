@@ -18,14 +18,15 @@ if TYPE_CHECKING:
 _UNWRAPPED = 10_000  # columns: wider than any line
 
 
+AsJson = Annotated[bool, Parameter(name="--json", negative=(), help="Prints the figures as JSON, and nothing else.")]
+
+
 @Parameter(name="*")
 @dataclass(frozen=True, slots=True)
 class OutputChoice:
     """How a command that prints figures answers: options that all of them have."""
 
-    as_json: Annotated[
-        bool, Parameter(name="--json", negative=(), help="Prints the figures as JSON, and nothing else.")
-    ] = False
+    as_json: AsJson = False
     browse: Annotated[bool, Parameter(name="--open", negative=(), help="Opens the report in a browser.")] = False
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 from cyclopts import Parameter
 
@@ -27,12 +27,15 @@ def report(
 ) -> int:
     """Makes summary, table and report.html again, from the rows alone.
 
+    Of kept evidence (results/io, results/validation/…) it makes the table and the page from the figures there.
+
     With --json: a list, one summary a folder, as their summary.json have them; with -o, one comparison a run.
 
     Example: harness report results/*
 
     Example: harness report results/before results/after -o both.html
     """
+    from harness.report.kept import kept_in, kept_report, write_kept_page
     from harness.report.refresh import seal
     from harness.report.run.terminal import render_summary
     from harness.results.manifest import read_manifest
@@ -42,8 +45,16 @@ def report(
         raise ConfigError("no folder given; name one, e.g. harness report results/*")
     if page is not None:
         return _together(folders, page, answer)
-    summaries = []
+    summaries: list[Any] = []
     for folder in folders:
+        if (evidence := kept_in(folder)) is not None:
+            kept = kept_report(evidence)
+            written = write_kept_page(evidence, kept.page)
+            summaries.append(kept.figures)
+            if not answer.as_json:
+                console().print(kept.words)
+                name_page(written, browse=answer.browse)
+            continue
         summary = seal(folder)
         summaries.append(plain_summary(summary))
         if not answer.as_json:

@@ -180,25 +180,9 @@ def _fresh(plan: Plan | None, engine: EngineChoice | None, out: Path | None, swe
     )
 
 
-def kept_request(folder: Path) -> RunRequest:
-    """What an unfinished run was asked to measure, by its manifest."""
-    from harness.experiment.read import Cell
-    from harness.measure.run import RunRequest
-    from harness.results.manifest import read_manifest
-
-    manifest = read_manifest(folder)
-    return RunRequest(
-        name=manifest.name,
-        cells=[Cell(entry.key, entry.overrides, entry.experiment) for entry in manifest.cells],
-        engine=manifest.engine,
-        experiment=manifest.experiment,
-        folder=folder,
-        resume=True,
-    )
-
-
 def _resumed(resume: Path, plan: Plan | None, engine: EngineChoice | None, sweep: bool) -> RunRequest:
     """The cells that the manifest holds; a file that is also given has to say the same."""
+    from harness.measure.run import kept_request
     from harness.results.manifest import read_manifest
 
     manifest = read_manifest(resume)

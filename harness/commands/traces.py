@@ -8,13 +8,17 @@ from typing import Annotated
 from cyclopts import Parameter
 
 from harness.commands.errors import DONE, told
+from harness.commands.output import AsJson, print_json
 
 
 @told
-def list_traces() -> int:
+def list_traces(*, as_json: AsJson = False) -> int:
     """Lists the catalogue."""
     from traces.catalogue import catalogue
 
+    if as_json:
+        print_json(catalogue())
+        return DONE
     for name, entry in catalogue().items():
         print(f"{name:24} {entry.format:9} {entry.licence:12} {entry.description}")
     return DONE

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 from cyclopts import Parameter
 
 from harness.commands.errors import DONE, command_line, seconds, told
-from harness.commands.options import EngineChoice, Out, Overrides, Tolerance
+from harness.commands.options import EngineChoice, Out, Overrides, Resume, Tolerance
 from harness.commands.output import IN_WORDS, OutputChoice, console, name_report, print_json
 from harness.errors import ConfigError, NotComparable
 
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 
 _TOLERANCE = 0.05
+_EITHER = "give either --calibration FILE, as `harness calibrate` wrote it, or --calibrate SIZE, to measure one too"
 _NOT_RESOLVED = 3
 _Equality = Annotated[
     float | None,
@@ -52,6 +53,7 @@ def validate(
     passes: Annotated[int, Parameter(help="With --calibrate: how often it is each point's turn.")] = 6,
     tolerance: Tolerance = _TOLERANCE,
     out: Out = None,
+    resume: Resume = None,
     answer: OutputChoice = IN_WORDS,
 ) -> int:
     """Holds the calibrated simulator against a real engine: pass, fail, and why.
@@ -59,6 +61,7 @@ def validate(
     Exit codes: 0 pass, 1 fail, 3 not resolvable.
 
     Machines drift: --calibrate measures the calibration's points in the same minutes, on the same running engine.
+    --resume FOLDER, with the rest as it was, measures what FOLDER lacks, and judges all that was asked for.
 
     Example: harness validate configs/validation/cpu_vllm.yaml --calibration mine.yaml --size lengths --size hits
 
@@ -67,22 +70,19 @@ def validate(
     from harness.experiment.read import load_experiment, shipped
     from harness.measure.run import new_folder
     from harness.report.run.terminal import ProgressLine
+    from harness.validation import validate as validation
     from harness.validation.published import is_published
-    from harness.validation.validate import Validation
-    from harness.validation.validate import validate as run_validation
 
     if is_published(shipped(experiment)):
         return _published(shipped(experiment), tolerance, out, answer)
     source = calibration if calibrate is None else _micro(experiment, overrides or [], calibrate, calibrating, passes)
     if source is None or (calibration is not None and calibrate is not None):
-        raise ConfigError(
-            "give either --calibration FILE, as `harness calibrate` wrote it, or --calibrate SIZE, to measure one too"
-        )
+        raise ConfigError(_EITHER)
     chosen: list[str | None] = [*(sizes or [])] or [None]
     plans = {size: load_experiment(experiment, overrides or [], size) for size in chosen}
     first = next(iter(plans.values()))
-    folder = out or new_folder(f"validate-{first.experiment.name}", engine or "vllm")
-    request = Validation(
+    folder = _begun(resume) or out or new_folder(f"validate-{first.experiment.name}", engine or "vllm")
+    request = validation.Validation(
         name=first.experiment.name,
         cells=planned_cells(plans),
         engine=engine or "vllm",
@@ -90,13 +90,20 @@ def validate(
         experiment=first.origin(),
         folder=folder,
         real=tuple(real or []),
+        resume=resume is not None,
         budget_s=seconds("--budget", budget),
         margin=_margin(tolerance),
         command=command_line(),
     )
     with ProgressLine() as progress:
-        judgement = run_validation(request, progress)
+        judgement = validation.validate(request, progress)
     return _tell(judgement, folder, answer)
+
+
+def _begun(folder: Path | None) -> Path | None:
+    if folder is not None and not (folder / "real" / "manifest.json").exists():
+        raise ConfigError(f"--resume {folder}: holds no real run; begin with --out {folder}")
+    return folder
 
 
 @told

@@ -84,7 +84,7 @@ def _first(
 
 
 def _again(folder: Path, experiment: Path | None) -> RunRequest:
-    from harness.commands.run import kept_request
+    from harness.measure.run import kept_request
     from harness.results.manifest import read_manifest
 
     if experiment is not None:

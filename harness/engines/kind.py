@@ -6,7 +6,7 @@ nothing that takes time. What its functions need, its settings included, they im
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, NamedTuple
@@ -72,6 +72,10 @@ def _accept_here(_experiment: Experiment, _results: Path) -> None:
     """Nothing of this machine is wrong for this engine."""
 
 
+def _none_given(_experiment: Experiment) -> Mapping[str, float]:
+    return {}
+
+
 def _unpinned(_experiment: Experiment) -> Cores:
     from harness.experiment.fields import Cores
 
@@ -89,6 +93,8 @@ class EngineKind:
 
     settings: the model of its section in `engines:`. make: the engine, nothing of it started; SettingsError.
     disk, traits: see DiskTier and Traits.
+    given: constants of the cost model, by name, that the engine keeps because the experiment says so: the simulator
+    gets the same ones, and no fit changes them. SettingsError.
     packs: what stands for it in a validation and in a calibration's fit; None: the simulator has nothing like it.
     consistent: refuses a file whose sections contradict each other (ValueError with the cure). Every file is asked,
     whatever engine will run it.
@@ -106,6 +112,7 @@ class EngineKind:
     disk: Callable[[Experiment], DiskTier]
     traits: Callable[[Experiment], Traits]
     packs: Callable[[Experiment], Packs | None]
+    given: Callable[[Experiment], Mapping[str, float]] = _none_given
     consistent: Callable[[Experiment], None] = _accept
     check: Callable[[Experiment, Path], None] = _accept_here
     cores: Callable[[Experiment], Cores] = _unpinned

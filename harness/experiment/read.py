@@ -44,12 +44,16 @@ class Cell(msgspec.Struct, frozen=True):
 
 
 class Plan(msgspec.Struct, frozen=True):
-    """An experiment file as read: its base point and its sweep axes."""
+    """An experiment file as read: its base point and its sweep axes.
+
+    axes: by key, its values; an axis of named values has their names. named: what each such name sets.
+    """
 
     path: Path
     raw: dict[str, Any]
     lines: dict[tuple[str, ...], int]
     axes: dict[str, tuple[Any, ...]]
+    named: dict[str, dict[str, dict[str, Any]]]
     experiment: Experiment
 
     def origin(self) -> Origin:
@@ -67,10 +71,12 @@ class Plan(msgspec.Struct, frozen=True):
         return Cell("base", {}, self.experiment)
 
     def _cell(self, overrides: dict[str, Any]) -> Cell:
-        raw = copy.deepcopy(self.raw)
-        for key, value in overrides.items():
+        raw, settings = copy.deepcopy(self.raw), dict[str, Any]()
+        for axis, value in overrides.items():
+            settings |= self.named[axis][value] if axis in self.named else {axis: value}
+        for key, value in settings.items():
             _assign(raw, key, value, self.path)
-        _drop_with_null_tiers(raw, overrides, self.experiment)
+        _drop_with_null_tiers(raw, settings, self.experiment)
         label = ",".join(f"{key}={value}" for key, value in overrides.items())
         try:
             return Cell(label, overrides, _validated(raw, self.path, self.lines))
@@ -86,22 +92,23 @@ def load_experiment(path: Path, overrides: Iterable[str] = (), size: str | None 
     path = shipped(path)
     raw, lines = _read(path)
     sizes, axes = raw.pop("sizes", None) or {}, raw.pop("sweep", None) or {}
+    if not isinstance(axes, dict):
+        raise ConfigError(f"{path}:{lines.get(('sweep',), 1)}: sweep: must map a key to a list of values")
     for key, value in _size_overrides(path, sizes, size).items():
         if key.startswith("sweep."):
-            axes = {**axes, key.removeprefix("sweep."): value}
+            axes = _with_axis(axes, key.removeprefix("sweep."), value, path)
         else:
             _assign(raw, key, value, path)
     for override in overrides:
         key, value = _parse_override(override)
-        if not isinstance(axes, dict):
-            break  # refused below
         if key.startswith("sweep."):
-            axes = {**axes, key.removeprefix("sweep."): value}
+            axes = _with_axis(axes, key.removeprefix("sweep."), value, Path("--set"))
             continue
         axes = {axis: values for axis, values in axes.items() if axis != key}
         _assign(raw, key, value, Path("--set"))
     experiment = _validated(raw, path, lines)
-    plan = Plan(path, raw, lines, _axes(path, axes, lines), experiment)
+    named = {str(axis): values for axis, values in axes.items() if isinstance(values, dict)}
+    plan = Plan(path, raw, lines, _axes(path, axes, lines), named, experiment)
     _check_cell_count(plan)
     return plan
 
@@ -233,12 +240,24 @@ def _drop_with_null_tiers(raw: dict[str, Any], overrides: Mapping[str, Any], bas
         measure["tiers"] = left
 
 
-def _axes(path: Path, axes: Any, lines: Mapping[tuple[str, ...], int]) -> dict[str, tuple[Any, ...]]:
-    if not isinstance(axes, dict):
-        raise ConfigError(f"{path}:{lines.get(('sweep',), 1)}: sweep: must map a key to a list of values")
+def _with_axis(axes: Mapping[str, Any], axis: str, values: Any, source: Path) -> dict[str, Any]:
+    """The axes with one of them replaced; null removes it. Of an axis of named values, a list of names chooses some."""
+    known = axes.get(axis)
+    if values is None:
+        return {other: kept for other, kept in axes.items() if other != axis}
+    if isinstance(known, dict) and isinstance(values, list):
+        if absent := [name for name in values if name not in known]:
+            raise ConfigError(f"{source}: sweep.{axis} has no {absent[0]!r}; it has {', '.join(map(str, known))}")
+        values = {name: known[name] for name in values}
+    return {**axes, axis: values}
+
+
+def _axes(path: Path, axes: Mapping[str, Any], lines: Mapping[tuple[str, ...], int]) -> dict[str, tuple[Any, ...]]:
     for key, values in axes.items():
         where = f"{path}:{lines.get(('sweep', str(key)), 1)}: sweep.{key}"
-        if not isinstance(values, list) or not values:
+        if isinstance(values, dict) and not all(isinstance(settings, dict) for settings in values.values()):
+            raise ConfigError(f"{where}: must map each name to `key: value` settings, e.g. fast: {{cache.cpu: 8GiB}}")
+        if not isinstance(values, list | dict) or not values:
             raise ConfigError(f"{where}: must be a list with at least one value, e.g. [1, 2]")
         if len({repr(v) for v in values}) != len(values):
             raise ConfigError(f"{where}: names a value twice; every point is measured once")

@@ -34,7 +34,7 @@ from harness.measure.sampling import Sampler
 from harness.records import Capabilities, Origin
 from harness.results import provenance
 from harness.results.folder import RunFolder, read_rows
-from harness.results.manifest import Attempt, CellEntry, Manifest, RunStatus
+from harness.results.manifest import Attempt, CellEntry, Manifest, RunStatus, read_manifest
 from simulator.models import load_model
 
 
@@ -48,6 +48,19 @@ class RunRequest(msgspec.Struct, frozen=True, kw_only=True):
     command: str = ""
     folder: Path
     resume: bool = False
+
+
+def kept_request(folder: Path) -> RunRequest:
+    """What an unfinished run was asked to measure, by its manifest."""
+    manifest = read_manifest(folder)
+    return RunRequest(
+        name=manifest.name,
+        cells=[Cell(entry.key, entry.overrides, entry.experiment) for entry in manifest.cells],
+        engine=manifest.engine,
+        experiment=manifest.experiment,
+        folder=folder,
+        resume=True,
+    )
 
 
 def new_folder(name: str, engine: EngineName) -> Path:
@@ -235,6 +248,8 @@ async def _run_group(
         progress.state("starting the engine")
         await engine.start()
         resolved = await engine.ready()
+        if resolved.accelerator and resolved.accelerator.doubt:
+            progress.note(resolved.accelerator.doubt)
         async with run_trace(cells, engine, resolved, folder), _pinned(cores):
             for cell in cells:
                 entry = folder.manifest.cell(cell.key)

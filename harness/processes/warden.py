@@ -6,7 +6,8 @@ CORES: '0,1', or '-' for any. SCRATCH: files and folders to delete at the end, w
 
 Two processes, so that a SIGKILL of either leaves nothing: the guard is the parent of the warden, and the warden is the
 parent of the command. Both adopt orphans (subreaper): workers that outlive the engine stay below the warden, and below
-the guard when the warden is gone. The one that survives ends everything and deletes SCRATCH.
+the guard when the warden is gone. The one that survives ends everything and deletes SCRATCH, with the shared memory of
+Python's multiprocessing that the ended processes had: what cleans up after a worker is killed with it.
 
 The harness holds ALIVE_FD's other end and never writes: end-of-file means that the harness is gone, even by SIGKILL.
 The warden writes to STATE_FD, one a line: the command's process id, and how the command ended (an exit code, or a
@@ -29,6 +30,8 @@ from pathlib import Path
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
 # Workers whose engine has ended have nothing to finish.
 ORPHAN_GRACE_S = 3.0
+# How multiprocessing.shared_memory begins the names that it draws; and what proc(5) adds to one that is deleted.
+SHARED_MEMORY, GONE = "/dev/shm/psm_", " (deleted)"
 _prctl = ctypes.CDLL(None).prctl
 
 
@@ -124,13 +127,29 @@ def watch(child: int, alive: int, state: int, woken: int, guard: int) -> int | N
 
 
 def end_all(members: Callable[[], list[int]], grace_s: float) -> None:
-    """SIGTERM to all members, SIGKILL to those left after grace_s. Returns when none is left."""
+    """SIGTERM to all members, SIGKILL to those left after grace_s. Returns when none is left, and nothing of the shared
+    memory that they alone had."""
     deadline = time.monotonic() + grace_s
-    tell(members(), signal.SIGTERM)
+    shared = shared_memory(ending := members())
+    tell(ending, signal.SIGTERM)
     while left := members():
+        shared |= shared_memory(left)
         if time.monotonic() > deadline:
             tell(left, signal.SIGKILL)
         time.sleep(0.02)
+    if shared:
+        delete(shared - shared_memory(pid for pid, _, _ in living()))
+
+
+def shared_memory(pids: Iterable[int]) -> set[Path]:
+    """Files of Python's shared memory that the processes have mapped. Others' files are never listed, so never ours to
+    delete."""
+    found = set()
+    for pid in pids:
+        with contextlib.suppress(OSError), Path(f"/proc/{pid}/maps").open(errors="replace") as maps:
+            mapped = {line.rstrip("\n").partition(SHARED_MEMORY)[2] for line in maps}
+            found |= {Path(SHARED_MEMORY + name) for name in mapped if name and not name.endswith(GONE)}
+    return found
 
 
 def tell(pids: list[int], what: signal.Signals) -> None:

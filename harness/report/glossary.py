@@ -15,10 +15,17 @@ _WORDS = {
     "prefill": "The engine computes the KV cache of the prompt's tokens that it does not find in a tier.",
     "tier": "A place that holds KV cache: the GPU's memory, CPU RAM, or storage.",
     "hit tokens": "Tokens of a prompt whose KV cache came from a tier.",
+    "hit rate": "The share of the prompts' tokens whose KV cache came from a tier.",
+    "not computed": "Tokens of the prompt that some cache served, by the engine's own count of the request.",
+    "preemptions": "How often the engine put a request back into its queue, for want of KV cache.",
     "block, chunk": "The engine's and the cache server's smallest pieces of KV cache, in tokens.",
     "cell": "One point of a sweep: one set of values of what it varies.",
     "sample": "One measurement of a state: placing the prefix there, sending the requests, reading the counters.",
     "proven": "The engine's and the cache server's own counters agree that the prefix came from that tier.",
+    "verdict": "Whether the counters show that the tier that a row claims served its prefix.",
+    "left out": "Rows without proof and failed requests: they are in no figure.",
+    "send lag": "Actual send minus the intended one.",
+    "goodput": "The share of requests whose own times are within every goal's bound.",
     "measured, paced, simulated": (
         "Measured: on real parts. Paced: a reference device or accelerator stood for one part, and kept its times."
         " Simulated: computed by a model, a prediction."
@@ -26,6 +33,19 @@ _WORDS = {
     "95 % interval": (
         "Where the true mean lies in 95 of 100 runs such as this one. Without one there were too few samples."
     ),
+    "p50, p90, p99": "Percentiles: so many of 100 requests took no longer. p50 is the median.",
+    "CV": "Coefficient of variation: the standard deviation over requests, as a share of their mean.",
+    "n for ±5 %": "How many samples would give the mean an interval of ±5 %.",
+}
+# What a column's heading is called in the list above, where the two differ.
+_HEADINGS = {
+    "mean ± 95 %": "95 % interval",
+    "p50": "p50, p90, p99",
+    "p90": "p50, p90, p99",
+    "p99": "p50, p90, p99",
+    "p99 of median TTFT": "send lag",
+    "claimed tier": "tier",
+    "verdicts": "verdict",
 }
 
 
@@ -35,6 +55,12 @@ def glossary(states: Iterable[str]) -> list[tuple[str, str]]:
     own = [(state.name, _state(state.label, state.served_by)) for state in all_states() if state.name in used]
     load = [("load", "Requests as a trace has them: the engine serves each from where its prefix happens to be.")]
     return [*_WORDS.items(), *own, *(load if FREE_LOAD in used else [])]
+
+
+def meaning_of(heading: str) -> str:
+    """What a column's heading means, whatever stands before it ('simulated '); '' for one that needs no words."""
+    plain = heading.removeprefix("simulated ").removeprefix("paced ")
+    return _WORDS.get(_HEADINGS.get(plain, plain), "")
 
 
 def _state(label: str, served_by: str | None) -> str:

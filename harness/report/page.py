@@ -13,6 +13,7 @@ import msgspec
 import plotly.graph_objects as go
 from markupsafe import Markup
 
+from harness.report.glossary import meaning_of
 from harness.report.style import known_marks
 
 _HERE = Path(__file__).parent
@@ -86,4 +87,6 @@ def render_page(template: str, context: Mapping[str, Any]) -> str:
         lstrip_blocks=True,
     )
     library = _base64(CHART_LIBRARY.read_bytes())
-    return environment.get_template(template).render(context, chart_library=library, marks=known_marks())
+    return environment.get_template(template).render(
+        context, chart_library=library, marks=known_marks(), meaning_of=meaning_of
+    )

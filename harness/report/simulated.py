@@ -49,7 +49,8 @@ def simulated_notes(summary: Summary) -> list[str]:
 def _paced_notes(summary: Summary) -> list[str]:
     told = [
         f"Paced by {each}: engine, cache server and storage are real; steps{_link(each)} take the time of"
-        f" {each.machine}, by constants that were fitted on {each.fitted_on} ({each.date})."
+        f" {each.machine}, by constants that were fitted on {each.fitted_on} ({each.date}){_assumed(each)}."
+        f"{f' {each.doubt}' if each.doubt else ''}"
         for each in dict.fromkeys(cell.accelerator for cell in summary.cells if cell.accelerator)
     ]
     share = late_share(Counters.of(group.counters) for cell in summary.cells for group in cell.tiers.values())
@@ -65,6 +66,11 @@ def _paced_notes(summary: Summary) -> list[str]:
 
 def _link(accelerator: AcceleratorFacts) -> str:
     return " and the link to CPU RAM" if accelerator.link == "paced" else ""
+
+
+def _assumed(accelerator: AcceleratorFacts) -> str:
+    """The constants that no time of this GPU shows."""
+    return f"; scaled or assumed, not fitted: {', '.join(accelerator.assumed)}" if accelerator.assumed else ""
 
 
 def flat_axes(summary: Summary) -> list[Axis]:
@@ -84,6 +90,23 @@ def flat_notes(summary: Summary) -> list[str]:
         " curve is flat by construction, and no finding."
         for axis in flat_axes(summary)
     ]
+
+
+def axis_title(summary: Summary, axis: Axis) -> str:
+    """The axis' name, with what a reader has to know of a flat one."""
+    return f"{axis.name} ({FLAT})" if axis in flat_axes(summary) else axis.name
+
+
+def flat_cells(summary: Summary) -> dict[str, str]:
+    """Cell key → the key of the first cell that differs from it along flat axes alone: their figures repeat."""
+    flat = {axis.key for axis in flat_axes(summary)}
+    first: dict[tuple[tuple[str, str], ...], str] = {}
+    found = {}
+    for cell in summary.cells if flat else ():
+        others = tuple((key, value_text(value)) for key, value in cell.overrides.items() if key not in flat)
+        if (origin := first.setdefault(others, cell.key)) != cell.key:
+            found[cell.key] = origin
+    return found
 
 
 def flat_mark(summary: Summary) -> str:

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import msgspec
 
-from harness.report.axes import cell_labels
+from harness.report.axes import Axis, cell_labels, short_names, value_text, varied_axes
 from harness.report.simulated import flat_notes, how_made, in_figures, simulated_notes
 from harness.results.summary import FREE_LOAD, CellFigures, Latency, RunRows, Summary, TierFigures
 from harness.stats import FEWEST_SAMPLES, TOO_FEW, Ratio, ratio_interval
@@ -200,6 +200,7 @@ def findings(summary: Summary) -> list[str]:
         pairs = [pair for cell in measured if (pair := _pair(cell, tier, baseline, labels[cell.key]))]
         if pairs:
             lines.append(f"{_compared(tier, baseline, pairs)} ({_basis(pairs, made)}typical TTFT{_times_of(pairs)}).")
+    lines += _between_two(measured, made)
     lines += _free_load(measured, labels, made)
     if not lines:
         lines = [
@@ -239,6 +240,39 @@ def _at(cell: CellFigures, tier: str, labels: Mapping[str, str]) -> str:
     group = cell.tiers[tier]
     each, rest = divmod(group.tokens.prompt, max(1, group.rows.counted))
     return f" at {each:,} prompt tokens" if each and not rest else ""
+
+
+def _between_two(cells: list[CellFigures], made: str) -> list[str]:
+    """The second of a sweep's two names (devices, file systems …) against the first, a sentence for each state that one
+    of them serves faster somewhere."""
+    found = []
+    for axis in varied_axes(cells):
+        if len(axis.values) != 2 or not all(isinstance(value, str) for value in axis.values):
+            continue
+        first, second = ({_others(cell, axis): cell for cell in cells if cell.overrides.get(axis.key) == value}
+                         for value in axis.values)  # fmt: skip
+        for tier in tier_order({tier for cell in cells for tier in cell.tiers} - {FREE_LOAD}):
+            pairs = [
+                pair for at, cell in second.items() if (pair := _against(first.get(at), cell, tier, at)) is not None
+            ]
+            if any(pair.gain for pair in pairs):
+                than, this = (f"{axis.name}={value}" for value in axis.values)
+                told = _compared(f"{tier}, {this}", than, pairs)
+                found.append(f"{told} ({_basis(pairs, made)}typical TTFT{_times_of(pairs)}).")
+    return found
+
+
+def _others(cell: CellFigures, axis: Axis) -> str:
+    """What all axes but one have at a cell: ' at concurrency=2', or '' where there is no other."""
+    names = short_names(list(cell.overrides))
+    others = [f"{names[key]}={value_text(value)}" for key, value in cell.overrides.items() if key != axis.key]
+    return f" at {', '.join(others)}" if others else ""
+
+
+def _against(first: CellFigures | None, second: CellFigures, tier: str, at: str) -> _Pair | None:
+    base, own = (_ttft(cell.tiers.get(tier)) if cell else None for cell in (first, second))
+    ratio = ratio_interval(base.samples, own.samples, repeats=second.repeats) if own and base else None
+    return None if ratio is None else _Pair(at, ratio)
 
 
 def _compared(tier: str, baseline: str, pairs: list[_Pair]) -> str:

@@ -179,15 +179,31 @@ def read_summary(folder: Path) -> Summary:
     path = folder / "summary.json"
     try:
         content = msgspec.json.decode(path.read_bytes(), type=dict[str, Any])
-        for tier in _tiers(content):
-            tokens = tier["tokens"]
-            totals = {key: tokens.pop(key) for key in ("prompt", "output", "cached", "expected_hit", "hit_rate")}
-            tier["tokens"] = totals | {"by_source": tokens}
-        return msgspec.convert(content, Summary)
+        return _converted(content)
     except FileNotFoundError:
         raise ResultsError(f"{folder}: holds no summary.json; make it with harness report {folder}") from None
     except (OSError, msgspec.DecodeError, KeyError, TypeError, AttributeError) as error:
         raise ResultsError(f"{path}: is no summary ({error!r}); make it again with harness report {folder}") from None
+
+
+def _converted(content: dict[str, Any]) -> Summary:
+    for tier in _tiers(content):
+        tokens = tier["tokens"]
+        totals = {key: tokens.pop(key) for key in ("prompt", "output", "cached", "expected_hit", "hit_rate")}
+        tier["tokens"] = totals | {"by_source": tokens}
+    return msgspec.convert(content, Summary)
+
+
+def summary_of_cells(run_id: str, engine: str, cells: list[dict[str, Any]]) -> Summary:
+    """The summary of a complete run of which only the cells were kept, as summary.json holds them.
+
+    Raises KeyError, TypeError, AttributeError or msgspec.ValidationError where they are no cells.
+    """
+    counts = [tier["rows"] for tier in _tiers({"cells": cells})]
+    names = ("measured", "errors", "proven", "contradicted", "unproven", "counted")
+    rows = {name: sum(each[name] for each in counts) for name in names}
+    rows |= {"total": rows["measured"], "warm": 0}
+    return _converted({"run_id": run_id, "engine": engine, "status": "complete", "rows": rows, "cells": cells})
 
 
 def _tiers(content: dict[str, Any]) -> list[dict[str, Any]]:

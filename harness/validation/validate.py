@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import hashlib
 import itertools
+import shutil
 import statistics
 import time
 from collections.abc import Sequence
@@ -23,15 +24,15 @@ from harness.calibration.calibrate import calibrated, packs_of, write_calibratio
 from harness.engines import ENGINES
 from harness.engines.kind import EngineName
 from harness.engines.sim.settings import SimSettings
-from harness.errors import NotComparable
+from harness.errors import NotComparable, ResultsError
 from harness.experiment.model import Experiment
 from harness.experiment.read import Cell, changed
 from harness.experiment.workloads import PrefixWorkload
 from harness.measure.cell import Progress
-from harness.measure.run import RunRequest, run
+from harness.measure.run import RunRequest, kept_request, run
 from harness.records import Origin, Resolved
 from harness.results.folder import make_folder
-from harness.results.manifest import CellEntry
+from harness.results.manifest import CellEntry, read_manifest
 from harness.results.summary import FREE_LOAD
 from harness.validation.comparable import check_apart, check_held_out, check_host, check_sides
 from harness.validation.document import CalibrationFacts, Judgement, document, write_document
@@ -60,8 +61,9 @@ class Micro(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Validation(msgspec.Struct, frozen=True, kw_only=True):
-    """What to validate. real: finished runs to use instead of making one. budget_s: of the whole; what the first pass
-    over everything leaves of it is for sampling again, start of the engine included. calibration: a file, a name of
+    """What to validate. real: finished runs to use instead of making one. resume: the folder holds an earlier attempt,
+    which goes on: no point that it finished is measured again. budget_s: of the whole; what the first pass over
+    everything leaves of it is for sampling again, start of the engine included. calibration: a file, a name of
     configs/hardware, or what to measure for one."""
 
     name: str
@@ -71,6 +73,7 @@ class Validation(msgspec.Struct, frozen=True, kw_only=True):
     experiment: Origin
     folder: Path
     real: tuple[Path, ...] = ()
+    resume: bool = False
     budget_s: float = 0.0
     margin: float = MARGIN
     command: str = ""
@@ -91,8 +94,9 @@ def validate(request: Validation, progress: Progress) -> Judgement:
         check_apart(planned, planned_points(source.cells))
     else:
         check_held_out(planned, load_calibration(source))
-    make_folder(request.folder)
-    real = list(request.real) or [_run_real(request, _first(request), "real", progress)]
+    if not request.resume:
+        make_folder(request.folder)
+    real = list(request.real) or _measured(request, progress)
     if isinstance(source, Micro):
         source = _calibrated(request, source, real[0])
     calibration = load_calibration(source)
@@ -105,7 +109,7 @@ def validate(request: Validation, progress: Progress) -> Judgement:
         more = [] if request.real else more_cells(comparison, reference, request.cells, deadline - time.monotonic())
         if not more or len(real) >= MOST_PASSES:
             break
-        real.append(_run_real(request, more, f"real-{len(real) + 1}", progress))
+        real.append(_run_real(request, more, _real_name(len(real) + 1), progress))
     return _write(request, calibration, source, comparison, reference, candidate)
 
 
@@ -178,6 +182,40 @@ def _first(request: Validation) -> list[Cell]:
         return with_repeats(request.cells)
     micro = request.calibration
     return in_turns(micro.cells, with_repeats(request.cells), micro.passes)
+
+
+def _measured(request: Validation, progress: Progress) -> list[Path]:
+    """The runs of the real side: those that the folder holds, brought to their end, and one of what they lack.
+
+    Raises ResultsError where one of them measured a cell with other settings.
+    """
+    asked, found = _first(request), _held(request.folder)
+    had: set[str] = set()
+    for folder in found:
+        manifest = read_manifest(folder)
+        _check_alike(folder, manifest.cells, asked)
+        if manifest.status != "complete":
+            run(kept_request(folder), progress)
+        had |= {entry.key for entry in manifest.cells}
+    lacking = [cell for cell in asked if cell.key not in had]
+    return [*found, _run_real(request, lacking, _real_name(len(found) + 1), progress)] if lacking else found
+
+
+def _real_name(number: int) -> str:
+    return "real" if number == 1 else f"real-{number}"
+
+
+def _held(folder: Path) -> list[Path]:
+    """The real runs of an earlier attempt, in their order."""
+    names = (folder / _real_name(number) for number in itertools.count(1))
+    return list(itertools.takewhile(lambda run_folder: (run_folder / "manifest.json").exists(), names))
+
+
+def _check_alike(folder: Path, entries: Sequence[CellEntry], asked: Sequence[Cell]) -> None:
+    wanted = {cell.key: cell.experiment for cell in asked}
+    for entry in entries:
+        if entry.experiment != wanted.get(entry.key, entry.experiment):
+            raise ResultsError(f"{folder}: measured {entry.key} with other settings; choose another --out")
 
 
 def _calibrated(request: Validation, micro: Micro, real: Path) -> str:
@@ -272,9 +310,11 @@ def _cost_s(point: Point) -> float:
 
 def _run_sim(request: Validation, calibration: str, real: Sequence[Path], progress: Progress) -> Path:
     side, asked = read_side(real), {cell.key for cell in request.cells}
-    entries = [cell for cell in side.manifest.cells if point_name(cell.key) in asked]
+    entries = [cell for one in side.manifests for cell in one.cells if point_name(cell.key) in asked]
     if not entries:
         raise NotComparable(f"{real[0]}: measured none of the points that the experiment asks for; name its own sizes")
+    # Of an attempt that was judged before.
+    shutil.rmtree(request.folder / "sim", ignore_errors=True)
     unique = {cell.key: cell for cell in (sim_cell(entry, calibration, request.engine) for entry in entries)}
     return run(_run_request(request, list(unique.values()), "sim", request.folder / "sim"), progress)
 

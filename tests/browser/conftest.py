@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-import os
+import csv
+import json
 import shutil
 import subprocess
 import sys
@@ -10,18 +11,24 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 import pytest
 
+from harness.report.kept import kept_report, write_kept_page
 from harness.report.refresh import seal
 from harness.report.validation.html import write_comparison
+from harness.results.manifest import read_kept_manifests
 from harness.validation.document import read_document
 from tests.support.paths import ROOT
 from tests.support.report_runs import cell, folder_of, row, sample
 from tests.unit.report.test_report_io import traced_run
+from traces.catalogue import find_trace
+from traces.errors import TraceFileError
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser
 
+KEPT = ROOT / "results"
 CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome")
 WARM = {"recompute": 1.0, "gpu": 0.03, "cpu": 0.05, "disk": 0.1, "disk_cold": 0.3}
 
@@ -39,18 +46,25 @@ def browser() -> Iterator[Browser]:
         found.close()
 
 
+class Folders:
+    """The folder of each kind of run, made once with its report."""
+
+    def __init__(self, base: Path) -> None:
+        self._base = base
+        self._made: dict[str, Path] = {}
+
+    def of(self, kind: str) -> Path:
+        if kind not in self._made:
+            self._made[kind] = MAKERS[kind](self._base / kind, self)
+        return self._made[kind]
+
+    def page(self, kind: str) -> Path:
+        return self.of(kind) / "report.html"
+
+
 @pytest.fixture(scope="session")
-def page_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
-    """The report of a kind of run, made once."""
-    made: dict[str, Path] = {}
-
-    def make(kind: str) -> Path:
-        if kind not in made:
-            folder = tmp_path_factory.mktemp("pages") / kind
-            made[kind] = MAKERS[kind](folder) / "report.html"
-        return made[kind]
-
-    return make
+def folders(tmp_path_factory: pytest.TempPathFactory) -> Folders:
+    return Folders(tmp_path_factory.mktemp("pages"))
 
 
 def _ran(folder: Path, *words: str) -> Path:
@@ -75,6 +89,74 @@ def _warm_rows(key: str, scale: float, tiers: Any = WARM, samples: int = 3) -> l
         for tier in tiers
         for n in range(samples)
     ]
+
+
+def _demo(folder: Path) -> Path:
+    return _ran(folder, "run", "quickstart")
+
+
+def _vllm(folder: Path) -> Path:
+    """A real vLLM with LMCache: the kept rows of its calibration's lengths, eight turns of each, as one sweep."""
+    kept = KEPT / "validation" / "cpu_vllm"
+    known = read_kept_manifests(kept / "manifest.json")["real"]
+    cells = {
+        each.key.removesuffix("#1"): msgspec.structs.replace(each, key=each.key.removesuffix("#1"))
+        for each in known.cells
+        if each.key.endswith("cache.chunk_tokens=256#1")
+        and set(each.overrides) == {"workload.prompt_tokens", "cache.chunk_tokens"}
+    }
+    rows: list[Any] = []
+    with (kept / "rows.csv").open(newline="") as lines:
+        for line in csv.DictReader(lines):
+            key, _, turn = line["cell"].partition("#")
+            if line["side"] == "real" and key in cells:
+                fields: dict[str, Any] = {
+                    name: int(line[name]) for name in ("prompt_tokens", "cached_tokens", "output_tokens")
+                }
+                fields |= {"id": f"{line['id']}#{turn}", "sample": 1000 * int(turn) + int(line["sample"])}
+                rows.append(row(line["tier"], float(line["ttft_s"]), cell=key, at_s=len(rows), **fields))
+    about = {name: getattr(known, name) for name in known.__struct_fields__ if name != "cells"}
+    return _sealed(folder_of(folder, rows, cells=list(cells.values()), **about))
+
+
+def _loads(folder: Path) -> Path:
+    """Loads of two routings at several rates, with goals: what a rate costs in TTFT."""
+    goals = {"measure": {"goals": ["ttft_p90<400ms", "throughput>2requests/s", "e2e_mean<2s"]}}
+    cells = [
+        cell(f"{way}-{n}", {"workload.rate_per_s": n, "deployment.routing": way}, config=goals)
+        for way in ("round-robin", "prefix-aware")
+        for n in (1, 2, 4, 8)
+    ]
+    rows = []
+    for one in cells:
+        rate, slow = one.overrides["workload.rate_per_s"], 1 + (one.overrides["deployment.routing"] == "round-robin")
+        gap_s, ttft_s = 1 / min(rate, 6 / slow), slow * rate / 20
+        rows += [
+            row(None, ttft_s * (1 + n % 7 / 5), cell=one.key, at_s=n * gap_s, id=f"{one.key}-{n}") for n in range(40)
+        ]
+    return _sealed(folder_of(folder, rows, cells=cells))
+
+
+def _worth(folder: Path) -> Path:
+    few = ("--set", "measure.samples=2", "--set", "measure.until=null")
+    return _ran(folder, "worth", "quickstart", "--tokens", "64", "--tokens", "512", "--tokens", "2048", *few)
+
+
+def _flat(folder: Path) -> Path:
+    """A simulated sweep over an axis that the preset has no term for."""
+    cells = [cell(str(n), {"cache.chunk_tokens": n}) for n in (64, 128, 256)]
+    rows = [
+        row(tier, seconds, cell=one.key, at_s=float(n))
+        for one in cells
+        for n, (tier, seconds) in enumerate((("recompute", 1.0), ("cpu", 0.05), ("disk", 0.1)))
+    ]
+    return _sealed(folder_of(folder, rows, cells=cells, engine="sim"))
+
+
+def _kept_io(folder: Path) -> Path:
+    shutil.copytree(KEPT / "io", folder, ignore=shutil.ignore_patterns("report.html"))
+    write_kept_page(folder, kept_report(folder).page)
+    return folder
 
 
 def _one_axis(folder: Path) -> Path:
@@ -127,45 +209,61 @@ def _storage(folder: Path) -> Path:
 
 
 def _trace(folder: Path) -> Path:
-    """The public trace, 12,031 requests."""
-    return _ran(folder, "run", "mooncake_trace")
+    """The public trace, 12,031 requests, where it was fetched; else conversations in the same format."""
+    try:
+        trace = find_trace("mooncake_conversation")
+    except TraceFileError:
+        trace = folder.with_name("conversations.jsonl")
+        with trace.open("w") as lines:
+            for n in range(600):
+                user, turn = n % 40, n // 40
+                # Every turn of a user begins with the blocks of the turns before it.
+                blocks = [1000 * user + each for each in range(2 + turn)]
+                request = {"timestamp": 500 * n, "input_length": 512 * len(blocks) - 100, "output_length": 20 + n % 90}
+                lines.write(json.dumps(request | {"hash_ids": blocks}) + "\n")
+    return _ran(folder, "run", "mooncake_trace", "--set", f"workload.trace={trace}")
 
 
 def _validation(folder: Path) -> Path:
     folder.mkdir()
-    write_comparison(folder, read_document(ROOT / "results" / "validation" / "cpu_vllm"))
+    write_comparison(folder, read_document(KEPT / "validation" / "cpu_vllm"))
     return folder
 
 
-def _comparison(folder: Path) -> Path:
-    sides = [_ran(folder.with_name(f"side{n}"), "run", "quickstart", "--set", f"seed={n}") for n in (1, 2)]
-    _harness("compare", *map(str, sides), "--out", str(folder), codes=(0, 1, 3))
+def _comparison(folder: Path, made: Folders) -> Path:
+    other = _ran(folder.with_name("other"), "run", "quickstart", "--set", "seed=2")
+    _harness("compare", str(made.of("demo")), str(other), "--out", str(folder), codes=(0, 1, 3))
     return folder
 
 
-def _contrast(folder: Path) -> Path:
+def _contrast(folder: Path, made: Folders) -> Path:
     """Two unlike set-ups, of which one has a state that the other lacks."""
     unlike = ("cache.disk=null", "cache.gpu=2GiB", "cache.chunk_tokens=128", "measure.tiers=[recompute, gpu, cpu]")
     settings = [word for each in unlike for word in ("--set", each)]
-    sides = [
-        _ran(folder.with_name("plain"), "run", "quickstart"),
-        _ran(folder.with_name("unlike"), "run", "quickstart", *settings),
-    ]
-    _harness("compare", *map(str, sides), "--out", str(folder))
+    other = _ran(folder.with_name("unlike"), "run", "quickstart", *settings)
+    _harness("compare", str(made.of("demo")), str(other), "--out", str(folder))
     return folder
 
 
-MAKERS: dict[str, Callable[[Path], Path]] = {
-    "demo": lambda folder: _ran(folder, "run", "quickstart"),
-    "one axis": _one_axis,
-    "names": _names,
-    "two axes": _two_axes,
-    "cluster": _cluster,
-    "storage": _storage,
-    "io": lambda folder: traced_run(folder, 12),
-    "validation": _validation,
+def _alone(make: Callable[[Path], Path]) -> Callable[[Path, Folders], Path]:
+    return lambda folder, _: make(folder)
+
+
+MAKERS: dict[str, Callable[[Path, Folders], Path]] = {
+    "demo": _alone(_demo),
+    "vllm": _alone(_vllm),
+    "worth": _alone(_worth),
+    "loads": _alone(_loads),
+    "flat axis": _alone(_flat),
+    "one axis": _alone(_one_axis),
+    "names": _alone(_names),
+    "two axes": _alone(_two_axes),
+    "cluster": _alone(_cluster),
+    "storage": _alone(_storage),
+    "trace": _alone(_trace),
+    "io": _alone(lambda folder: traced_run(folder, 12)),
+    "kept io": _alone(_kept_io),
+    "validation": _alone(_validation),
     "comparison": _comparison,
     "contrast": _contrast,
 }
-if os.environ.get("HARNESS_TRACES"):
-    MAKERS["trace"] = _trace

@@ -1,6 +1,6 @@
 """What a reader meets: each kind of page in headless Chromium, wide and narrow, light and dark.
 
-`pytest -s tests/browser` prints each page's size and the time until its first chart.
+`pytest -s tests/browser`, or `-rA`, prints each page's size and the time until its first chart.
 """
 
 from __future__ import annotations
@@ -8,18 +8,20 @@ from __future__ import annotations
 import csv
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from harness.report.glossary import meaning_of
+from harness.report.live import LivePage
 from harness.report.words import UNKNOWN
-from tests.browser.conftest import MAKERS
+from tests.browser.conftest import MAKERS, Folders
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page
 
-PageOf = Callable[[str], Path]
 DRAWN_MS = 60_000
 LARGEST_BYTES, LARGEST_OF_100_000_ROWS = 1_500_000, 5_000_000
 
@@ -46,26 +48,50 @@ OVERLAPS = """() => {
 }"""
 
 
-class Visit:
-    """A page that is open, and what the console said."""
+# Charts follow the window's width a moment later; one that is wider than its window scrolls inside its box.
+FITTED = """() => [...document.querySelectorAll(".plot[data-drawn=yes]")].every((plot) =>
+  [...plot.querySelectorAll("svg.main-svg")].every(
+    (svg) => svg.getBoundingClientRect().width <= plot.getBoundingClientRect().width + 1))"""
+WIDE, NARROW = 1120, 400
 
-    def __init__(self, browser: Browser, path: Path, width: int = 1120, scheme: Any = "light") -> None:
-        self.context = browser.new_context(viewport={"width": width, "height": 900}, color_scheme=scheme)
+
+class Visit:
+    """The one page of this module, and what its console says. Each test opens a report in it anew."""
+
+    def __init__(self, browser: Browser) -> None:
+        self.context = browser.new_context()
         self.page: Page = self.context.new_page()
         self.said: list[str] = []
+        self.first_chart_s = 0.0
+        self._home = "file:"
         self.page.on("console", lambda m: self.said.append(m.text) if m.type in ("error", "warning") else None)
         self.page.on("pageerror", lambda error: self.said.append(str(error)))
-        self.page.on(
-            "request", lambda r: None if r.url.startswith(("file:", "data:", "blob:")) else self.said.append(r.url)
-        )
+        self.page.on("request", lambda r: None if self._own(r.url) else self.said.append(r.url))
+
+    def _own(self, url: str) -> bool:
+        return url.startswith((self._home, "data:", "blob:"))
+
+    def open(self, target: Path | str, width: int = WIDE, scheme: Any = "light") -> None:
+        """A file, or an address that only this page itself may be fetched from."""
+        url = target if isinstance(target, str) else target.as_uri()
+        self._home = url if isinstance(target, str) else "file:"
+        self.page.set_viewport_size({"width": width, "height": 900})
+        self.page.emulate_media(color_scheme=scheme, media="screen")
+        self.said.clear()
         began = time.perf_counter()
-        self.page.goto(path.as_uri())
+        self.page.goto(url)
         if self.page.locator(".plot").count():
             self.page.wait_for_selector(
                 ".plot[data-drawn=yes], details:not([open]) .plot", state="attached", timeout=DRAWN_MS
             )
         self.first_chart_s = time.perf_counter() - began
         self.page.wait_for_selector("html[data-charts=drawn]", state="attached", timeout=DRAWN_MS)
+
+    def narrow(self) -> None:
+        """The same page on a telephone, in the dark."""
+        self.page.emulate_media(color_scheme="dark")
+        self.page.set_viewport_size({"width": NARROW, "height": 900})
+        self.page.wait_for_function(FITTED, timeout=DRAWN_MS)
 
     def open_all(self) -> None:
         self.page.evaluate("document.querySelectorAll('details').forEach((box) => (box.open = true))")
@@ -74,56 +100,72 @@ class Visit:
         )
 
 
+@pytest.fixture(scope="module")
+def only_visit(browser: Browser) -> Iterator[Visit]:
+    visit = Visit(browser)
+    yield visit
+    visit.context.close()
+
+
 @pytest.fixture
-def visit(browser: Browser) -> Iterator[Callable[..., Visit]]:
-    opened: list[Visit] = []
+def visit(only_visit: Visit, folders: Folders) -> Callable[..., Visit]:
+    """Opens a kind's page."""
 
-    def go(path: Path, *args: Any) -> Visit:
-        opened.append(Visit(browser, path, *args))
-        return opened[-1]
+    def go(kind: str, *how: Any) -> Visit:
+        only_visit.open(folders.page(kind), *how)
+        return only_visit
 
-    yield go
-    for one in opened:
-        one.context.close()
+    return go
 
 
 @pytest.mark.parametrize("kind", MAKERS)
-def test_a_page_is_quiet_small_and_accessible(kind: str, page_of: PageOf, visit: Callable[..., Visit]) -> None:
+def test_a_page_is_quiet_small_accessible_and_fits(kind: str, folders: Folders, visit: Callable[..., Visit]) -> None:
     from axe_playwright_python.sync_playwright import Axe
 
-    path = page_of(kind)
-    wide = visit(path)
-    wide.open_all()
-    size = path.stat().st_size
-    print(f"\n{kind}: {size / 1e6:.2f} MB, first chart after {wide.first_chart_s:.1f} s")
+    here = visit(kind)
+    here.open_all()
+    size = folders.page(kind).stat().st_size
+    print(f"\n{kind}: {size / 1e6:.2f} MB, first chart after {here.first_chart_s:.1f} s")
     assert size <= (LARGEST_OF_100_000_ROWS if kind == "cluster" else LARGEST_BYTES)
-    assert wide.page.evaluate(OVERLAPS) == []
+    assert here.page.evaluate(OVERLAPS) == []
     serious = [
         (each["id"], [node["html"][:120] for node in each["nodes"][:3]])
-        for each in Axe().run(wide.page).response["violations"]
+        for each in Axe().run(here.page).response["violations"]
         if each["impact"] in ("serious", "critical")
     ]
     assert serious == []
-    assert wide.said == []
+    here.narrow()
+    _fits_a_telephone(here)
 
 
-@pytest.mark.parametrize("kind", MAKERS)
-def test_a_page_fits_a_telephone_in_the_dark(kind: str, page_of: PageOf, visit: Callable[..., Visit]) -> None:
-    narrow = visit(page_of(kind), 400, "dark")
-    narrow.open_all()
-    assert narrow.page.evaluate("document.documentElement.scrollWidth") <= 400
+def _fits_a_telephone(here: Visit) -> None:
+    assert here.page.evaluate("document.documentElement.scrollWidth") <= NARROW
     # A word of a table of facts has room: no column of single letters.
-    assert (
-        narrow.page.evaluate(
-            "Math.min(...[...document.querySelectorAll('table.pairs td')].map((cell) => cell.offsetWidth))"
-        )
-        > 120
-    )
-    assert narrow.said == []
+    widths = here.page.evaluate("[...document.querySelectorAll('table.pairs td')].map((cell) => cell.offsetWidth)")
+    assert min(widths) > 120
+    assert here.said == []
 
 
-def test_a_table_sorts_by_keyboard_and_knows_its_numbers(page_of: PageOf, visit: Callable[..., Visit]) -> None:
-    page = visit(page_of("two axes")).page
+def test_the_last_state_of_a_live_page_is_the_finished_report(folders: Folders, only_visit: Visit) -> None:
+    live = LivePage(folders.of("demo"), 0)
+    again = only_visit.page.locator("meta[http-equiv=refresh]")
+    with ThreadPoolExecutor(1) as pool:
+        live.__enter__()
+        try:
+            only_visit.open(live.url, NARROW, "dark")
+            assert again.count() == 1, "a growing page reloads itself"
+        finally:
+            # The run ends: its process waits until a browser that looks on has the finished page.
+            ended = pool.submit(live.__exit__, None, None, None)
+        while again.count():
+            only_visit.open(live.url, NARROW, "dark")
+        ended.result()
+    only_visit.open_all()
+    _fits_a_telephone(only_visit)
+
+
+def test_a_table_sorts_by_keyboard_and_knows_its_numbers(visit: Callable[..., Visit]) -> None:
+    page = visit("two axes").page
     heading = page.locator("table[data-name=ttft] th", has_text="mean")
     heading.locator("button").focus()
     page.keyboard.press("Enter")
@@ -131,6 +173,7 @@ def test_a_table_sorts_by_keyboard_and_knows_its_numbers(page_of: PageOf, visit:
     read = "[...document.querySelectorAll('table[data-name=ttft] tbody tr')].map((row) => row.cells[3].textContent)"
     means = [_seconds(text) for text in page.evaluate(read)]
     assert len(means) == 150 and means == sorted(means) and means[0] < 0.1 < 1 < means[-1]
+    assert heading.locator("button").get_attribute("title") == meaning_of("mean ± 95 %")
     page.keyboard.press("Enter")
     assert heading.get_attribute("aria-sort") == "descending"
     assert [_seconds(text) for text in page.evaluate(read)] == sorted(means, reverse=True)
@@ -141,8 +184,8 @@ def _seconds(text: str) -> float:
     return float(number.replace(",", "")) * {"s": 1, "ms": 1e-3, "µs": 1e-6}[unit]
 
 
-def test_what_is_missing_sorts_last_and_thousands_are_numbers(page_of: PageOf, visit: Callable[..., Visit]) -> None:
-    page = visit(page_of("demo")).page
+def test_what_is_missing_sorts_last_and_thousands_are_numbers(visit: Callable[..., Visit]) -> None:
+    page = visit("demo").page
     sort = "(texts) => [true, false].map((up) => [...texts].sort((a, b) => inOrder(a, b, up)))"
     texts = [UNKNOWN, "1,234", "99 ms", f"46 (40{UNKNOWN}90) ms", "word", "5", "2.5 ± 9 s", "not reported"]
     up, down = page.evaluate(sort, texts)
@@ -151,8 +194,8 @@ def test_what_is_missing_sorts_last_and_thousands_are_numbers(page_of: PageOf, v
     assert down == [*reversed(numbers), "word", UNKNOWN, "not reported"]
 
 
-def test_a_table_filters_and_leaves_as_csv_and_markdown(page_of: PageOf, visit: Callable[..., Visit]) -> None:
-    here = visit(page_of("two axes"))
+def test_a_table_filters_and_leaves_as_csv_and_markdown(visit: Callable[..., Visit]) -> None:
+    here = visit("two axes")
     here.context.grant_permissions(["clipboard-read", "clipboard-write"])
     page, section = here.page, here.page.locator("#figures")
     section.locator("input[type=search]").first.fill("hit_rate=0.5 disk")
@@ -167,8 +210,8 @@ def test_a_table_filters_and_leaves_as_csv_and_markdown(page_of: PageOf, visit: 
     assert copied[0].startswith("| cell | tier | n |") and copied[1].startswith("|---|") and len(copied) == 12
 
 
-def test_every_request_leaves_as_csv(page_of: PageOf, visit: Callable[..., Visit]) -> None:
-    page = visit(page_of("demo")).page
+def test_every_request_leaves_as_csv(visit: Callable[..., Visit]) -> None:
+    page = visit("demo").page
     with page.expect_download() as saved:
         page.get_by_role("button", name="requests as CSV").click()
     lines = list(csv.DictReader(Path(saved.value.path()).read_text().splitlines()))
@@ -178,10 +221,8 @@ def test_every_request_leaves_as_csv(page_of: PageOf, visit: Callable[..., Visit
     assert all(float(line["ttft_s"]) > 0 for line in lines)
 
 
-def test_a_chart_leaves_as_a_picture_on_white_with_its_title_and_run(
-    page_of: PageOf, visit: Callable[..., Visit]
-) -> None:
-    page = visit(page_of("demo"), 1120, "dark").page
+def test_a_chart_leaves_as_a_picture_on_white_with_its_title_and_run(visit: Callable[..., Visit]) -> None:
+    page = visit("demo", WIDE, "dark").page
     run_id = page.evaluate("document.documentElement.dataset.run")
     with page.expect_download() as saved:
         page.locator("button[data-export=png]").first.click()
@@ -204,8 +245,8 @@ def test_a_chart_leaves_as_a_picture_on_white_with_its_title_and_run(
     assert "TTFT by tier" in text and run_id in text
 
 
-def test_the_scale_s_button_says_which_is_on_and_turns_both_axes(page_of: PageOf, visit: Callable[..., Visit]) -> None:
-    page = visit(page_of("one axis")).page
+def test_the_scale_s_button_says_which_is_on_and_turns_both_axes(visit: Callable[..., Visit]) -> None:
+    page = visit("one axis").page
     group = page.locator("[data-of=ttft][data-scales]")
     pressed = "(group) => [...group.querySelectorAll('button')].map((button) => button.getAttribute('aria-pressed'))"
     types = "() => ['xaxis', 'yaxis'].map((name) => figures.ttft._fullLayout[name].type)"
@@ -219,8 +260,8 @@ def test_the_scale_s_button_says_which_is_on_and_turns_both_axes(page_of: PageOf
     assert all(float(label.replace(",", "")) >= 20 for label in labels) and len(labels) >= 4
 
 
-def test_a_slow_dot_leads_to_its_line(page_of: PageOf, visit: Callable[..., Visit]) -> None:
-    here = visit(page_of("one axis"))
+def test_a_slow_dot_leads_to_its_line(visit: Callable[..., Visit]) -> None:
+    here = visit("one axis")
     here.open_all()
     here.page.evaluate("document.getElementById('slowest').open = false")
     here.page.evaluate("figures.timeline.emit('plotly_click', { points: [{ customdata: 0 }] })")
@@ -230,8 +271,8 @@ def test_a_slow_dot_leads_to_its_line(page_of: PageOf, visit: Callable[..., Visi
     assert here.page.evaluate("document.activeElement.id") == "slow-0"
 
 
-def test_print_opens_what_is_collapsed(page_of: PageOf, visit: Callable[..., Visit]) -> None:
-    page = visit(page_of("demo")).page
+def test_print_opens_what_is_collapsed(visit: Callable[..., Visit]) -> None:
+    page = visit("demo").page
     assert page.locator("details:not([open])").count()
     page.evaluate("dispatchEvent(new Event('beforeprint'))")
     assert page.locator("details:not([open])").count() == 0

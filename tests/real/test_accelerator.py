@@ -6,6 +6,7 @@ step longer, and never shorter.
 
 import contextlib
 import os
+import shutil
 import signal
 import time
 import zlib
@@ -22,6 +23,7 @@ from harness.records import Counters, Resolved
 from harness.report.refresh import seal
 from harness.results.folder import read_samples
 from harness.results.manifest import read_manifest
+from harness.results.traced import read_io
 from simulator.calibration import STEP, load_calibration
 from simulator.models import CONFIGS
 from tests.real.test_vllm import EXPERIMENT, PYTHON, harness, left_behind, request
@@ -33,6 +35,9 @@ pytestmark = [
 ]
 
 PROMPT, CHUNK, TOKEN_BYTES = 1025, 256, 131072
+SAID = "reference accelerator rtx-a5000-nfs, no GPU"
+# Most that a file system may read of its own, of hundreds of MiB: inodes, directories, maps of blocks.
+METADATA_BYTES = 2**20
 STATES = ["recompute", "gpu", "cpu", "disk", "disk_cold"]
 PACED: dict[str, Any] = {
     "model": "llama-3.1-8b",
@@ -65,7 +70,7 @@ def test_every_tier_is_proven_with_the_named_model_s_bytes_at_the_pace_that_was_
     resolved = read_manifest(folder).cells[0].resolved
     assert resolved is not None and resolved.kv_bytes_per_token == TOKEN_BYTES
     assert resolved.gpu_blocks == 2**29 // (32 * TOKEN_BYTES) and resolved.cpu_bytes == 2**30
-    assert str(resolved.accelerator) == "reference accelerator rtx-a5000-nfs, no GPU"
+    assert str(resolved.accelerator) == f"{SAID}, steps of llama-3.2-3b for llama-3.1-8b"
     whole = step_us((1024, 0)) + step_us((1, 1024))
     for state, samples in observed(folder).items():
         for moved in samples:
@@ -83,22 +88,38 @@ def test_every_tier_is_proven_with_the_named_model_s_bytes_at_the_pace_that_was_
         assert row.ttft_s is not None and row.ttft_s * 1e6 > asked_us
     assert not left_behind(tmp_path)
     seal(folder)
-    assert "reference accelerator rtx-a5000-nfs, no GPU" in (folder / "report.html").read_text()
+    assert f"{SAID}, steps of llama-3.2-3b for llama-3.1-8b" in (folder / "report.html").read_text()
 
 
-def test_a_70b_shape_and_copied_kv_are_proven_too(tmp_path: Path) -> None:
-    """320 KiB of KV a token; LMCache's own copies are neither paced nor counted."""
+@pytest.mark.usefixtures("tracefs")
+@pytest.mark.skipif(os.geteuid() != 0, reason="tracing and reference devices need root")
+@pytest.mark.skipif(not shutil.which("bpftrace"), reason="no bpftrace; scripts/test installs it")
+def test_a_70b_shape_and_copied_kv_are_proven_too_and_the_block_layer_sees_these_bytes(tmp_path: Path) -> None:
+    """320 KiB of KV a token; LMCache's own copies are neither paced nor counted. Of a cold hit the device moves the
+    tokens' bytes and the file system's own, by the process's account and by the block layer's."""
     changes = PACED | {
         "model": "llama-3.1-70b",
-        "measure": {"tiers": ["recompute", "gpu", "cpu", "disk"], "samples": 1},
+        "measure": {"tiers": STATES, "samples": 1},
+        "cache": PACED["cache"] | {"disk": {"capacity": "1GiB"}},
+        "storage": {"trace": True, "device": {"read_bandwidth": "1GiB/s", "size": "1536MiB"}},
     }
     folder = run(request(tmp_path, **changes, engines=engines(link="copied")), Quiet())
     assert {row.verdict for row in measured(folder)} == {"proven"}
     resolved = read_manifest(folder).cells[0].resolved or Resolved()
     assert resolved.kv_bytes_per_token == 320 * 1024 and resolved.gpu_blocks == 2**29 // (32 * 320 * 1024)
     assert resolved.accelerator is not None and resolved.accelerator.link == "copied"
-    moved = [each for samples in observed(folder).values() for each in samples]
+    by_state = observed(folder)
+    moved = [each for samples in by_state.values() for each in samples]
     assert all(each.paced["loads"] == each.paced["stores"] == 0 < each.paced["steps"] for each in moved)
+    seal(folder)
+    io = read_io(folder)
+    assert io is not None
+    [trace] = io.traces
+    [cold], kv_bytes = by_state["disk_cold"], 1024 * 320 * 1024
+    assert trace.lost_events == 0 and cold.device_read_bytes["disk"] is not None
+    assert 0 <= cold.device_read_bytes["disk"] - kv_bytes < METADATA_BYTES
+    assert 0 <= trace.block.of("read").bytes - kv_bytes < METADATA_BYTES
+    assert trace.block.of("write").bytes >= kv_bytes
     assert not left_behind(tmp_path)
 
 

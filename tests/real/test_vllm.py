@@ -21,6 +21,7 @@ from harness.engines.vllm.settings import VllmSettings
 from harness.errors import NotComparable
 from harness.experiment.read import load_experiment
 from harness.measure.run import RunRequest, run
+from harness.processes import warden
 from harness.report.refresh import seal
 from harness.results.folder import read_samples
 from harness.results.manifest import read_manifest
@@ -53,6 +54,8 @@ def request(tmp_path: Path, **changes: Any) -> RunRequest:
     return RunRequest(name="real", cells=plan.cells(), engine="vllm", experiment=plan.origin(), folder=tmp_path / "out")
 
 
+# Before the first engine of this worker: what is older than that, these tests did not leave.
+STARTED_S = time.time()
 # Process ids of the harnesses that this worker's tests ran.
 HARNESSES = {os.getpid()}
 
@@ -64,8 +67,17 @@ def harness(*arguments: str) -> "subprocess.Popen[str]":
     return process
 
 
+def _changed_s(path: Path) -> float:
+    """When a file changed last; 0 for one that is gone."""
+    try:
+        return path.stat().st_ctime
+    except FileNotFoundError:
+        return 0.0
+
+
 def left_behind(tmp_path: Path) -> list[str]:
-    """Processes that mention the run's folder, shared memory, sockets and temporary files of ours, chunk files."""
+    """Processes that mention the run's folder, shared memory (what multiprocessing names, only if no process uses it),
+    sockets and temporary files of ours, chunk files."""
     processes = []
     for cmdline in Path("/proc").glob("[0-9]*/cmdline"):
         try:
@@ -76,6 +88,9 @@ def left_behind(tmp_path: Path) -> list[str]:
             processes.append(text)
     # Shared memory is named after its harness; another worker's tests have some, too.
     memory = [path for path in Path("/dev/shm").glob("kv-harness-*") if int(path.name.split("-")[2]) in HARNESSES]
+    used = warden.shared_memory(pid for pid, _, _ in warden.living())
+    psm = Path("/dev/shm").glob("psm_*")
+    memory += [path for path in psm if path not in used and _changed_s(path) > STARTED_S]
     scratch = [*memory, *Path(tempfile.gettempdir()).glob("kv-harness-*")]
     return processes + list(map(str, scratch)) + [str(path) for path in tmp_path.glob("**/*.data")]
 

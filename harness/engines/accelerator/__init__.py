@@ -19,9 +19,9 @@ import msgspec
 
 from harness.errors import SettingsError
 from harness.records import AcceleratorFacts
-from simulator.calibration import STEP, TRANSFER, load_calibration
+from simulator.calibration import STEP, TRANSFER, Calibration, load_calibration
 from simulator.errors import ModelError
-from simulator.models import ModelSpec
+from simulator.models import ModelSpec, load_model
 
 LinkMode = Literal["paced", "copied"]
 ARCHITECTURE = "PacedForCausalLM"
@@ -30,6 +30,7 @@ _VARIABLE = "KV_ACCELERATOR"
 # Logits are as wide as the vocabulary, and nothing depends on what a token says.
 _VOCABULARY = 4096
 _MICRO = 1e6
+_DEVICES = {"loads": "cpu.read", "stores": "cpu.write"}
 
 
 class Accelerator:
@@ -50,7 +51,7 @@ class Accelerator:
             known = load_calibration(name)
             self._constants = {"step": {of: known.constant(of) for of in STEP}}
             if link == "paced":
-                for way, device in (("loads", "cpu.read"), ("stores", "cpu.write")):
+                for way, device in _DEVICES.items():
                     self._constants[way] = {of: known.constant(f"{device}.{of}") for of in TRANSFER}
         except ModelError as error:
             raise SettingsError(f"engines.vllm.accelerator: {error}") from None
@@ -61,6 +62,8 @@ class Accelerator:
             standing=known.standing,
             link=link,
             fitted_on=known.fitted_on.model,
+            other_model=None if _is_of(known, model) else model.name,
+            assumed=tuple(of for of in self._paced_by() if _is_assumed(known, of)),
         )
         self.shape = msgspec.structs.replace(
             model,
@@ -68,6 +71,29 @@ class Accelerator:
             hidden_size=model.attention_heads,
             intermediate_size=model.attention_heads,
         )
+
+    def _paced_by(self) -> list[str]:
+        """Names of the calibration's constants that the pace is made of."""
+        return [
+            of if kind == "step" else f"{_DEVICES[kind]}.{of}"
+            for kind, names in self._constants.items()
+            for of in names
+        ]
+
+    @property
+    def constants(self) -> dict[str, float]:
+        """What it keeps to, by the simulator's names: the steps' time, and the link's per byte.
+
+        Without a transfer's latency_s and chunk_s: the engine's and the cache server's messages around each transfer
+        add to those, and they are this host's.
+        """
+        link = {
+            f"{device}.{of}": s
+            for kind, device in _DEVICES.items()
+            for of, s in self._constants.get(kind, {}).items()
+            if of.endswith("bytes_per_s")
+        }
+        return self._constants["step"] | link
 
     def environment(self, report: Path) -> dict[str, str]:
         """report: the file, in memory, that the engine's process will keep its totals in."""
@@ -78,6 +104,28 @@ class Accelerator:
     def vllm_arguments(self) -> list[str]:
         """One process for scheduler and model, as vLLM has it on one GPU."""
         return ["--scheduler-cls", "kv_accelerator.scheduler.PacedScheduler", "--distributed-executor-backend", "uni"]
+
+
+# What neither a step's time nor a token's bytes follow from.
+_UNLIKE = ("name", "vocab_size", "max_position")
+
+
+def _is_of(calibration: Calibration, model: ModelSpec) -> bool:
+    """Whether the constants are of these layers. A model file that is gone is known by its name alone."""
+    fitted_on = calibration.fitted_on.model
+    try:
+        known = load_model(fitted_on)
+    except ModelError:
+        return fitted_on == model.name
+    return all(
+        getattr(known, field) == getattr(model, field) for field in known.__struct_fields__ if field not in _UNLIKE
+    )
+
+
+def _is_assumed(calibration: Calibration, name: str) -> bool:
+    """Whether a constant takes time that no published time shows. One that equals a fitted constant does not count."""
+    found = calibration.assumed.get(name)
+    return found is not None and bool(found.value)
 
 
 def read_report(report: Path) -> dict[str, int | None]:

@@ -14,7 +14,7 @@ from harness.engines.sim.storage_only import StorageOnlyEngine
 from harness.engines.vllm.settings import VllmSettings
 from harness.errors import SettingsError
 from harness.experiment.model import Experiment
-from simulator.calibration import load_calibration, without_compute
+from simulator.calibration import load_calibration, with_disk_of, without_compute
 from simulator.cluster import Cluster
 from simulator.models import ModelSpec
 from simulator.policies import engine_policy, lmcache_evicting, tier_policy
@@ -42,6 +42,8 @@ def simulator_maker(
     if settings.mode == "storage" and not real_disk:
         raise SettingsError("engines.sim.mode storage: the server's devices are modelled only; set mode to model")
     calibration = load_calibration(settings.hardware)
+    if settings.disk is not None:
+        calibration = with_disk_of(calibration, load_calibration(settings.disk))
     if real_disk and settings.storage.compute == "none":
         calibration = without_compute(calibration)
     engine_rules, tier_rules = engine_policy(settings.engine_policy), tier_policy(settings.tier_policy)

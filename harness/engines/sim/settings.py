@@ -55,6 +55,7 @@ class SimSettings(Strict):
 
     mode: model computes the disk tier's times; storage moves its bytes on a real device, on the wall clock.
     hardware: a name of `harness list presets`, or a calibration file.
+    disk: another one, whose disk stands behind hardware's GPU and CPU RAM; null: hardware's own.
     engine_policy: the pack of the engine's rules, in simulator/policies/.
     tier_policy: the pack of the cache server's rules, in simulator/policies/.
     max_batched_tokens: tokens in one step of the scheduler at most.
@@ -66,6 +67,7 @@ class SimSettings(Strict):
     mode: Literal["model", "storage"] = "model"
 
     hardware: str = "cpu-2core"
+    disk: str | None = None
     engine_policy: str = "vllm-0.32"
     tier_policy: str = "lmcache-0.5.6-mp"
     max_batched_tokens: Positive = 2048

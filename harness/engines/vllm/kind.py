@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -60,6 +61,16 @@ def _traits(experiment: Experiment) -> Traits:
     )
 
 
+def _given(experiment: Experiment) -> Mapping[str, float]:
+    from harness.engines.accelerator import Accelerator
+    from simulator.models import load_model
+
+    settings = _section(experiment)
+    if settings.accelerator is None:
+        return {}
+    return Accelerator(settings.accelerator, settings.link, load_model(experiment.model)).constants
+
+
 def _packs(experiment: Experiment) -> Packs:
     from harness.caches import CACHES
 
@@ -105,6 +116,7 @@ KIND = EngineKind(
     make=_make,
     disk=_disk,
     traits=_traits,
+    given=_given,
     packs=_packs,
     propose=_propose,
     attaches=True,

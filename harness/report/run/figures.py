@@ -16,7 +16,7 @@ from plotly.subplots import make_subplots
 
 from harness.records import Sample
 from harness.report.axes import Axis, Panel, panels, shortened, value_text
-from harness.report.simulated import FLAT, flat_axes, in_figures
+from harness.report.simulated import axis_title, in_figures
 from harness.report.style import (
     GREY,
     MAX_BOXES,
@@ -91,7 +91,7 @@ def ttft_by_axis(summary: Summary) -> go.Figure:
         for tier in tiers:
             trace = _mean_trace(panel, axis, tier, factor)
             figure.add_trace(trace.update(showlegend=not number, legendgroup=tier), **place)
-    _style_x(figure, axis, FLAT if axis in flat_axes(summary) else "", columns)
+    _style_x(figure, axis, axis_title(summary, axis) if axis else "", columns)
     figure.update_annotations(font_size=12)
     scale = "log" if wide(means) else "linear"
     figure.update_yaxes(type=scale, rangemode="tozero" if scale == "linear" else "normal")
@@ -139,13 +139,12 @@ def _x_value(axis: Axis, cell: CellFigures) -> Any:
     return value if axis.numeric else safe(shortened(value_text(value)))
 
 
-def _style_x(figure: go.Figure, axis: Axis | None, remark: str, columns: int) -> None:
-    """remark: what a reader has to know of the axis. columns: of panels, which share the width."""
+def _style_x(figure: go.Figure, axis: Axis | None, title: str, columns: int) -> None:
+    """columns: of panels, which share the width."""
     if axis is None:
         figure.update_xaxes(type="category")
         return
-    name = f"{axis.name} ({remark})" if remark else axis.name
-    figure.update_xaxes(title={"text": safe(name), "standoff": 8})
+    figure.update_xaxes(title={"text": safe(title), "standoff": 8})
     if not axis.numeric:
         order = [safe(shortened(value_text(value))) for value in axis.values]
         figure.update_xaxes(type="category", categoryorder="array", categoryarray=order, automargin=True)

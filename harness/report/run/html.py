@@ -16,8 +16,7 @@ from harness.records import Counters, Sample
 from harness.report.axes import cell_labels, value_text, varied_axes
 from harness.report.glossary import glossary
 from harness.report.goals import goal_rows
-from harness.report.io import html as io
-from harness.report.io import tables as io_tables
+from harness.report.io.section import io_pictures, io_tables
 from harness.report.io.storage_words import storage_lines
 from harness.report.page import Picture, picture, render_page
 from harness.report.run import figures, maps, pays, tables
@@ -32,7 +31,7 @@ from harness.results.folder import read_rows, read_samples, write_atomically
 from harness.results.manifest import CellEntry, Manifest, read_manifest
 from harness.results.provenance import is_simulated
 from harness.results.summary import FREE_LOAD, Summary, core_slower, summarize
-from harness.results.traced import IoFigures, read_io
+from harness.results.traced import read_io
 from harness.results.worth import is_worth, judge
 from traces.request import RequestRecord
 from traces.tiers import sources
@@ -113,8 +112,8 @@ def _context(
         "load_counters": _load_counters(samples, summary)[:_MAX_TABLE_ROWS],
         "details": _said(_details(summary, rows, samples), summary),
         "slowest": tables.slow_rows(slowest_rows, labels, tables.proven_word(summary)),
-        "io": _io(traced),
-        "io_pictures": _io_pictures(traced),
+        "io": io_tables(traced) if traced else None,
+        "io_pictures": io_pictures(traced) if traced else [],
         "flat": flat_mark(summary),
         "tables": _tables(summary),
         "table_rows": len(figure_rows),
@@ -230,7 +229,8 @@ def _answers(summary: Summary) -> list[Picture]:
         found.append(picture("pays", "Where it pays", where, lines, True, "figures"))
     if trade := pays.trade(summary):
         open_marks = (
-            "Filled marks: no other load completes as many requests with a lower median. Lines join the sweep's order."
+            "Marks are medians, whiskers end at p90. Filled: no other load completes as many requests with a lower"
+            " median. Dotted lines join the sweep's order."
         )
         found.append(picture("trade", "Throughput against TTFT", open_marks, trade, True, "figures"))
     if heat := maps.heat_maps(summary):
@@ -264,47 +264,6 @@ def _details(summary: Summary, rows: Sequence[RequestRecord], samples: Sequence[
         )
         found.append(picture(_NOISE, "Host noise", noise, figures.host_noise(watched)))
     return found
-
-
-def _io_pictures(found: IoFigures | None) -> list[Picture]:
-    """What was traced at the block device and in the cache server's files."""
-    if found is None:
-        return []
-    lost, traces = sum(trace.lost_events for trace in found.traces), len(found.traces)
-    tell = f" {lost} events were lost: counts are too low." if lost else ""
-    if traces > io.MAX_COLUMNS:
-        tell += f" The first {io.MAX_COLUMNS} of {traces} traces are drawn."
-        found = msgspec.structs.replace(found, traces=found.traces[: io.MAX_COLUMNS])
-    parts = "Engine, look-up (cache server), host (file system, page cache, copies) and device, by the traces."
-    both = "Bytes at the block device, its queue depth, and the requests that waited for it, on one clock."
-    sequence = "Block requests per 100 ms. Sequential: it begins where the one before, of its direction, ended."
-    waits = "Reads: from being handed to the block layer to the driver, and from there to their completion."
-    return [
-        picture("io-timeline", "I/O and requests", both + tell, io.both_timelines(found)),
-        picture("io-order", "Sequential and random I/O", sequence + tell, io.order(found)),
-        picture("io-sizes", "Block request sizes", "Powers of two, as they reach the device." + tell, io.sizes(found)),
-        picture("io-latency", "Block latencies", waits + tell, io.latencies(found)),
-        picture("io-split", "Whose time a request's first token takes", parts + tell, io.whose_time(found)),
-    ]
-
-
-def _io(found: IoFigures | None) -> dict[str, Any] | None:
-    """The tables of what was traced."""
-    if found is None:
-        return None
-    requests, note = io_tables.request_rows(found), io_tables.request_note(found)
-    if len(requests) > _MAX_TABLE_ROWS:
-        note += f" The table has the first {_MAX_TABLE_ROWS} of these; io.json has all."
-    return {
-        "labels": io_tables.labels(found),
-        "side_by_side": io_tables.side_by_side(found),
-        "request_note": note,
-        "requests": requests[:_MAX_TABLE_ROWS],
-        "parts": list(io_tables.PARTS.values()),
-        "file_columns": io_tables.FILE_COLUMNS,
-        "files": io_tables.file_rows(found)[:_MAX_TABLE_ROWS],
-        "file_total": sum(trace.files.files for trace in found.traces),
-    }
 
 
 def _doubts(samples: Sequence[Sample], summary: Summary) -> list[Doubt]:

@@ -11,7 +11,7 @@ from plotly.subplots import make_subplots
 
 from harness.report.axes import Axis, shortened, value_text, varied_axes
 from harness.report.run.pays import baseline, faster, ttft_of
-from harness.report.simulated import in_figures
+from harness.report.simulated import axis_title, in_figures
 from harness.report.style import MAX_PANELS, color_of, finish, patterned, safe
 from harness.report.words import TIMES, digits, duration, fitting_unit, tier_order, with_interval
 from harness.results.summary import Summary
@@ -50,8 +50,8 @@ def heat_maps(summary: Summary) -> go.Figure | None:
     for axis, update in ((along, figure.update_xaxes), (across, figure.update_yaxes)):
         texts = [safe(shortened(value_text(value), 16)) for value in axis.values]
         update(tickmode="array", tickvals=list(range(len(texts))), ticktext=texts, showgrid=False, zeroline=False)
-    figure.update_xaxes(title=safe(along.name), row=lines)
-    figure.update_yaxes(title=safe(across.name), col=1)
+    figure.update_xaxes(title=safe(axis_title(summary, along)), row=lines)
+    figure.update_yaxes(title=safe(axis_title(summary, across)), col=1)
     figure.update_annotations(font_size=12)
     figure.update_layout(coloraxis=_colours(bool(compared)), showlegend=False)
     height = lines * (110 + 30 * max(4, len(across.values))) + 60

@@ -8,10 +8,20 @@ from typing import Any, NamedTuple
 
 import plotly.graph_objects as go
 
+from harness.experiment.goals import parse_goal
 from harness.report.axes import panels, shortened, value_text, varied_axes
-from harness.report.simulated import in_figures
-from harness.report.style import MAX_PANELS, color_of, finish, safe, symbol_of, wide
-from harness.report.words import TIMES, duration, fitting_unit, tier_order, with_interval
+from harness.report.simulated import axis_title, in_figures
+from harness.report.style import GREY, MAX_PANELS, color_of, finish, safe, symbol_of, wide
+from harness.report.words import (
+    TIMES,
+    duration,
+    fitting_unit,
+    percentile_text,
+    tier_order,
+    too_few,
+    with_interval,
+)
+from harness.results.goals import JudgedGoal
 from harness.results.summary import FREE_LOAD, CellFigures, Latency, LoadRates, Summary
 from harness.results.worth import Worth
 from harness.stats import Ratio, ratio_interval
@@ -61,7 +71,7 @@ def along(summary: Summary) -> dict[str, list[At]]:
 def speedup_lines(summary: Summary) -> go.Figure | None:
     """How many times as fast as recompute each state is along a sweep's only axis; None for other sweeps."""
     found = along(summary)
-    return _lines(found, safe(varied_axes(summary.cells)[0].name)) if found else None
+    return _lines(found, safe(axis_title(summary, varied_axes(summary.cells)[0]))) if found else None
 
 
 def worth_lines(worth: Worth) -> go.Figure | None:
@@ -128,17 +138,24 @@ def _about(state: str, at: At) -> str:
 
 
 class _Load(NamedTuple):
-    """One load of a sweep: what the axis had there, what it completed, and its TTFT."""
+    """One load of a sweep: what the axis had there, what it completed, its TTFT, and the run's goals for it."""
 
     label: str
     rates: LoadRates
     ttft: Latency
+    goals: tuple[JudgedGoal, ...]
+
+    @property
+    def p90_s(self) -> float | None:
+        """None where too few requests carry it."""
+        return None if too_few(self.ttft.n, 0.9) else self.ttft.p90
 
 
 def trade(summary: Summary) -> go.Figure | None:
     """Median TTFT over requests per second, a line a sweep's other axes; None without two loads.
 
-    A filled mark is a load that no other of the sweep beats in both; the others are open.
+    A filled mark is a load that no other of the sweep beats in both; the others are open. A whisker ends at p90, the
+    percentile that goals name; goals on TTFT and on requests per second are lines.
     """
     axis, groups = panels(summary.cells)
     series: dict[str, list[_Load]] = {}
@@ -160,10 +177,15 @@ def trade(summary: Summary) -> go.Figure | None:
         figure.add_scatter(
             x=[load.rates.requests_per_s for load in own],
             y=[load.ttft.p50 * factor for load in own],
+            error_y={
+                "type": "data", "symmetric": False, "arrayminus": [0] * len(own),
+                "array": [0 if load.p90_s is None else (load.p90_s - load.ttft.p50) * factor for load in own],
+                "color": color, "thickness": 1, "width": 5,
+            },
             name=safe(shortened(title, 48)) or "loads",
             mode="lines+markers+text",
             text=[safe(shortened(load.label, 16)) for load in own],
-            textposition="top center",
+            textposition="bottom center",
             marker={"color": color, "size": 10, "symbol": [f"{shape}{mark(load)}" for load in own]},
             line={"color": color, "width": 1.5, "dash": "dot"},
             hovertext=[_about_load(axis.name, load, _best(load, loads)) for load in own],
@@ -172,10 +194,32 @@ def trade(summary: Summary) -> go.Figure | None:
     figure.update_layout(showlegend=len(series) > 1)
     made = in_figures(summary)
     figure.update_xaxes(title=f"{made}requests completed per second", rangemode="tozero")
+    tops = [load.p90_s or load.ttft.p50 for load in loads]
     figure.update_yaxes(
-        title=f"{made}median TTFT ({unit})", type="log" if wide([load.ttft.p50 for load in loads]) else "linear"
+        title=f"{made}median TTFT, to p90 ({unit})",
+        type="log" if wide([*tops, *(load.ttft.p50 for load in loads)]) else "linear",
     )
+    _draw_goals(figure, loads, factor)
     return finish(figure, "", height=400)
+
+
+def _draw_goals(figure: go.Figure, loads: Sequence[_Load], factor: float) -> None:
+    """A line for each goal on TTFT or on requests per second; the others stand in the table of goals alone."""
+    for text in dict.fromkeys(judged.goal for load in loads for judged in load.goals):
+        goal = parse_goal(text)
+        if goal.metric == "ttft_s":
+            # A scatter's ends give the axis its room: a shape beyond the marks would be cut off.
+            x, y = [0.0, max(load.rates.requests_per_s for load in loads)], [goal.bound * factor] * 2
+        elif goal.metric == "requests_per_s":
+            low, high = min(load.ttft.p50 for load in loads), max(load.p90_s or load.ttft.p50 for load in loads)
+            x, y = [goal.bound] * 2, [high * factor, low * factor]
+        else:
+            continue
+        # The name stands at the line: a legend of goals would fill a telephone's page.
+        figure.add_scatter(
+            x=x, y=y, mode="lines+text", text=[safe(f"goal {text}"), ""], textposition="top right", cliponaxis=False,
+            line={"color": GREY, "width": 1.5, "dash": "longdash"}, hoverinfo="skip", showlegend=False,
+        )  # fmt: skip
 
 
 def _load_of(cell: CellFigures, key: str | None) -> _Load | None:
@@ -183,7 +227,8 @@ def _load_of(cell: CellFigures, key: str | None) -> _Load | None:
     if group is None or group.throughput is None or ttft is None:
         return None
     value: Any = cell.overrides.get(key) if key else None
-    return _Load(value_text(value), group.throughput, ttft)
+    judged = tuple(judged for tier in cell.goals if tier.tier == FREE_LOAD for judged in tier.judged)
+    return _Load(value_text(value), group.throughput, ttft, judged)
 
 
 def _best(load: _Load, loads: Sequence[_Load]) -> bool:
@@ -201,5 +246,10 @@ def _about_load(axis: str, load: _Load, best: bool) -> str:
     beaten = "" if best else "<br>another load completes more, with a lower median"
     return (
         f"<b>{safe(axis)}={safe(load.label)}</b><br>{load.rates.requests_per_s:.3g} requests/s, median"
-        f" {duration(load.ttft.p50)}, slowest {duration(load.ttft.max)}{beaten}"
+        f" {duration(load.ttft.p50)}, p90 {percentile_text(load.ttft.p90, load.ttft.n, 0.9)}, slowest"
+        f" {duration(load.ttft.max)}{beaten}{''.join(map(_about_goal, load.goals))}"
     )
+
+
+def _about_goal(judged: JudgedGoal) -> str:
+    return f"<br>goal {safe(judged.goal)}: {judged.verdict if judged.verdict in ('met', 'missed') else 'not met'}"

@@ -10,7 +10,7 @@ import msgspec
 from harness.experiment.units import format_bytes
 from harness.records import Resolved
 from harness.report.axes import cell_labels
-from harness.report.simulated import how_made
+from harness.report.simulated import flat_cells, how_made
 from harness.report.words import (
     NOT_REPORTED,
     UNKNOWN,
@@ -39,7 +39,10 @@ class Percentile(msgspec.Struct, frozen=True):
 
 
 class FigureRow(msgspec.Struct, frozen=True):
-    """One tier of one cell. samples: how many would give ±5 %. reasons: why rows were left out, and how many."""
+    """One tier of one cell. samples: how many would give ±5 %. reasons: why rows were left out, and how many.
+
+    repeats: the label of the cell whose figures these are by construction, along a flat axis; '' for its own figures.
+    """
 
     cell: str
     tier: str
@@ -53,6 +56,7 @@ class FigureRow(msgspec.Struct, frozen=True):
     verdicts: str
     left_out: int
     reasons: tuple[tuple[str, int], ...]
+    repeats: str = ""
 
 
 class LagRow(msgspec.Struct, frozen=True):
@@ -109,8 +113,10 @@ def proven_word(summary: Summary) -> str:
 
 
 def figure_rows(summary: Summary, metric: str = "ttft_s") -> list[FigureRow]:
-    proven = proven_word(summary)
-    return [_figure_row(cell, tier, group, metric, proven) for cell, tier, group in _groups(summary)]
+    proven, labels = proven_word(summary), cell_labels(summary.cells)
+    repeats = {labels[key]: labels[origin] for key, origin in flat_cells(summary).items()}
+    rows = [_figure_row(cell, tier, group, metric, proven) for cell, tier, group in _groups(summary)]
+    return [msgspec.structs.replace(row, repeats=repeats.get(row.cell, "")) for row in rows] if repeats else rows
 
 
 def _groups(summary: Summary) -> Iterator[tuple[str, str, TierFigures]]:

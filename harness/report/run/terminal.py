@@ -95,9 +95,10 @@ class _Figures:
             yield _table(self._rows, _ALL_COLUMNS)
             return
         narrow = next((names for names in _NARROWER if self._fits(console, options, names)), _NARROWER[-1])
-        for cell, rows in itertools.groupby(self._rows, key=lambda row: row.cell):
-            yield Text(printable(cell))
-            yield _table(list(rows), narrow)
+        for _, grouped in itertools.groupby(self._rows, key=lambda row: row.cell):
+            rows = list(grouped)
+            yield Text(printable(_cell(rows[0])))
+            yield _table(rows, narrow)
 
     def _fits(self, console: Console, options: ConsoleOptions, names: Sequence[str]) -> bool:
         anything = options.update(width=_UNLIMITED)
@@ -113,7 +114,7 @@ def _table(rows: list[FigureRow], names: Sequence[str]) -> Table:
     for row in rows:
         percentiles = (Text(f"{p.text}*" if p.thin else p.text, "dim" if p.thin else "") for p in row.percentiles)
         columns = {
-            "cell": Text("" if row.cell == previous else printable(row.cell)),
+            "cell": Text("" if row.cell == previous else printable(_cell(row))),
             "tier": Text(printable(row.tier)),
             "n": Text(f"{row.n:,}"),
             _MEAN: Text(row.mean),
@@ -125,6 +126,10 @@ def _table(rows: list[FigureRow], names: Sequence[str]) -> Table:
         table.add_row(*(columns[name] for name in names))
         previous = row.cell
     return table
+
+
+def _cell(row: FigureRow) -> str:
+    return f"{row.cell} (flat)" if row.repeats else row.cell
 
 
 def printable(text: str) -> str:

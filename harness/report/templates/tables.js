@@ -40,6 +40,11 @@ function makeSortable(table) {
     button.type = "button";
     button.className = "sort";
     button.append(...heading.childNodes);
+    // The keyboard rests on the button: it carries the term's meaning, for screen readers as well.
+    if (heading.title) {
+      button.title = heading.title;
+      heading.removeAttribute("title");
+    }
     heading.append(button);
     button.addEventListener("click", () => sortBy(table, heading));
   }

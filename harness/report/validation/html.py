@@ -53,10 +53,14 @@ def write_comparison(
     folder: Path, document: Document, reference: Side | None = None, candidate: Side | None = None
 ) -> None:
     """Writes report.html and validation.md into the folder; without sides there are no rows to draw."""
-    labels = point_labels(document.points)
     write_atomically(folder / "validation.md", markdown(document).encode())
-    page = render_page("comparison.html.j2", _context(document, labels, reference, candidate))
+    page = comparison_page(document, reference, candidate)
     write_atomically(folder / "report.html", page.encode("utf-8", errors="replace"))
+
+
+def comparison_page(document: Document, reference: Side | None = None, candidate: Side | None = None) -> str:
+    labels = point_labels(document.points)
+    return render_page("comparison.html.j2", _context(document, labels, reference, candidate))
 
 
 def _context(

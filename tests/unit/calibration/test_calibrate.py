@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,8 @@ import yaml
 from harness.calibration.calibrate import calibrated, planned_micro_cells, write_calibration
 from harness.calibration.points import micro_cells, points_of
 from harness.commands.calibrate import calibrate
-from harness.experiment.read import load_experiment
+from harness.engines import ENGINES
+from harness.experiment.read import Plan, load_experiment
 from harness.measure.run import RunRequest, run
 from harness.records import AcceleratorFacts
 from harness.results.manifest import encode_manifest, read_manifest
@@ -139,6 +141,48 @@ def test_a_calibration_of_a_paced_engine_names_the_accelerator(
     (tmp_path / "paced" / "manifest.json").write_bytes(encode_manifest(manifest))
     made = calibrated(tmp_path / "paced", "paced", load_experiment(experiment(folder)).experiment, "sim")
     assert made.machine.startswith("reference accelerator h9, no GPU; ") and str(manifest.host.cpu) in made.machine
+
+
+def fitted_to(
+    chosen: Callable[[CalibrationPoint], bool], run_folder: Path, plan: Plan, engine: str, patch: pytest.MonkeyPatch
+) -> Calibration:
+    """One pass of the plan's micro-measurements on the simulator, and a calibration on those chosen of its points."""
+    cells = micro_cells(plan.experiment, (64, 256), 600.0, passes=1)
+    run(RunRequest(name="c", cells=cells, engine="sim", experiment=plan.origin(), folder=run_folder), Quiet())
+    points = tuple(filter(chosen, points_of(run_folder)))
+    patch.setattr("harness.calibration.calibrate.points_of", lambda *_: points)
+    return calibrated(run_folder, "chosen", plan.experiment, engine)
+
+
+def test_what_an_accelerator_keeps_to_is_not_fitted(
+    folder: Path, tmp_path: Path, truth: Calibration, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A fit would find what was measured; the accelerator's file says otherwise, and both sides read it."""
+    told = {"step_s": 0.02, "token_s": 1e-4, "cpu.read.bytes_per_s": 7e9}
+    path = tmp_path / "told.yaml"
+    write_calibration(path, msgspec.structs.replace(truth, name="told", constants=truth.constants | told))
+    asked = {"vllm": {"accelerator": str(path), "link": "paced"}, "sim": {"hardware": str(folder / "truth.yaml")}}
+    plan = load_experiment(experiment(tmp_path, engines=asked))
+    found = fitted_to(lone, tmp_path / "run", plan, "vllm", monkeypatch)
+    kept = ENGINES["vllm"].given(plan.experiment)
+    assert {name: found.constants[name] for name in kept} == kept and kept.items() >= told.items()
+    assert {name: found.assumed[name].value for name in kept} == kept and not kept.keys() & found.intervals.keys()
+    assert "cpu.read.latency_s" not in found.assumed, "what the host's messages take around a transfer is the host's"
+
+
+@pytest.mark.parametrize("limit", ["2GiB/s", "100MiB/s"])
+def test_a_device_s_limit_hides_how_fast_the_host_reads_it_only_where_it_decides(
+    folder: Path, tmp_path: Path, truth: Calibration, limit: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    storage = {"device": {"bandwidth": limit, "size": "4GiB"}}
+    engines = {"sim": {"hardware": str(folder / "truth.yaml")}}
+    plan = load_experiment(experiment(tmp_path, engines=engines, storage=storage))
+    found = fitted_to(lambda p: lone(p) or p.tier == "disk_cold", tmp_path / "run", plan, "sim", monkeypatch)
+    assert ("disk.read.bytes_per_s" in found.assumed) == (limit == "100MiB/s")
+    if limit == "2GiB/s":
+        true = truth.constant("disk.read.bytes_per_s")
+        assert found.constants["disk.read.bytes_per_s"] == pytest.approx(true, rel=0.1)
+    assert found.good, found.verdict
 
 
 @pytest.mark.parametrize("point", UNSEEN, ids=lambda p: f"{p.tier}-{p.prompt_tokens}-{p.concurrency}")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import inspect
+import json
 from pathlib import Path
 
 import pytest
@@ -69,6 +70,25 @@ def test_list_shows_what_ships_and_the_runs_here(
     assert command("list", "runs") == 0
     shown = capsys.readouterr().out
     assert "results/first" in shown and "complete" in shown and "experiments" not in shown
+    assert command("list", "runs", "--json") == 0
+    [[kind, [run]]] = json.loads(capsys.readouterr().out).items()
+    assert kind == "runs" and run["name"] == "results/first" and run["engine"] == "sim" and run["points"] == 1
+
+
+def test_lists_answer_programs_in_json(capsys: pytest.CaptureFixture[str]) -> None:
+    assert command("list", "--json") == 0
+    found = json.loads(capsys.readouterr().out)
+    assert list(found) == ["experiments", "models", "presets", "runs"]
+    for kind, folder in (("experiments", "experiments"), ("models", "models"), ("presets", "hardware")):
+        assert [each["name"] for each in found[kind]] == sorted(
+            p.stem for p in (ROOT / "configs" / folder).glob("*.yaml")
+        )
+    assert all(each["kv_bytes_per_token"] > 0 for each in found["models"])
+    assert command("traces", "list", "--json") == 0
+    traces = json.loads(capsys.readouterr().out)
+    assert traces["mooncake_conversation"]["format"] and traces["tiny_conversation"]["url"] is None
+    assert command("device", "list", "--json") == 0
+    assert isinstance(json.loads(capsys.readouterr().out), list)
 
 
 @pytest.mark.parametrize(

@@ -28,7 +28,8 @@ from harness.engines.vllm.check import check
 from harness.errors import PreflightError, SettingsError
 from harness.experiment.read import load_experiment
 from harness.records import Counters
-from simulator.models import load_model
+from simulator.calibration import STEP, load_calibration
+from simulator.models import CONFIGS, load_model
 from simulator.simulate import Simulator
 from tests.support.oracle_cases import calibration
 from traces.request import Request, Segment
@@ -174,9 +175,36 @@ def test_what_the_harness_asks_is_what_the_plugin_reads(tmp_path: Path) -> None:
         read = json.loads(asked.environment(tmp_path / "pace.json")["KV_ACCELERATOR"])
         pacing = Pacing(read["constants"], read["report"])
         assert (pacing.loads is not None) == (pacing.stores is not None) == paced
-    assert str(asked.facts) == "reference accelerator rtx-a5000-nfs, no GPU"
+        preset = load_calibration("rtx-a5000-nfs")
+        kept = {*STEP, *(f"cpu.{way}.{of}bytes_per_s" for way in ("read", "write") for of in ("", "shared_") if paced)}
+        assert asked.constants == {name: preset.constant(name) for name in kept}
+    assert str(asked.facts) == "reference accelerator rtx-a5000-nfs, no GPU, steps of llama-3.2-3b for llama-3.1-70b"
     assert asked.shape.kv_bytes_per_token == model.kv_bytes_per_token == 320 * 1024
     assert asked.shape.vocab_size < model.vocab_size
+
+
+def test_a_preset_of_another_model_says_so_and_one_of_these_layers_does_not(tmp_path: Path) -> None:
+    for name, model in (("h100-llama-3.1-8b", "llama-3.1-8b"), ("h100x2-llama-3.1-70b", "llama-3.1-70b")):
+        facts = Accelerator(name, "paced", load_model(model)).facts
+        assert (facts.other_model, facts.doubt) == (None, None) and str(facts).endswith("no GPU")
+    longer = msgspec.structs.replace(load_model("llama-3.1-8b"), name="mine", max_position=4096, vocab_size=9000)
+    assert Accelerator("h100-llama-3.1-8b", "paced", longer).facts.doubt is None
+    wide = msgspec.structs.replace(load_model("llama-3.1-8b"), name="mine", intermediate_size=8192)
+    doubt = Accelerator("h100-llama-3.1-8b", "paced", wide).facts.doubt
+    assert doubt is not None and doubt.startswith(
+        "h100-llama-3.1-8b was fitted on llama-3.1-8b, and mine has other layers: bytes of KV are mine's, steps take"
+        " llama-3.1-8b's time."
+    )
+    # A calibration of one's own whose model file is gone is known by the name that it kept.
+    content = (CONFIGS / "hardware" / "h100-llama-3.1-8b.yaml").read_text()
+    (tmp_path / "own.yaml").write_text(content.replace("  model: llama-3.1-8b\n", "  model: gone.yaml\n"))
+    assert Accelerator(str(tmp_path / "own.yaml"), "paced", wide).facts.other_model == "mine"
+
+
+def test_it_names_the_constants_of_its_pace_that_no_published_time_shows() -> None:
+    model = load_model("llama-3.1-70b")
+    assert Accelerator("h100x2-llama-3.1-70b", "paced", model).facts.assumed == ("attention_s", "cpu.read.bytes_per_s")
+    assert Accelerator("h100x2-llama-3.1-70b", "copied", model).facts.assumed == ("attention_s",)
 
 
 def test_what_it_cannot_stand_for_is_refused_on_one_line() -> None:

@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import time
+from multiprocessing import shared_memory
 from pathlib import Path
 
 import pytest
@@ -34,6 +35,19 @@ print('pids', os.getppid(), os.getpid(), worker.pid, flush=True)
 time.sleep(600)
 """
 ENGINE = f"import subprocess, sys, time; subprocess.Popen([sys.executable, '-c', {CORE!r}]); time.sleep(600)"
+
+# A worker that shares memory and is deaf to SIGTERM. Its tracker does not remove the memory: it is killed as well.
+SHARING = """
+import os, signal, subprocess, sys, time
+from multiprocessing import resource_tracker, shared_memory
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+ours, theirs = shared_memory.SharedMemory(create=True, size=4096), shared_memory.SharedMemory(sys.argv[1])
+for each in (ours, theirs):
+    resource_tracker.unregister(each._name, "shared_memory")
+print('pids', os.getpid(), flush=True)
+open(sys.argv[2], "w").write(ours.name)
+time.sleep(600)
+"""
 
 LAST_WORDS = """
 import sys, time
@@ -131,6 +145,39 @@ def test_a_killed_process_takes_all_others_and_the_scratch_with_it(tmp_path: Pat
         await child.stop()
 
     asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("killed", ["engine", "warden", "guard warden", ""])
+def test_memory_that_killed_workers_shared_goes_with_them_and_no_others(tmp_path: Path, killed: str) -> None:
+    used = shared_memory.SharedMemory(create=True, size=4096)  # ours, and mapped by the worker, too
+    unused = shared_memory.SharedMemory(create=True, size=4096)
+    unused.close()
+    worker_argv = ["-c", SHARING, used.name, str(tmp_path / "told")]
+    engine = f"import subprocess, sys; subprocess.run([sys.executable, *{worker_argv!r}])"
+    child = Child(
+        "sharing", [sys.executable, "-c", engine], log=tmp_path / "log", env=child_environment({}), grace_s=0.3
+    )
+
+    async def scenario() -> None:
+        child.start()
+        [worker] = pids_in(tmp_path / "log")
+        while not (tmp_path / "told").exists() or not (tmp_path / "told").read_text():
+            await asyncio.sleep(0.01)
+        segment = Path("/dev/shm") / (tmp_path / "told").read_text()
+        assert segment.exists()
+        known = {**wardens_of(child), "engine": child.pid or 0}
+        for name in killed.split():
+            os.kill(known[name], signal.SIGKILL)
+        await child.stop()
+        assert not alive(worker) and not segment.exists()
+        assert (Path("/dev/shm") / used.name).exists() and (Path("/dev/shm") / unused.name).exists()
+
+    try:
+        asyncio.run(scenario())
+    finally:
+        used.close()
+        used.unlink()
+        unused.unlink()
 
 
 @pytest.mark.parametrize("second", ["warden", "guard"])

@@ -17,6 +17,7 @@ from plotly.offline import get_plotlyjs_version
 
 from harness.errors import ResultsError
 from harness.records import Counters, HostSample, Origin, Resolved, TraceOrigin
+from harness.report.glossary import glossary, meaning_of
 from harness.report.page import CHART_LIBRARY
 from harness.report.run.html import write_report
 from harness.report.words import TIMES, UNKNOWN
@@ -97,6 +98,15 @@ def proven_rows() -> list[Any]:
     none: dict[str, int | None] = {"computed": 4097, "gpu": 0, "cpu": 0}
     rows = [row("gpu", t, at_s=n, by_tier=gpu, cached_tokens=4096) for n, t in enumerate((0.09, 0.10, 0.11))]
     return rows + [row("recompute", t, at_s=n, by_tier=none, cached_tokens=0) for n, t in enumerate((2.9, 3.0, 3.1))]
+
+
+def test_a_term_in_a_table_s_head_says_what_it_means(tmp_path: Path) -> None:
+    page = report(tmp_path, proven_rows(), [sample("gpu", n) for n in range(3)])
+    titles = {attrs.get("title") or "" for tag, attrs in page.tags if tag == "th"}
+    words = dict(glossary([]))
+    for term in ("cell", "tier", "95 % interval", "p50, p90, p99", "CV", "n for ±5 %", "verdict", "left out"):
+        assert words[term] in titles, term
+    assert meaning_of("simulated mean ± 95 %") == words["95 % interval"] and meaning_of("sha256") == ""
 
 
 def test_the_file_is_complete_in_itself(tmp_path: Path) -> None:

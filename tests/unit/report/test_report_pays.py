@@ -69,6 +69,40 @@ def test_a_load_that_another_beats_in_both_is_an_open_mark() -> None:
     assert trade(summarize(manifest(cells[:1]), [r for r in rows if r.cell == "1"])) is None
 
 
+GOALS = ["ttft_p90<300ms", "throughput>1.5requests/s", "e2e_mean<1s"]
+
+
+def test_a_load_s_chart_reaches_to_p90_and_shows_the_goals() -> None:
+    config = {"measure": {"goals": GOALS}}
+    cells = [cell(str(n), {"workload.concurrency": n}, config=config) for n in (1, 2)]
+    rows = [
+        row(None, ttft_s * (1 + n / 10), cell=each.key, id=f"{each.key}-{n}", at_s=n * gap_s, sample=0)
+        for each, gap_s, ttft_s in zip(cells, (1.0, 0.5), (0.1, 0.2), strict=True)
+        for n in range(20)
+    ]
+    summary = summarize(manifest(cells), rows)
+    figure = trade(summary)
+    assert figure is not None
+    line, *goals = figure.data
+    ttfts = [each.tiers[FREE_LOAD].metrics["ttft_s"] for each in summary.cells]
+    assert [y + up for y, up in zip(line.y, line.error_y.array, strict=True)] == pytest.approx(
+        [ttft.p90 * 1000 for ttft in ttfts if ttft]
+    )
+    assert [goal.text[0] for goal in goals] == ["goal ttft_p90&lt;300ms", "goal throughput&gt;1.5requests/s"]
+    assert set(goals[0].y) == {300.0} and set(goals[1].x) == {1.5}
+    quick, full = line.hovertext
+    assert "goal ttft_p90&lt;300ms: met" in quick and "goal throughput&gt;1.5requests/s: missed" in quick
+    assert "goal ttft_p90&lt;300ms: missed" in full and "goal throughput&gt;1.5requests/s: met" in full
+    assert "goal e2e_mean&lt;1s: met" in full and "p90 " in full
+
+
+def test_a_p90_that_too_few_requests_carry_has_no_whisker() -> None:
+    cells = [cell(str(n), {"workload.concurrency": n}) for n in (1, 2)]
+    rows = [row(None, 0.1 + n, cell=each.key, at_s=float(n), sample=0) for each in cells for n in range(5)]
+    figure = trade(summarize(manifest(cells), rows))
+    assert figure is not None and list(figure.data[0].error_y.array) == [0, 0]
+
+
 def test_a_page_of_worth_says_its_answer_first(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     few = ["measure.samples=2", "measure.until=null"]
     folder = tmp_path / "run"

@@ -205,3 +205,25 @@ def test_counting_costs_next_to_nothing() -> None:
 
 def test_times_read_like_a_clock() -> None:
     assert [clock_text(value) for value in (0.4, 75, 3700)] == ["0:00", "1:15", "1:01:40"]
+
+
+def test_the_second_of_two_names_is_held_against_the_first_where_they_differ() -> None:
+    """One name is not compared; nor is a state that both serve alike."""
+    points = [(device, count) for device in ("this", "reference") for count in (1, 2)]
+    cells = [cell(f"{d}-{n}", {"device": d, "workload.concurrency": n}) for d, n in points]
+    rows = []
+    for device, count in points:
+        for sample in range(3):
+            cold = (0.1 if device == "this" else 0.2 * count) * (1 + sample / 100)
+            same: dict[str, Any] = {"cell": f"{device}-{count}", "sample": sample}
+            rows += [row("recompute", 0.05 + sample / 1000, **same), row("disk_cold", cold, **same)]
+    lines = [line for line in words.findings(summarize(manifest(cells), rows)) if "device=reference" in line]
+    two = "disk_cold, device=reference against device=this: 2.0"
+    assert (
+        lines[-1].startswith(two)
+        and "slower at concurrency=1, up to 4.0" in lines[-1]
+        and lines[-1].count("device=this") == 1
+    )
+    assert not any(line.startswith("recompute,") for line in lines)
+    half = summarize(manifest(cells[:2]), [each for each in rows if each.cell.startswith("this")])
+    assert not any("against device" in line for line in words.findings(half))

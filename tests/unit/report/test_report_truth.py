@@ -3,9 +3,11 @@ budget cut off, ± of requests that waited for each other, a curve along an axis
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from harness.experiment.read import load_experiment
@@ -25,12 +27,15 @@ from harness.records import (
 from harness.report.io.storage_words import storage_lines
 from harness.report.run import figures
 from harness.report.run.answer import Badge, badge
+from harness.report.run.html import write_report
+from harness.report.run.maps import heat_maps
+from harness.report.run.pays import speedup_lines
 from harness.report.run.tables import figure_rows, flow_rows
 from harness.report.simulated import FLAT, flat_axes, how_made
 from harness.report.words import TIMES, UNKNOWN, evidence, findings, mean_with_interval
 from harness.results.manifest import CellEntry
 from harness.results.summary import Summary, summarize
-from tests.support.report_runs import cell, manifest, row
+from tests.support.report_runs import cell, folder_of, manifest, row
 from tests.unit.report.test_report_terminal import shown
 
 PRESET = PresetFacts(
@@ -270,6 +275,13 @@ def test_an_axis_that_changes_no_simulated_time_is_marked_in_finding_and_chart()
     assert f"cpu against recompute: 4.7{TIMES} faster at all 3 points" in line
     assert mark.startswith("chunk_tokens changes no simulated time: the preset has no term for it")
     assert figures.ttft_by_axis(flat).layout.xaxis.title.text == f"chunk_tokens ({FLAT})"
+    lines = speedup_lines(flat)
+    assert lines is not None and lines.layout.xaxis.title.text == f"chunk_tokens ({FLAT})"
+    assert {row.cell: row.repeats for row in figure_rows(flat)} == {
+        "chunk_tokens=16": "",
+        "chunk_tokens=64": "chunk_tokens=16",
+        "chunk_tokens=256": "chunk_tokens=16",
+    }
 
 
 def test_an_axis_that_has_a_term_or_was_measured_is_not_marked() -> None:
@@ -285,7 +297,23 @@ def test_of_two_axes_only_the_flat_one_is_marked() -> None:
         for chunk in (16, 64)
     ]
     rows = [row("gpu", 0.1 if each.key.startswith("513") else 0.2, cell=each.key) for each in cells]
-    assert [axis.name for axis in flat_axes(summary_of(rows, cells, "sim"))] == ["chunk_tokens"]
+    summary = summary_of(rows, cells, "sim")
+    assert [axis.name for axis in flat_axes(summary)] == ["chunk_tokens"]
+    repeats = [row.repeats.partition(",")[0] for row in figure_rows(summary)]
+    assert repeats == ["", "prompt_tokens=513", "", "prompt_tokens=1025"]
+    heat = heat_maps(summary)
+    assert heat is not None and heat.layout.xaxis.title.text == "prompt_tokens"
+    assert heat.layout.yaxis.title.text == f"chunk_tokens ({FLAT})"
+
+
+def test_a_row_that_repeats_another_by_construction_says_so_on_the_page(tmp_path: Path) -> None:
+    cells = [simulated(f"c{chunk}", {"cache.chunk_tokens": chunk}) for chunk in (16, 64)]
+    rows = [row("cpu", 1.36, cell=each.key) for each in cells for _ in range(3)]
+    page = write_report(folder_of(tmp_path / "run", rows, cells=cells, engine="sim")).read_text()
+    [labels] = set(
+        re.findall(r'<th scope="row" data-value="(.*?)">.*?<small>not modelled: repeats (.*?)</small>', page)
+    )
+    assert labels == ("chunk_tokens=64", "chunk_tokens=16")
 
 
 # ---- paced
@@ -323,6 +351,16 @@ def test_a_paced_run_says_everywhere_that_no_gpu_was_there() -> None:
     text = shown(rows, cells=cells, engine="vllm")
     assert "complete, paced" in text and "accelerator: reference accelerator rtx-a5000-nfs, no GPU" in text
     assert "3 proven" in text
+
+
+def test_a_paced_run_says_what_of_its_pace_is_another_models_or_not_fitted() -> None:
+    rows, cells, samples = paced_run(500)
+    facts = msgspec.structs.replace(ACCELERATOR, other_model="llama-3.1-8b", assumed=("step_s", "cpu.read.bytes_per_s"))
+    cells[0].resolved = Resolved(accelerator=facts)
+    first, *_ = findings(summarize(manifest(cells, engine="vllm"), rows, samples))
+    assert "(2026-11); scaled or assumed, not fitted: step_s, cpu.read.bytes_per_s. rtx-a5000-nfs was fitted" in first
+    assert "rtx-a5000-nfs was fitted on llama-3.2-3b, and llama-3.1-8b has other layers" in first
+    assert "no GPU, steps of llama-3.2-3b for llama-3.1-8b" in shown(rows, cells=cells, engine="vllm")
 
 
 def test_a_host_that_ran_late_is_named_before_the_findings() -> None:

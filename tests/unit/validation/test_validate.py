@@ -13,16 +13,17 @@ from harness.commands.calibrate import calibrate as calibrate_command
 from harness.commands.validate import planned_cells
 from harness.commands.validate import validate as validate_command
 from harness.engines.sim.settings import SimSettings
-from harness.errors import NotComparable
+from harness.errors import NotComparable, ResultsError
 from harness.experiment.read import changed, load_experiment
 from harness.records import SchedulerLimits
 from harness.report.validation.html import comparison_findings, write_comparison
 from harness.results.folder import read_rows
-from harness.results.manifest import read_manifest
+from harness.results.manifest import encode_manifest, read_manifest
 from harness.validation.document import read_document
 from harness.validation.equivalence import compare
 from harness.validation.points import axes, read_side
 from harness.validation.validate import MOST_SAMPLES, Validation, more_cells, sim_cell, validate
+from simulator.calibration import STEP
 from tests.support.noisy_runs import noisy_copy, sim_run, wrong_calibration
 from tests.unit.measure.test_run_loop import Quiet
 
@@ -83,6 +84,52 @@ def test_a_bandwidth_that_is_a_tenth_too_high_fails_where_it_matters(tmp_path: P
     assert "The calibration itself calls its fit not good: missed by 20 %." in told
     right = request(tmp_path, slow, (None,), real=(real,), engine="fake", folder=tmp_path / "right")
     assert validate(right, Quiet()).document.verdict == "pass"
+
+
+@pytest.mark.parametrize("side", ["real", "simulated"])
+def test_a_pace_that_is_a_tenth_too_slow_on_one_side_fails_what_it_computes(tmp_path: Path, side: str) -> None:
+    slow = wrong_calibration(tmp_path / "slow.yaml", 1.1, *STEP)
+    config = {key: CONFIG[key] for key in CONFIG if key != "sizes"}
+    run = sim_run(tmp_path / "truth", config, slow if side == "real" else None)
+    real = noisy_copy(run, tmp_path / "real", seed=1, spread=0.01)
+    judged = "cpu-2core" if side == "real" else slow
+    document = validate(request(tmp_path, judged, (None,), real=(real,), engine="fake"), Quiet()).document
+    assert document.verdict == "fail"
+    verdicts = {point.tier: point.verdict for point in document.points}
+    assert verdicts["recompute"] == "fail" and verdicts["disk_cold"] == "pass", "the disk has a pace of its own"
+    recompute = next(f for point in document.points for f in point.figures if point.tier == "recompute" and f.gates)
+    assert recompute.error == pytest.approx(1 / 1.1 - 1 if side == "real" else 0.1, abs=0.02)
+
+
+def test_a_validation_goes_on_with_what_it_lacks(tmp_path: Path) -> None:
+    """Stopped in its second cell, and then asked for one more size: no finished row is measured again."""
+    whole = validate(request(tmp_path, "cpu-2core", folder=tmp_path / "whole"), Quiet()).document
+    validate(request(tmp_path, "cpu-2core", (None, "pairs")), Quiet())
+    real = tmp_path / "out" / "real"
+    rows, manifest = (real / "rows.jsonl").read_bytes(), read_manifest(real)
+    manifest.status, manifest.cells[1].status = "failed", "started"
+    (real / "manifest.json").write_bytes(encode_manifest(manifest))
+    (real / "rows.jsonl").write_bytes(rows[: len(rows) * 2 // 3])
+    again = validate(request(tmp_path, "cpu-2core", resume=True), Quiet()).document
+    assert read_manifest(real).status == "complete" and (real / "rows.jsonl").read_bytes() == rows
+    more = {cell.key for cell in read_manifest(tmp_path / "out" / "real-2").cells}
+    assert more == {"load:base#1", "load:base#2", "load:base#3"} and not (tmp_path / "out" / "real-3").exists()
+    judged = [[(p.cell, p.tier, p.verdict, p.counts) for p in document.points] for document in (whole, again)]
+    assert judged[0] == judged[1] and again.overall.mape == pytest.approx(0, abs=1e-9)
+
+
+def test_a_validation_with_other_settings_does_not_go_on(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    asked = request(tmp_path, "cpu-2core", (None,))
+    validate(asked, Quiet())
+    other = [
+        msgspec.structs.replace(cell, experiment=changed(cell.experiment, measure={"samples": 11}))
+        for cell in asked.cells
+    ]
+    with pytest.raises(ResultsError, match=r"real: measured base with other settings; choose another --out$"):
+        validate(msgspec.structs.replace(asked, cells=other, resume=True), Quiet())
+    arguments: dict[str, Any] = {"calibration": "cpu-2core", "engine": "sim", "resume": tmp_path / "none"}
+    assert validate_command(tmp_path / "experiment.yaml", **arguments) == 2
+    assert "none: holds no real run; begin with --out" in capsys.readouterr().err
 
 
 def test_points_that_the_calibration_was_fitted_on_are_refused_before_anything_runs(tmp_path: Path) -> None:
