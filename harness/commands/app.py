@@ -6,6 +6,8 @@ line of the function's docstring; a test holds the two together.
 
 from __future__ import annotations
 
+import os
+import signal
 import sys
 from collections.abc import Sequence
 
@@ -102,7 +104,7 @@ def main() -> None:
     """Runs a command.
 
     Exit codes: 0 done; 1 the run failed or a tier has no row that counts; 2 the user's mistake; 3 a goal is not met;
-    130, 143 interrupted.
+    130, 143 interrupted; 141 the reader of the output has gone.
     validate and compare: 0 pass; 1 fail; 3 nothing fails and not everything could be resolved.
     compare of unlike set-ups: 0 answered; 3 too few samples for any answer.
     """
@@ -110,6 +112,11 @@ def main() -> None:
     app["--help"].group = app["--version"].group = Group("Help")
     try:
         code = app(exit_on_error=False, print_error=False)
+        sys.stdout.flush()
+    except BrokenPipeError:
+        # `harness … | head`: the reader has what it wanted. Python must find nothing to flush at its end.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        code = 128 + signal.SIGPIPE
     except CycloptsError as error:
         print(f"harness: {' '.join(str(error).split())} See harness --help.", file=sys.stderr)
         code = 2

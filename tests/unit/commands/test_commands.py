@@ -5,6 +5,10 @@ from __future__ import annotations
 import importlib
 import inspect
 import json
+import os
+import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -31,6 +35,15 @@ def test_a_verb_has_the_first_line_of_its_function(verb: str, capsys: pytest.Cap
     command(*verb.split(), "--help")
     shown = " ".join(capsys.readouterr().out.split())
     assert f"harness {verb}" in shown and text in shown
+
+
+def test_a_reader_that_has_enough_ends_a_command_quietly() -> None:
+    read_end, write_end = os.pipe()
+    os.close(read_end)
+    command = [sys.executable, "-m", "harness", "list", "models", "--json"]
+    done = subprocess.run(command, stdout=write_end, stderr=subprocess.PIPE, text=True, check=False)
+    os.close(write_end)
+    assert (done.returncode, done.stderr) == (128 + signal.SIGPIPE, "")
 
 
 def test_every_engine_can_be_named(capsys: pytest.CaptureFixture[str]) -> None:
