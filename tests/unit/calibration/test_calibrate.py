@@ -193,14 +193,24 @@ def test_the_fit_predicts_what_was_not_measured(
     assert simulated_s(point, found, model) == pytest.approx(simulated_s(point, truth, model), rel=0.05)
 
 
-def test_a_file_holds_its_points_and_gives_the_same_fit(tmp_path: Path, found: Calibration) -> None:
+def test_a_file_s_points_give_its_constants_again(
+    tmp_path: Path, folder: Path, measured: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    points = tuple(filter(lone, points_of(measured)))
+    monkeypatch.setattr("harness.calibration.calibrate.points_of", lambda *_: points)
+    made = calibrated(measured, "lone", load_experiment(experiment(folder)).experiment, "sim")
+    write_calibration(tmp_path / "lone.yaml", made)
+    again = load_calibration(tmp_path / "lone.yaml")
+    assert fit(again.fitted_on, again.assumed, synchronous_loads=True).constants == again.constants
+
+
+def test_a_file_holds_its_points(tmp_path: Path, found: Calibration) -> None:
     write_calibration(tmp_path / "found.yaml", found)
     again = load_calibration(tmp_path / "found.yaml")
     assert again == found
     settings = again.fitted_on
     assert (settings.engine, settings.block_tokens, settings.max_num_batched_tokens) == ("sim", 32, 2048)
     assert settings.gpu_blocks == 2**31 // (32 * 32768)
-    assert fit(settings, again.assumed, synchronous_loads=True).constants == again.constants
     assert {(p.tier, p.chunk_tokens, p.concurrency) for p in settings.points} >= {
         ("recompute", 64, 4), ("gpu", 64, 2), ("cpu", 256, 4), ("disk_cold", 256, 1),
     }  # fmt: skip
