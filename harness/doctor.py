@@ -17,10 +17,12 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from ctypes.util import find_library
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
+from harness.caches import MOONCAKE_LISTENS
 from harness.engines import ENGINES
 from harness.engines.kind import Environment
 
@@ -107,12 +109,14 @@ def checks(root: Path) -> list[Check]:
         ("ports", _ports),
         ("gpu", _gpu),
         *((f"engine {name}", partial(_engine, root, name, needs)) for name, needs in _environments().items()),
+        *((f"{name} traps", partial(_traps, f"{name} traps", traps)) for name, traps in _installed_traps(root).items()),
         ("root", _root_user),
         ("fio", lambda: _program("fio", "needed by storage measurements")),
         ("bpftrace", _bpftrace),
         ("loop devices", _loop),
         ("io throttle", _throttle),
         ("file systems", _file_systems),
+        ("mooncake", _mooncake),
         ("redis-server", lambda: _program("redis-server", "only for a shared tier on Redis", optional=True)),
     ]
     # Threads, because some checks wait for a sample of CPU time or for a driver's tool.
@@ -298,6 +302,15 @@ def _engine(root: Path, name: str, needs: Environment) -> Check:
     return Check(label, True, detail)
 
 
+def _installed_traps(root: Path) -> dict[str, str]:
+    return {name: kind.traps for name, kind in ENGINES.items() if kind.traps and (root / ".engines" / name).is_dir()}
+
+
+def _traps(label: str, told: str) -> Check:
+    """No fault of this machine's: what its users run into."""
+    return Check(label, True, f"{told} (docs/engines.md)")
+
+
 def _versions(home: Path) -> dict[str, str]:
     """Distribution name, with dashes, to version, of everything installed in an environment."""
     names = (path.name.removesuffix(".dist-info") for path in home.glob("lib/python3*/site-packages/*.dist-info"))
@@ -331,6 +344,16 @@ def _program(name: str, purpose: str, *, optional: bool = False) -> Check:
     if path:
         return Check(name, True, path)
     return Check(name, None if optional else False, f"not installed; {purpose}", f"sudo apt-get install -y {name}")
+
+
+def _mooncake() -> Check:
+    """The libraries that Mooncake's programs are linked with; its wheel brings the rest."""
+    packages = {"ibverbs": "libibverbs1", "curl": "libcurl4", "numa": "libnuma1"}
+    missing = [package for library, package in packages.items() if find_library(library) is None]
+    if not missing:
+        return Check("mooncake", True, f"its libraries are there; {MOONCAKE_LISTENS}")
+    cure = f"sudo apt-get install -y {' '.join(missing)}"
+    return Check("mooncake", None, f"no {', '.join(missing)}; only for cache.pool", cure)
 
 
 def _bpftrace() -> Check:

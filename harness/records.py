@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 import msgspec
 
+from harness.storage_records import StorageFigures
 from traces.request import Verdict
-from traces.tiers import all_states, all_tiers
+from traces.tiers import all_states, all_tiers, tier_named
 
 
 class Capabilities(msgspec.Struct, frozen=True, kw_only=True):
@@ -20,6 +21,8 @@ class Capabilities(msgspec.Struct, frozen=True, kw_only=True):
     deterministic: the same load on a fresh engine gives the same records, so a resumed run can begin again.
     virtual_time: its seconds are computed, not waited for.
     routings: the values of deployment.routing that it takes with several instances; empty: it runs one instance only.
+    quotes: it tells its answers token by token, so that later prompts can hold them.
+    starts_empty: each start of it has empty caches; not of a server that runs already.
     """
 
     tiers: frozenset[str] = frozenset()
@@ -28,6 +31,8 @@ class Capabilities(msgspec.Struct, frozen=True, kw_only=True):
     deterministic: bool = False
     virtual_time: bool = False
     routings: frozenset[str] = frozenset()
+    quotes: bool = False
+    starts_empty: bool = True
 
 
 def singly(names: Iterable[str]) -> frozenset[frozenset[str]]:
@@ -50,8 +55,9 @@ def evidence_in(tiers: Collection[str]) -> dict[str, frozenset[str]]:
         names |= {f"{tier.name}_hit_tokens" for tier in all_tiers() if not tier.offload}
         if state.served_by in behind:
             names |= {f"{tier}_hit_tokens" for tier in behind}
-        if state.from_device is not None:
+        if state.served_by is not None and state.from_device is not None:
             names |= {f"{state.served_by}_loaded_chunks", f"{state.served_by}_device_read_bytes"}
+            names |= {f"{state.served_by}_sent_bytes"} if tier_named(state.served_by).kind == "store" else set()
         found[state.name] = frozenset(names)
     return found
 
@@ -62,11 +68,15 @@ class Counters(msgspec.Struct, frozen=True, kw_only=True):
     The engine counts prompt tokens by source: computed_tokens (prefill), hit_tokens of its own tier, and
     external_tokens (through a connector). The cache server counts by tier: hit_tokens of its look-ups, loaded_chunks
     from storage, and device_read_bytes, which its process got from the tier's device (a read that the page cache
-    answers adds none). stores_begun, stores_ended: chunks on their way to storage.
+    answers adds none). stores_begun, stores_ended: chunks on their way to storage. A store behind a network counts by
+    itself: sent_bytes that left it, the reads that it answered, and device_read_bytes of its own process.
 
     A reference accelerator counts its steps, loads and stores: paced, the microseconds that they were to take
     (asked_us), those that ended late, and the microseconds by which all of them ended after their due moments
     (overrun_us).
+
+    by_instance: of several instances, what each one and a cache server of its own count; a cache server that they share
+    counts in the totals alone.
     """
 
     computed_tokens: int | None = None
@@ -74,17 +84,22 @@ class Counters(msgspec.Struct, frozen=True, kw_only=True):
     external_tokens: int | None = None
     loaded_chunks: dict[str, int] = {}
     device_read_bytes: dict[str, int] = {}
+    sent_bytes: dict[str, int] = {}
+    reads: dict[str, int] = {}
     stores_begun: int | None = None
     stores_ended: int | None = None
     paced: dict[str, int] = {}
     asked_us: dict[str, int] = {}
     late: dict[str, int] = {}
     overrun_us: dict[str, int] = {}
+    by_instance: tuple[Counters, ...] = ()
 
     def since(self, earlier: Counters) -> Counters:
         """What moved since then; only counters that both report."""
         before = earlier.named()
-        return Counters.of({name: now - before[name] for name, now in self.named().items() if name in before})
+        moved = Counters.of({name: now - before[name] for name, now in self.named().items() if name in before})
+        each = zip(self.by_instance, earlier.by_instance, strict=True)
+        return msgspec.structs.replace(moved, by_instance=tuple(now.since(then) for now, then in each))
 
     def named(self) -> dict[str, int]:
         """Every reported counter by name: a tier's own is 'TIER_COUNTER', as in 'cpu_hit_tokens'."""
@@ -93,9 +108,21 @@ class Counters(msgspec.Struct, frozen=True, kw_only=True):
             value = getattr(self, field)
             if isinstance(value, dict):
                 found |= {f"{tier}_{field}": number for tier, number in value.items()}
-            elif value is not None:
+            elif isinstance(value, int):
                 found[field] = value
         return found
+
+    @classmethod
+    def of_all(cls, instances: Sequence[Mapping[str, int | None]], shared: Mapping[str, int | None]) -> Counters:
+        """The totals of several instances and of what they share, by the names of `named`. What one of them does not
+        report (None) has no total; what has not begun to count in one of them (no entry) is 0 there."""
+        parts, totals = [*instances, shared], dict[str, int | None]()
+        for name in dict.fromkeys(name for part in parts for name in part):
+            told = [part[name] for part in parts if name in part]
+            known = [value for value in told if value is not None]
+            totals[name] = sum(known) if len(known) == len(told) else None
+        each = tuple(cls.of(part) for part in instances) if len(instances) > 1 else ()
+        return msgspec.structs.replace(cls.of(totals), by_instance=each)
 
     @classmethod
     def of(cls, named: Mapping[str, int | None]) -> Counters:
@@ -112,7 +139,10 @@ class Counters(msgspec.Struct, frozen=True, kw_only=True):
         return cls(**fields)
 
 
-COUNTERS_BY_TIER = ("hit_tokens", "loaded_chunks", "device_read_bytes", "paced", "asked_us", "late", "overrun_us")
+COUNTERS_BY_TIER = (
+    *("hit_tokens", "loaded_chunks", "device_read_bytes", "sent_bytes", "reads"),
+    *("paced", "asked_us", "late", "overrun_us"),
+)
 
 
 # Of the time that an accelerator's steps were to take, the share that they may end late.
@@ -162,8 +192,32 @@ class StoreFacts(msgspec.Struct, frozen=True, kw_only=True):
     slot_bytes: int
 
 
-# The error of a request that measure.budget ended: the load was longer than the time that it was given.
+# The errors of requests that measure.budget, or workload.duration without a drain, ended: they had no more time.
 CUT_OFF = "not finished when the time (measure.budget) was over"
+CUT_SHORT = "not finished when the time (workload.duration) was over"
+
+
+def is_cut_off(error: str | None) -> bool:
+    """Whether a row's error says only that its load's time was over: nothing went wrong."""
+    return error in (CUT_OFF, CUT_SHORT)
+
+
+class LoadFacts(msgspec.Struct, frozen=True, kw_only=True):
+    """What a free load asked for, and what of it was sent.
+
+    requests: of the whole schedule. unfinished: under way when the duration was over, of which `drain` let the rest
+    end. duration_s None: no limit. asked_per_s: requests that a second of the schedule asks for, if every answer comes
+    in time; None: the load has no pace of its own.
+    beyond_model: turns that no request came to, because the session's prompt would exceed the model's length.
+    """
+
+    requests: int
+    sent: int
+    unfinished: int
+    duration_s: float | None
+    drain: bool
+    asked_per_s: float | None
+    beyond_model: int = 0
 
 
 class PresetFacts(msgspec.Struct, frozen=True, kw_only=True):
@@ -206,19 +260,31 @@ class AcceleratorFacts(msgspec.Struct, frozen=True, kw_only=True):
         )
 
 
+class Replacement(msgspec.Struct, frozen=True, kw_only=True):
+    """A part of an engine that is not its own. ours: file and line of the stand-in. theirs: what it stands for."""
+
+    ours: str
+    theirs: str
+    why: str
+
+
 class Resolved(msgspec.Struct, frozen=True, kw_only=True):
     """What the engine says of itself once it runs: never what the configuration hoped for.
 
     Capacities in bytes, None where unknown. io_pids: processes whose file I/O is the disk tier's. scheduler, eviction,
     cluster, store: how the engine and its cache work; None: the engine does not say, or has none. url: where a server
-    answers. connector: how vLLM reaches the cache. cache_config: the labels of vLLM's metric of that name.
-    disk_device: the block device below the disk tier. preset: of a simulator; None: the times are a machine's own.
-    accelerator: what stands for the GPU of a real engine; None: nothing does.
+    answers. connector: how the engine reaches the cache. cache_config: what it says of its cache beside sizes.
+    disk_device: the block device below the disk tier. remote_store: which store the remote tier is, and the network
+    to it. open_to_all: 'PROGRAM PORT' of each socket of our processes that
+    listens beyond this machine's loopback. preset: of a simulator; None: the times are a machine's own. accelerator:
+    what stands for the GPU of a real engine; None: nothing does. replaced: parts of the engine that are not its own.
     """
 
     gpu_bytes: int | None = None
     cpu_bytes: int | None = None
+    pool_bytes: int | None = None
     disk_bytes: int | None = None
+    remote_bytes: int | None = None
     gpu_blocks: int | None = None
     block_tokens: int | None = None
     chunk_tokens: int | None = None
@@ -233,17 +299,27 @@ class Resolved(msgspec.Struct, frozen=True, kw_only=True):
     store: StoreFacts | None = None
     disk_file_system: str | None = None
     disk_device: str | None = None
+    remote_store: str | None = None
+    open_to_all: tuple[str, ...] = ()
     url: str | None = None
     connector: str | None = None
     cache_config: dict[str, str] = {}
     calibration_source: str | None = None
     preset: PresetFacts | None = None
     accelerator: AcceleratorFacts | None = None
+    replaced: tuple[Replacement, ...] = ()
 
     def bytes_of(self, tier: str) -> int | None:
-        """A tier's capacity."""
+        """A tier's capacity, of all instances together."""
         size: int | None = getattr(self, f"{tier}_bytes", None)
         return size
+
+    def bytes_for_one(self, tier: str) -> int | None:
+        """What of a tier one instance has, or all share."""
+        size, copies = self.bytes_of(tier), 1
+        if self.cluster is not None and tier not in self.cluster.shared:
+            copies = self.cluster.instances
+        return None if size is None else size // copies
 
 
 class Origin(msgspec.Struct, frozen=True, kw_only=True):
@@ -254,7 +330,10 @@ class Origin(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TraceOrigin(msgspec.Struct, frozen=True, kw_only=True):
-    """Which recorded trace a load came from. left_out: requests of the part that was asked for, too long to send."""
+    """Which recorded trace a load came from. left_out: requests of the part that was asked for, too long to send.
+
+    tokenizer_sha256: of the file that counted a text's tokens; None: no tokenizer did.
+    """
 
     name: str
     sha256: str
@@ -262,57 +341,20 @@ class TraceOrigin(msgspec.Struct, frozen=True, kw_only=True):
     requests: int
     total_requests: int
     left_out: int
+    tokenizer_sha256: str | None = None
 
 
-class LatencyParts(msgspec.Struct, frozen=True, kw_only=True):
-    """Percentiles (p50, p90 …) of an operation's seconds, and of its two parts. None: there was no operation."""
+class HitCeiling(msgspec.Struct, frozen=True, kw_only=True):
+    """The most of a free load's prompt tokens that any cache could have served, as a share; computed.
 
-    total: dict[str, float | None]
-    device: dict[str, float | None]
-    host: dict[str, float | None]
-
-
-class OperationFigures(msgspec.Struct, frozen=True, kw_only=True):
-    """All operations of one direction. device_bytes: what the device counted; None: it does not say."""
-
-    operations: int
-    asked_bytes: int
-    moved_bytes: int
-    device_bytes: int | None
-    latency_s: LatencyParts
-
-
-class Throughput(msgspec.Struct, frozen=True, kw_only=True):
-    """Tokens over a time, and which tokens over which time. None: no time has passed."""
-
-    tokens_per_s: float | None
-    formula: str
-
-
-class StorageFigures(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What the storage device did in one cell.
-
-    page_cache: why bytes pass through the page cache; None: they do not. moved_over_s: from the first operation to the
-    last one's end. cumulative_io_s: the sum of all transfers' times. errors: the most frequent ones, and how often.
-    Only a load that storage alone serves has the fields from `complete` on.
+    of_size: any cache of size_tokens, the room of all tiers together; of_any_size: any cache at all. reason: why one of
+    them, or both, are not known.
     """
 
-    io: str
-    page_cache: str | None
-    operations_sha256: str
-    failed_operations: int
-    errors: dict[str, int]
-    moved_over_s: float | None
-    cumulative_io_s: float
-    read: OperationFigures
-    write: OperationFigures
-    complete: bool | None = None
-    elapsed_s: float | None = None
-    requests_finished: int | None = None
-    requests_cut_off: int | None = None
-    output_tokens: int | None = None
-    kv_tokens: int | None = None
-    throughput: dict[str, Throughput] | None = None
+    of_size: float | None = None
+    size_tokens: int | None = None
+    of_any_size: float | None = None
+    reason: str | None = None
 
 
 class CellRecord(msgspec.Struct, frozen=True, kw_only=True):
@@ -334,7 +376,10 @@ class HostSample(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Sample(msgspec.Struct, frozen=True, kw_only=True):
-    """One measured batch: what the counters moved by, against what they had to. A free load has no verdict."""
+    """One measured batch: what the counters moved by, against what they had to. A free load has no verdict.
+
+    load: of a free load; None in older files. storage: of one of several trials in mode storage.
+    """
 
     cell: str
     tier: str
@@ -347,6 +392,8 @@ class Sample(msgspec.Struct, frozen=True, kw_only=True):
     observed: Counters
     expected: Counters
     host: HostSample = HostSample()
+    load: LoadFacts | None = None
+    storage: StorageFigures | None = None
 
 
 class IoTrace(msgspec.Struct, frozen=True, kw_only=True):

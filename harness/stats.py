@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Sequence
 from typing import Any, Literal
@@ -84,7 +85,7 @@ TOO_FEW_REQUESTS = "too few requests to compare"
 _BLOCKS, _FEWEST_IN_BLOCK = 10, 10
 # Logs of times that a simulation repeats agree to this: its clock's sums differ in the last digits.
 _REPEATED = 1e-9
-Basis = Literal["samples", "requests", "repeats exactly"]
+Basis = Literal["samples", "requests", "sessions", "repeats exactly"]
 
 
 class Ratio(msgspec.Struct, frozen=True, kw_only=True):
@@ -92,8 +93,8 @@ class Ratio(msgspec.Struct, frozen=True, kw_only=True):
 
     reference_s, typical_s: geometric means over samples, whose quotient the ratio is. low, high: the ratio's own
     interval; None where `reason` says why there is none. samples: how many each side has, the reference's first.
-    basis: what the interval rests on: samples; the requests of a load, in pairs; nothing, where both sides are
-    simulations that repeat exactly, so that low and high are the ratio itself.
+    basis: what the interval rests on: samples; the requests of a load, or its sessions, in pairs; nothing, where both
+    sides are simulations that repeat exactly, so that low and high are the ratio itself.
     """
 
     ratio: float
@@ -201,6 +202,48 @@ def paired_ratio(reference: Sequence[float], compared: Sequence[float], confiden
     )
 
 
+def ratio_of_means(groups: Sequence[Sequence[tuple[float, float]]], confidence: float = 0.95) -> Ratio | None:
+    """Mean over mean of paired times, the reference's over the compared side's. None without times above 0.
+
+    groups: of pairs (reference, compared) that depend on each other, such as a conversation's; one group alone is cut
+    into ten of neighbours. Few late rounds weigh as much in a mean as many early ones, which a median of the requests'
+    ratios would hide. The interval is that of a ratio estimator (Cochran, Sampling Techniques, 3rd ed., 6.4): the
+    groups' residuals reference - ratio × compared give its standard error, on the log with Student's t. It speaks for
+    other conversations in these two loads. What slows all conversations of a load at once, a busy moment or a start, is
+    not in it: only trials show that.
+    """
+    basis: Basis = "sessions"
+    if len(groups) == 1:
+        basis, pairs = "requests", groups[0]
+        size = len(pairs) / _BLOCKS
+        groups = [pairs[round(block * size) : round((block + 1) * size)] for block in range(_BLOCKS)]
+        groups = [group for group in groups if len(group) >= _FEWEST_IN_BLOCK] or [pairs]
+    sums = np.array([np.sum(group, axis=0) for group in groups if len(group)]).reshape(-1, 2)
+    total = sums.sum(axis=0)
+    if not (total > 0).all():
+        return None
+    ratio, count = float(total[0] / total[1]), len(sums)
+    pairs_in_all = sum(len(group) for group in groups)
+    low = high = None
+    if count >= _BLOCKS:
+        from scipy.special import stdtrit
+
+        residuals = sums[:, 0] - ratio * sums[:, 1]
+        error = math.sqrt(count / (count - 1) * float(residuals @ residuals)) / float(total[0])
+        half = float(stdtrit(count - 1, (1 + confidence) / 2)) * error
+        low, high = ratio * math.exp(-half), ratio * math.exp(half)
+    return Ratio(
+        ratio=ratio,
+        low=low,
+        high=high,
+        reference_s=float(total[0]) / pairs_in_all,
+        typical_s=float(total[1]) / pairs_in_all,
+        samples=(count, count),
+        reason=TOO_FEW_REQUESTS if low is None else None,
+        basis=basis,
+    )
+
+
 def _blocked_median_interval(values: Values, middle: float, confidence: float) -> tuple[float, float]:
     """Of ordered, correlated values. A value at the median is half below it, so that equal values have no error."""
     from scipy.special import stdtrit
@@ -229,6 +272,19 @@ def _welch_half_width(a: Values, b: Values, confidence: float) -> float:
         return 0.0
     degrees = total**2 / sum(error**2 / (len(side) - 1) for error, side in zip(errors, (a, b), strict=True))
     return float(stdtrit(degrees, (1 + confidence) / 2)) * math.sqrt(total)
+
+
+def crossing(places: Sequence[float], ratios: Sequence[float | None]) -> float | None:
+    """Where a ratio passes 1, on straight lines between neighbours on log axes. None: nowhere, or more than once.
+
+    places: ascending and above 0, one a ratio.
+    """
+    logs = [(math.log(place), math.log(ratio)) for place, ratio in zip(places, ratios, strict=True) if ratio]
+    passed = [pair for pair in itertools.pairwise(logs) if (pair[0][1] > 0) != (pair[1][1] > 0)]
+    if len(passed) != 1:
+        return None
+    (left, below), (right, above) = passed[0]
+    return math.exp(left + (right - left) * -below / (above - below))
 
 
 # ---- equivalence: are two sides equal within a margin?

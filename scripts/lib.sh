@@ -128,12 +128,24 @@ ensure_apt() {  # ensure_apt PACKAGE…: those that are missing
     [ ${#missing[@]} -gt 0 ] || return 0
     local install=(apt-get install -y --no-install-recommends "${missing[@]}")
     if [ "$(id -u)" = 0 ]; then
+        local done=
         export DEBIAN_FRONTEND=noninteractive
-        "${install[@]}" && return
-        apt-get update && "${install[@]}" && return  # the package lists were missing or old
+        exec 8>"${TMPDIR:-/tmp}/kv-harness-apt.lock"
+        flock 8  # an engine's environment is made beside other steps, and apt-get refuses to wait
+        # Without the second try, package lists that are missing or old would end it.
+        if "${install[@]}" || { apt-get update && "${install[@]}"; }; then done=yes; fi
+        exec 8>&-
+        [ -z "$done" ] || return 0
     fi
     echo "missing: ${missing[*]}; run: sudo apt-get update && sudo ${install[*]}"
     return 1
+}
+
+ensure_engine_apt() {  # ensure_engine_apt NAME: system packages that the engine's Python packages load
+    case "$1" in
+        sglang) ensure_apt libibverbs1 libcurl4 libnuma1 ;;  # Mooncake
+        *) ;;
+    esac
 }
 
 ensure_engine() {  # ensure_engine NAME: the environment .engines/NAME

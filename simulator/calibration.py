@@ -8,6 +8,7 @@ says why.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Literal
 
@@ -18,7 +19,9 @@ from simulator.models import load_config
 from traces.tiers import PAGE_CACHE, all_tiers, state_names
 
 STEP = ("step_s", "token_s", "attention_s", "attention_context_s", "context_s")
-COST = (*STEP, "request_s", "request_token_s", "request_wait_s", "request_chunk_s", "response_s", "poll_s")
+# What an engine's own thread does in a step beside the model's forward pass.
+HOST_STEP = ("step_request_s", "hit_token_s", "store_token_s")
+COST = (*STEP, *HOST_STEP, "request_s", "request_token_s", "request_wait_s", "request_chunk_s", "response_s", "poll_s")
 # What transfers KV: each tier behind the engine's own, and the page cache of those on a device.
 DEVICES = (
     *(f"{tier.name}.{way}" for tier in all_tiers() if tier.offload for way in ("read", "write")),
@@ -27,7 +30,7 @@ DEVICES = (
 TRANSFER = ("latency_s", "chunk_s", "bytes_per_s", "shared_bytes_per_s")
 CONSTANTS = (*COST, *(f"{device}.{of}" for device in DEVICES for of in TRANSFER))
 
-Metric = Literal["ttft_s", "tpot_s"]
+Metric = Literal["ttft_s", "tpot_s", "batch_s"]
 
 
 class CalibrationPoint(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -35,8 +38,9 @@ class CalibrationPoint(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
 
     The page cache answered 'disk'; the device answered 'disk_cold', limited to device_bytes_per_s (None: no limit).
     measured_s: the metric's mean over the `concurrency` requests sent at once, and the median of that over the samples;
-    low_s, high_s: its 95 % interval. fitted_s: what the constants predict. loo_error: the relative error of a fit to
-    all other points.
+    of batch_s, the time until the last of them has its last token. hit_share: where measured_s is the mean of many
+    requests, the share of them that hit; the others have no hit_tokens. low_s, high_s: its 95 % interval. fitted_s:
+    what the constants predict. loo_error: the relative error of a fit to all other points.
     """
 
     tier: str
@@ -45,6 +49,7 @@ class CalibrationPoint(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
     chunk_tokens: int
     concurrency: int = 1
     output_tokens: int = 1
+    hit_share: float = 1.0
     metric: Metric = "ttft_s"
     device_bytes_per_s: float | None = None
     file_system: str | None = None
@@ -123,6 +128,10 @@ class Calibration(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
     Seconds: step_s per step, token_s per new token, attention_s per pair of new tokens, attention_context_s per pair of
     a new token and a token of its context, context_s per token of a sequence's context (core/src/engine/cost.rs).
+    The engine's own thread spends step_request_s on each request that a step begins, and hit_token_s on each cached
+    token with which that request begins. It spends store_token_s on each token whose KV the step copies to the tier
+    behind the GPU (0: beside the steps). A file that lacks these three means 0. Of a tier that it does not name, all is
+    unknown.
     Before the scheduler sees a request, a front end that does one task after another spends request_s, request_token_s
     per prompt token and request_chunk_s per prompt chunk. Then request_wait_s passes, for all requests at once.
     response_s: the front end's time for a request's first token, and for its last. poll_s: a step of the engine that
@@ -158,6 +167,8 @@ class Calibration(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     intervals: dict[str, tuple[float, float]] = {}
 
     def __post_init__(self) -> None:
+        absent = dict.fromkeys(name for name in CONSTANTS if name.partition(".")[0] in _unnamed(self.constants))
+        msgspec.structs.force_setattr(self, "constants", dict.fromkeys(HOST_STEP, 0.0) | absent | self.constants)
         odd = set(self.constants) ^ set(CONSTANTS) | set(self.assumed) - set(CONSTANTS)
         if odd:
             raise ValueError(f"constants: {', '.join(sorted(odd))} missing or unknown; state each one, null if unknown")
@@ -186,6 +197,12 @@ class Calibration(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
                 " `harness calibrate`, or state it in the file"
             )
         return value
+
+
+def _unnamed(constants: Iterable[str]) -> set[str]:
+    """The tiers of which no constant is there."""
+    named = {name.partition(".")[0] for name in constants}
+    return {tier.name for tier in all_tiers() if tier.offload} - named
 
 
 def _possible(name: str, value: float) -> bool:

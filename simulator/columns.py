@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Self
 
-from traces.request import Request, stable_id
+from traces.request import Request, reply_stream
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer  # collections.abc has it from Python 3.12 on
@@ -73,7 +73,9 @@ class CompletionColumns:
     computed: memoryview
     gpu: memoryview
     cpu: memoryview
+    pool: memoryview
     disk: memoryview
+    remote: memoryview
     preemptions: memoryview
     instances: memoryview
     errors: dict[int, str]
@@ -95,13 +97,10 @@ class CompletionColumns:
             computed=memoryview(columns.computed).cast("q"),
             gpu=of_tier("gpu"),
             cpu=of_tier("cpu"),
+            pool=of_tier("pool"),
             disk=of_tier("disk"),
+            remote=of_tier("remote"),
             preemptions=memoryview(columns.preemptions).cast("q"),
             instances=memoryview(columns.instances).cast("q"),
             errors=columns.errors,
         )
-
-
-def reply_stream(request_id: str) -> int:
-    """The hash id of the stream that a request's generated tokens lead. A later prompt may name it."""
-    return stable_id("reply", request_id)

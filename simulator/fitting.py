@@ -22,7 +22,7 @@ from simulator.calibration import CONSTANTS, Assumption, Calibration, Calibratio
 from simulator.models import load_model
 from simulator.policies import tier_policy
 from simulator.probing import simulated_s
-from traces.tiers import PAGE_CACHE, all_tiers, state_named, tier_named
+from traces.tiers import PAGE_CACHE, state_named, tier_named, tier_names
 
 SIGNIFICANT_DIGITS = 6
 _ROUNDS = 12
@@ -213,14 +213,17 @@ class _Problem:
 
 
 def _lone(point: CalibrationPoint) -> bool:
-    return point.concurrency == 1 and point.device_bytes_per_s is None and point.metric == "ttft_s"
+    """Its time is linear in the constants, as `design` says."""
+    return point.metric == "batch_s" or (
+        point.concurrency == 1 and point.device_bytes_per_s is None and point.metric == "ttft_s"
+    )
 
 
 def _weights(points: Sequence[CalibrationPoint]) -> Array:
     """The inverse of what a point may be off by: its noise, and what the model is taken to miss any point by.
 
     A point's few samples tell little of their own spread, so that of its tier's points counts, over the root of its
-    samples.
+    samples. A point without samples, read off a figure, has the interval that it states.
     """
     spreads: dict[tuple[str, str], list[float]] = {}
     for point in points:
@@ -230,9 +233,19 @@ def _weights(points: Sequence[CalibrationPoint]) -> Array:
             spreads.setdefault((point.tier, point.metric), []).append(spread)
     typical = {of: float(np.median(found)) for of, found in spreads.items()}
     largest = max(typical.values(), default=0.0)
-    noise = [typical.get((point.tier, point.metric), largest) / math.sqrt(point.samples or 1) for point in points]
+    noise = [
+        _read_off(point) or typical.get((point.tier, point.metric), largest) / math.sqrt(point.samples or 1)
+        for point in points
+    ]
     weights: Array = _MODEL_ERROR / np.hypot(_MODEL_ERROR, np.array(noise))
     return weights
+
+
+def _read_off(point: CalibrationPoint) -> float | None:
+    """The relative error of a point without samples that states an interval."""
+    if point.samples is not None or point.low_s is None or point.high_s is None:
+        return None
+    return (point.high_s - point.low_s) / (2 * _NORMAL_975 * point.measured_s)
 
 
 def _solve(matrix: Array, target: Array, weights: Array) -> Array:
@@ -288,10 +301,19 @@ def _intervals(problem: _Problem, offset: Array, matrix: Array, slopes: Array) -
 
 
 def design(point: CalibrationPoint, fitted_on: FittedOn) -> dict[str, float]:
-    """How often each constant counts in a lone request's time (for bytes_per_s: bytes, so its inverse is linear).
-
-    Of other points: which constants count, and about how often.
+    """How often each constant counts in a lone request's time (for bytes_per_s: bytes, so its inverse is linear), and
+    in that of a batch whose transfers pass beside its steps. Of other points: which constants count, and about how
+    often.
     """
+    if point.metric == "batch_s":
+        return _batch(point, fitted_on)
+    if point.hit_share < 1:
+        shares = ((point.hit_share, point.hit_tokens), (1 - point.hit_share, 0))
+        parts = [
+            (share, design(msgspec.structs.replace(point, hit_tokens=tokens, hit_share=1.0), fitted_on))
+            for share, tokens in shares
+        ]
+        return {name: sum(share * part.get(name, 0.0) for share, part in parts) for name in parts[0][1]}
     if point.metric == "tpot_s":
         context = point.prompt_tokens + point.output_tokens / 2 - 1
         count = point.concurrency
@@ -310,9 +332,14 @@ def design(point: CalibrationPoint, fitted_on: FittedOn) -> dict[str, float]:
         "context_s": float(sum(context for _, context in steps)),
         "request_token_s": float(point.prompt_tokens),
         "request_chunk_s": float(point.prompt_tokens // point.chunk_tokens),
+        "step_request_s": 1.0,
+        "hit_token_s": float(point.hit_tokens),
     }
+    if _is_behind_gpu(point.tier):
+        whole_tokens = point.prompt_tokens // point.chunk_tokens * point.chunk_tokens
+        row["store_token_s"] = float(max(0, whole_tokens - point.hit_tokens))
     row |= {name: times for name, times in _always(fitted_on).items() if times}
-    for device in _devices(point.tier) if point.hit_tokens else ():
+    for device in _devices(point.tier, fitted_on) if point.hit_tokens else ():
         row[f"{device}.latency_s"] = 1.0
         row[f"{device}.chunk_s"] = point.hit_tokens / point.chunk_tokens
         row[f"{device}.bytes_per_s"] = float(point.hit_tokens * load_model(fitted_on.model).kv_bytes_per_token)
@@ -321,12 +348,40 @@ def design(point: CalibrationPoint, fitted_on: FittedOn) -> dict[str, float]:
     return row
 
 
-def _devices(name: str) -> list[str]:
-    """What the bytes of a hit pass: the device of storage or its page cache, and the RAM behind the engine."""
+def _batch(point: CalibrationPoint, fitted_on: FittedOn) -> dict[str, float]:
+    """The engine's steps for requests that are sent at once and get one token each."""
+    context = min(point.hit_tokens, point.prompt_tokens - 1)
+    count, new = point.concurrency, point.prompt_tokens - context
+    steps = max(count * new / fitted_on.max_num_batched_tokens, count / fitted_on.max_num_seqs)
+    return {
+        "step_s": float(math.ceil(steps)),
+        "token_s": float(count * new),
+        "attention_s": count * new * new / 2,
+        "attention_context_s": float(count * new * context),
+        "context_s": float(count * context),
+        "step_request_s": float(count),
+        "hit_token_s": float(count * context),
+        "request_wait_s": 1.0,
+    }
+
+
+def _is_behind_gpu(name: str) -> bool:
+    served_by = state_named(name).served_by
+    return served_by is not None and tier_named(served_by).offload
+
+
+def _devices(name: str, fitted_on: FittedOn) -> list[str]:
+    """What the bytes of a hit pass: the device of storage or its page cache, and the RAM between it and the engine.
+
+    Of tiers in RAM, those that some point is served by; where none is, the one next to the engine.
+    """
     state = state_named(name)
-    if state.served_by is None or not tier_named(state.served_by).offload:
+    if state.served_by is None or not _is_behind_gpu(name):
         return []
-    passed = [tier.name for tier in all_tiers() if tier.kind == "memory"]
+    served = {state_named(point.tier).served_by for point in fitted_on.points}
+    down_to = tier_names().index(state.served_by) + 1
+    ram = [tier for tier in tier_names()[:down_to] if tier_named(tier).kind == "memory"]
+    passed = [tier for tier in ram if tier in served] or ram[:1]
     if state.from_device is not None:
         passed.append(state.served_by if state.from_device else PAGE_CACHE)
     return [f"{device}.read" for device in passed]

@@ -12,6 +12,15 @@ from simulator.errors import StoreError
 from simulator.storage import Ended, Operation, StoreSettings
 
 
+def why_no_gpu() -> str | None:
+    """What CUDA through torch lacks here; None: nothing."""
+    try:
+        torch: Any = importlib.import_module("torch")
+    except ImportError:
+        return "GPU memory needs torch, which is not installed here"
+    return None if torch.cuda.is_available() else "GPU memory needs CUDA, which torch does not see here"
+
+
 class GpuStore:
     """Slots in the first GPU's memory; one copy at a time, which ends when the GPU says so."""
 
@@ -20,12 +29,9 @@ class GpuStore:
 
     def __init__(self, settings: StoreSettings) -> None:
         """Raises StoreError without torch, without CUDA, or with too little memory."""
-        try:
-            self._torch: Any = importlib.import_module("torch")
-        except ImportError:
-            raise StoreError("device gpu needs torch, which is not installed here; use file, ram or null") from None
-        if not self._torch.cuda.is_available():
-            raise StoreError("device gpu needs CUDA, which torch does not see here; use file, ram or null")
+        if why := why_no_gpu():
+            raise StoreError(f"device gpu: {why}; use file, ram or null")
+        self._torch: Any = importlib.import_module("torch")
         self.slot_bytes = settings.chunk_bytes
         self._slots = settings.slots
         try:

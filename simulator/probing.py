@@ -16,7 +16,10 @@ _ROOM_BYTES = 1 << 42
 
 
 def simulated_s(point: CalibrationPoint, calibration: Calibration, model: ModelSpec) -> float:
-    """The point's metric, mean over its requests, by a fresh simulator with the calibration's constants."""
+    """The point's metric, mean over its requests, by a fresh simulator with the calibration's constants.
+
+    A batch gets the GPU blocks that fitted_on has; other points get all that they need.
+    """
     simulator = _simulator(point, calibration, model)
     if point.hit_tokens and state_named(point.tier).served_by is not None:
         for slot in range(point.concurrency):
@@ -26,25 +29,28 @@ def simulated_s(point: CalibrationPoint, calibration: Calibration, model: ModelS
         simulator.reset(state_named(point.tier).must_not_have)
     sent_s = simulator.now_s
     for slot in range(point.concurrency):
-        rest = Segment(1000 + slot, point.prompt_tokens - point.hit_tokens)
-        prompt = (*_prefix(point, slot), rest)
-        simulator.submit(Request(id=f"{slot}", prompt=prompt, output_tokens=point.output_tokens), sent_s)
-    return fmean(_metric(done, point, sent_s) for done in _finish(simulator, point.concurrency))
+        simulator.submit(Request(id=f"{slot}", prompt=_prompt(point, slot), output_tokens=point.output_tokens), sent_s)
+    done = _finish(simulator, point.concurrency)
+    if point.metric == "batch_s":
+        return simulator.now_s - sent_s
+    return fmean(_metric(one, point, sent_s) for one in done)
 
 
 def _simulator(point: CalibrationPoint, calibration: Calibration, model: ModelSpec) -> Simulator:
     settings = calibration.fitted_on
     need = point.concurrency * (point.prompt_tokens + point.output_tokens)
+    blocks = settings.gpu_blocks if point.metric == "batch_s" else None
+    has_disk = calibration.constants["disk.read.bytes_per_s"] is not None
     return Simulator(
         model,
         calibration,
         settings.engine_policy,
         settings.tier_policy,
-        gpu_blocks=4 * (need // settings.block_tokens + 2),
+        gpu_blocks=blocks or 4 * (need // settings.block_tokens + 2),
         block_tokens=settings.block_tokens,
         chunk_tokens=point.chunk_tokens,
         cpu_bytes=_ROOM_BYTES,
-        disk_bytes=_ROOM_BYTES,
+        disk_bytes=_ROOM_BYTES if has_disk else None,
         disk_bytes_per_s=point.device_bytes_per_s,
         max_num_batched_tokens=settings.max_num_batched_tokens,
         max_num_seqs=settings.max_num_seqs,
@@ -53,6 +59,11 @@ def _simulator(point: CalibrationPoint, calibration: Calibration, model: ModelSp
 
 def _prefix(point: CalibrationPoint, slot: int) -> tuple[Segment, ...]:
     return (Segment(1 + slot, point.hit_tokens),) if point.hit_tokens else ()
+
+
+def _prompt(point: CalibrationPoint, slot: int) -> tuple[Segment, ...]:
+    rest = Segment(1 + point.concurrency + slot, point.prompt_tokens - point.hit_tokens)
+    return (*_prefix(point, slot), rest) if rest.tokens else _prefix(point, slot)
 
 
 def _finish(simulator: Simulator, count: int) -> Sequence[Completion]:

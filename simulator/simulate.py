@@ -19,20 +19,18 @@ from typing import Generic, NamedTuple, TypeVar
 import msgspec
 
 from simulator import _core
-from simulator.calibration import COST, TRANSFER, Calibration
+from simulator.calibration import COST, Calibration
 from simulator.columns import CompletionColumns, RequestColumns
-from simulator.columns import reply_stream as reply_stream
+from simulator.levels import DiskWays, Level, check_levels, core_levels, engine_facing, private_levels, standard_levels
 from simulator.models import ModelSpec
 from simulator.policies import EnginePolicy, TierPolicy, engine_policy, tier_policy
-from traces.request import Request
-from traces.tiers import PAGE_CACHE
+from traces.request import Request, reply_stream
+from traces.tiers import PAGE_CACHE, tier_names
 
 Result = TypeVar("Result")
 Core = TypeVar("Core", _core.Engine, _core.Cluster)
 # What the core empties.
-_EMPTIED = ("gpu", "cpu", "disk", PAGE_CACHE)
-# The calibration need not know the constants of a device that the core does not use.
-UNUSED_DEVICE = SimpleNamespace(latency_s=0.0, chunk_s=0.0, byte_s=0.0, shared_byte_s=0.0, shared_chunk_s=0.0, depth=1)
+_EMPTIED = (*tier_names(), PAGE_CACHE)
 
 
 class Note(NamedTuple):
@@ -53,9 +51,9 @@ class Queues(NamedTuple):
 class Completion(msgspec.Struct, frozen=True, kw_only=True):
     """A request's result. Times are the simulator's seconds; None: it did not happen.
 
-    computed, gpu, cpu, disk: prompt tokens by where their KV came from, as the engine decided at the first admission.
-    They sum up to prompt_tokens (all 0 with an error). token_s: empty without record_token_times. instance: which
-    instance of a cluster served the request; 0 elsewhere.
+    computed, gpu, cpu, pool, disk, remote: prompt tokens by where their KV came from, as the engine decided at the
+    first admission. They sum up to prompt_tokens (all 0 with an error); pool, remote None: there is no such tier.
+    token_s: empty without record_token_times. instance: which instance of a cluster served the request; 0 elsewhere.
     """
 
     id: str
@@ -68,6 +66,8 @@ class Completion(msgspec.Struct, frozen=True, kw_only=True):
     gpu: int
     cpu: int
     disk: int
+    pool: int | None = None
+    remote: int | None = None
     preemptions: int
     error: str | None
     instance: int = 0
@@ -84,12 +84,12 @@ class Issued(NamedTuple):
 
 
 class Totals(msgspec.Struct, frozen=True, kw_only=True):
-    """Running totals by tier: "gpu", "cpu", "disk", as far as the engine has them.
+    """Running totals by tier: "gpu", "cpu", "pool", "disk", "remote", as far as the engine has them.
 
     hit_tokens: prompt tokens that look-ups found in each tier; of the GPU: that admitted requests took. loaded_chunks:
-    chunks that the tiers read from each tier below CPU memory. read_bytes: read from each such tier's device; a read
-    that the page cache answers adds none. stores_begun, stores_ended: chunks; a store ends when the chunk is in every
-    tier that takes it. external_tokens: prompt tokens that came from tiers below the GPU.
+    chunks that the tiers read from each tier below the one next to the GPU. read_bytes: read from each such tier's
+    device; a read that the page cache answers adds none. stores_begun, stores_ended: chunks; a store ends when the
+    chunk is in every tier that takes it. external_tokens: prompt tokens that came from tiers below the GPU.
     """
 
     computed_tokens: int
@@ -108,8 +108,13 @@ class SimCounters(msgspec.Struct, frozen=True, kw_only=True):
     gpu_hit_tokens: int
     external_tokens: int
     l1_hit_tokens: int | None
+    pool_hit_tokens: int | None
+    pool_loaded_chunks: int | None
     l2_hit_tokens: int | None
     l2_loaded_chunks: int | None
+    remote_hit_tokens: int | None
+    remote_loaded_chunks: int | None
+    remote_read_bytes: int | None
     stores_begun: int | None
     stores_ended: int | None
     storage_read_bytes: int | None
@@ -164,7 +169,7 @@ class Driver(Generic[Core]):
                 raise ValueError(f"drain: request {completions[0].id!r} was in flight; advance until it completes")
 
     def reset(self, what: Iterable[str]) -> None:
-        """Empties 'gpu', 'cpu', 'disk', or what the 'page_cache' holds. ValueError: unknown, or not idle."""
+        """Empties tiers ('gpu', 'cpu', …), or what the 'page_cache' holds. ValueError: unknown, or not idle."""
         names = frozenset(what)
         if unknown := names - frozenset(_EMPTIED):
             raise ValueError(f"reset: {', '.join(sorted(unknown))} is not one of {', '.join(_EMPTIED)}")
@@ -174,13 +179,15 @@ class Driver(Generic[Core]):
 class Simulator(Driver[_core.Engine]):
     """One engine with its cache tiers.
 
-    gpu_blocks: the engine's resolved number, with vLLM's null block. cpu_bytes None: the engine offloads nothing.
-    disk_bytes None: there is no disk tier. odirect: disk reads bypass the page cache. disk_bytes_per_s: the limit of
-    the disk's device, if it has one. disk_depth: reads in flight for a request (LMCache's fs: 1, fs_native: 4).
-    macro_steps False simulates every decode step by itself: slower, with the same result. journal: keep notes for
-    take_journal. external_disk: the caller makes the disk tier's transfers (take_issued, complete_io). Raises
-    ValueError in one line for settings that could serve nothing, and CalibrationError for a constant that these tiers
-    need and the calibration lacks.
+    gpu_blocks: the engine's resolved number, with vLLM's null block. cpu_bytes, pool_bytes, disk_bytes: the levels
+    below the GPU; None: there is no such level. A disk may be next to the GPU. tier_pack: of the level next to the GPU;
+    pool_pack: of a pool behind that, and of the disk behind such a pool. levels: the levels themselves, in place of
+    these four. odirect: disk reads
+    bypass the page cache. disk_bytes_per_s: the limit of the disk's device, if it has one. disk_depth: reads in flight
+    for a request (LMCache's fs: 1, fs_native: 4). macro_steps False simulates every decode step by itself: slower, with
+    the same result. journal: keep notes for take_journal. external_disk: the caller makes the disk tier's transfers
+    (take_issued, complete_io). Raises ValueError in one line for settings that could serve nothing, and
+    CalibrationError for a constant that these tiers need and the calibration lacks.
     """
 
     def __init__(
@@ -194,7 +201,10 @@ class Simulator(Driver[_core.Engine]):
         block_tokens: int,
         chunk_tokens: int,
         cpu_bytes: int | None = None,
+        pool_bytes: int | None = None,
         disk_bytes: int | None = None,
+        pool_pack: TierPolicy | str = "mooncake-0.3.13",
+        levels: Sequence[Level] = (),
         odirect: bool = False,
         disk_bytes_per_s: float | None = None,
         disk_depth: int = 1,
@@ -205,13 +215,16 @@ class Simulator(Driver[_core.Engine]):
         journal: bool = False,
         external_disk: bool = False,
     ) -> None:
-        if disk_bytes is not None and cpu_bytes is None:
-            raise ValueError("disk_bytes without cpu_bytes: the disk tier is filled through the CPU tier; give both")
         self.model, self.calibration = model, calibration
         self.engine_policy = engine_policy(engine_pack) if isinstance(engine_pack, str) else engine_pack
-        self.tier_policy = tier_policy(tier_pack) if isinstance(tier_pack, str) else tier_pack
+        first, below = (tier_policy(pack) if isinstance(pack, str) else pack for pack in (tier_pack, pool_pack))
+        sizes = {"cpu": cpu_bytes, "pool": pool_bytes, "disk": disk_bytes}
+        self.pool_policy = below
+        self.levels = tuple(levels) or standard_levels(first, below, sizes)
+        check_levels(self.levels)
+        self.tier_policy = engine_facing(self.levels[0]) if self.levels else first
         self.gpu_blocks, self.block_tokens, self.chunk_tokens = gpu_blocks, block_tokens, chunk_tokens
-        self.cpu_bytes, self.disk_bytes, self.odirect = cpu_bytes, disk_bytes, odirect
+        self.odirect = odirect
         self.disk_bytes_per_s, self.disk_depth = disk_bytes_per_s, disk_depth
         self.external_disk = external_disk
         self.config = SimpleNamespace(
@@ -224,12 +237,21 @@ class Simulator(Driver[_core.Engine]):
             max_model_len=model.max_position,
             record_token_times=record_token_times,
             macro_steps=macro_steps,
+            touches_waiting=self.engine_policy.touches_waiting,
+            reads_ahead=self.engine_policy.reads_ahead,
+            stores_replies=self.tier_policy.stores_replies,
+            loads_by_layer=self.engine_policy.loads_by_layer,
+            whole_nodes=self.engine_policy.whole_nodes,
             lookup_polls=self.tier_policy.connector.lookup_polls,
             journal=journal,
             cost=self._cost(),
             tiers=self._tiers(),
         )
         self._core = checked(lambda: _core.Engine(self.config))
+
+    def bytes_of(self, tier: str) -> int | None:
+        """The capacity of a level; None: there is no such level."""
+        return next((level.capacity_bytes for level in self.levels if level.name == tier), None)
 
     @property
     def next_event_s(self) -> float | None:
@@ -301,7 +323,7 @@ class Simulator(Driver[_core.Engine]):
 
     def _cost(self) -> SimpleNamespace:
         # A connector that answers at once never polls, and a fit to its points cannot know what a poll takes.
-        polls = self.cpu_bytes is not None and self.tier_policy.connector.lookup_polls > 0
+        polls = bool(self.levels) and self.tier_policy.connector.lookup_polls > 0
         constants = {name: self.calibration.constant(name) for name in COST if polls or name != "poll_s"}
         constants.setdefault("poll_s", 0.0)
         known = self.calibration
@@ -309,68 +331,20 @@ class Simulator(Driver[_core.Engine]):
         return SimpleNamespace(**constants, **ways)
 
     def _tiers(self) -> SimpleNamespace | None:
-        if self.cpu_bytes is None:
+        if not self.levels:
             return None
-        levels = [self._cpu_level(self.cpu_bytes)]
-        if self.disk_bytes is not None:
-            levels.append(self._disk_level(self.disk_bytes))
+        ways = DiskWays(self.odirect, self.disk_bytes_per_s, self.disk_depth, self.external_disk)
         return SimpleNamespace(
-            policy=self.tier_policy, chunk_bytes=self._chunk_bytes, chunk_tokens=self.chunk_tokens, levels=levels
+            policy=self.tier_policy,
+            chunk_bytes=self._chunk_bytes,
+            chunk_tokens=self.chunk_tokens,
+            levels=core_levels(self.levels, self.calibration, self._chunk_bytes, ways),
+            private_levels=private_levels(self.levels),
         )
 
     @property
     def _chunk_bytes(self) -> int:
         return self.chunk_tokens * self.model.kv_bytes_per_token
-
-    def _cpu_level(self, size: int) -> SimpleNamespace:
-        """The level next to the GPU: the policy's own fields say how it evicts."""
-        return SimpleNamespace(
-            name="cpu",
-            chunks=size // max(self._chunk_bytes, 1),
-            eviction=self.tier_policy.eviction,
-            evicts=self.tier_policy.evict_on_demand,
-            watermark=1.0,
-            target=1.0,
-            read=self._device("cpu.read"),
-            write=self._device("cpu.write"),
-            page_cache_read=None,
-            external=False,
-        )
-
-    def _disk_level(self, size: int) -> SimpleNamespace:
-        policy, external = self.tier_policy, self.external_disk
-        return SimpleNamespace(
-            name="disk",
-            chunks=size // max(self._chunk_bytes, 1),
-            eviction=policy.disk_eviction,
-            evicts=policy.disk_evicts,
-            watermark=policy.disk_watermark,
-            target=policy.disk_target,
-            read=UNUSED_DEVICE if external else self._device("disk.read"),
-            write=UNUSED_DEVICE if external else self._device("disk.write"),
-            page_cache_read=None if self.odirect else self._device("page_cache.read"),
-            external=external,
-        )
-
-    def _device(self, name: str) -> SimpleNamespace:
-        latency_s, chunk_s, bytes_per_s, shared_bytes_per_s = (
-            self.calibration.constant(f"{name}.{of}") for of in TRANSFER
-        )
-        if name == "disk.read" and self.disk_bytes_per_s is not None:
-            # An operation moves its data no faster than the device. The limit hides none of its other costs: LMCache's
-            # fs opens, reads and closes one file after another (fs_l2_adapter.py, _execute_load).
-            bytes_per_s = min(bytes_per_s, self.disk_bytes_per_s)
-            shared_bytes_per_s = min(shared_bytes_per_s, self.disk_bytes_per_s)
-        reads_disk = name in ("disk.read", "page_cache.read")
-        depth, serial = self.disk_depth if reads_disk else 1, reads_disk and self.calibration.serial_chunks
-        return SimpleNamespace(
-            latency_s=latency_s,
-            chunk_s=chunk_s,
-            byte_s=1 / bytes_per_s,
-            shared_byte_s=1 / shared_bytes_per_s,
-            shared_chunk_s=self.calibration.constant("page_cache.read.chunk_s") if serial else 0.0,
-            depth=depth,
-        )
 
 
 def completion_of(done: _core.Completion) -> Completion:
@@ -385,6 +359,8 @@ def completion_of(done: _core.Completion) -> Completion:
         computed=done.computed,
         gpu=hits["gpu"],
         cpu=hits.get("cpu", 0),
+        pool=hits.get("pool"),
+        remote=hits.get("remote"),
         disk=hits.get("disk", 0),
         preemptions=done.preemptions,
         error=done.error,
@@ -403,7 +379,7 @@ def note_of(note: _core.Note) -> Note:
 def totals_of(totals: _core.Totals, chunk_tokens: int) -> Totals:
     """The core counts chunks where the totals by tier count tokens."""
     levels = totals.levels
-    lower = {tier: level for tier, level in levels.items() if tier != "cpu"}
+    lower = dict(list(levels.items())[1:])
     hit_tokens = {tier: level.hit_chunks * chunk_tokens for tier, level in levels.items()}
     return Totals(
         computed_tokens=totals.computed_tokens,
@@ -417,16 +393,21 @@ def totals_of(totals: _core.Totals, chunk_tokens: int) -> Totals:
 
 
 def counters_of(totals: Totals) -> SimCounters:
-    has_cpu = "cpu" in totals.hit_tokens
+    has_tiers = len(totals.hit_tokens) > 1
     return SimCounters(
         computed_tokens=totals.computed_tokens,
         gpu_hit_tokens=totals.hit_tokens["gpu"],
         external_tokens=totals.external_tokens,
         l1_hit_tokens=totals.hit_tokens.get("cpu"),
+        pool_hit_tokens=totals.hit_tokens.get("pool"),
+        pool_loaded_chunks=totals.loaded_chunks.get("pool"),
         l2_hit_tokens=totals.hit_tokens.get("disk"),
         l2_loaded_chunks=totals.loaded_chunks.get("disk"),
-        stores_begun=totals.stores_begun if has_cpu else None,
-        stores_ended=totals.stores_ended if has_cpu else None,
+        remote_hit_tokens=totals.hit_tokens.get("remote"),
+        remote_loaded_chunks=totals.loaded_chunks.get("remote"),
+        remote_read_bytes=totals.read_bytes.get("remote"),
+        stores_begun=totals.stores_begun if has_tiers else None,
+        stores_ended=totals.stores_ended if has_tiers else None,
         storage_read_bytes=totals.read_bytes.get("disk"),
     )
 

@@ -41,7 +41,7 @@ class Blocked:
 
 @dataclass(frozen=True, slots=True)
 class Done:
-    """Everything has been sent."""
+    """Nothing more is sent."""
 
 
 Action = Send | WaitUntil | Blocked | Done
@@ -51,17 +51,22 @@ class Load:
     """An order of requests with their constraints: a time, a predecessor, a wave, a free slot, a place for a session.
 
     Open loop: requests carry at_s, concurrency is None. Closed loop: at_s is None, concurrency says how many
-    may be in flight. Sessions: turn k+1 waits for turn k. Waves: a request waits until all requests of the waves
-    before its own have completed. All mix.
+    may be in flight. Sessions: turn k+1 waits for turn k, or for the turns that it names. Waves: a request waits until
+    all requests of the waves before its own have completed. All mix.
 
     What is due goes by its due time, then in the order given. Requests without a time come after all that is
     due, in the order given: they fill the slots that are left, so a session under way goes on before a new one
     begins.
 
+    fifo: what became ready first goes first: every session begins before one goes on. What has no time became ready
+    when its wave began.
     active_sessions: at most so many sessions are live at once. A session is live from the send of its first turn to the
-    completion of its last one. A session that waits for a place keeps no other request back.
+    completion of all its turns. A session that waits for a place keeps no other request back.
     gaps_s: the pauses after the sends, in the order of the sends. A send after the last of them has no pause.
     shuffle_seed: one of the requests that may go is chosen at random. None: the order above.
+    duration_s: nothing is sent from that moment on. drain: what is under way then may end in its own time; False: the
+    sender has to end it at cut_s.
+    warm_up_s: with a duration, figures count what ends between this moment and the duration's end; None: all.
 
     ValueError: concurrency or active_sessions below 1, a session that goes back to an earlier wave, or a wave that
     could never end because sessions that go on in a later wave hold all places.
@@ -74,19 +79,27 @@ class Load:
         *,
         active_sessions: int | None = None,
         gaps_s: Sequence[float] = (),
+        fifo: bool = False,
         shuffle_seed: int | None = None,
+        duration_s: float | None = None,
+        drain: bool = True,
+        warm_up_s: float | None = None,
     ) -> None:
         for name, most in (("concurrency", concurrency), ("active_sessions", active_sessions)):
             if most is not None and most < 1:
                 raise ValueError(f"{name} must be at least 1, not {most}")
         self.requests = tuple(requests)
-        self._unsent = len(self.requests)
-        self._in_flight: dict[str, int] = {}
+        self.unsent = len(self.requests)
+        # Requests that were under way when the time was over, as far as their ends are told.
+        self.unfinished = 0
+        self._duration_s, self._drain, self._warm_up_s = duration_s, drain, warm_up_s
+        # Of each request in flight: its order, and when it was meant to go.
+        self._in_flight: dict[str, tuple[int, float]] = {}
         # Since when each free slot and each free place has been free, oldest first; None: there are always enough.
         self._slots = None if concurrency is None else deque([0.0] * concurrency)
         self._places = None if active_sessions is None else deque([0.0] * active_sessions)
         self._gaps_s, self._gap_end_s = iter(gaps_s) if gaps_s else None, -math.inf
-        self._random = None if shuffle_seed is None else random.Random(shuffle_seed)
+        self._fifo, self._random = fifo, None if shuffle_seed is None else random.Random(shuffle_seed)
 
         # Heaps of what may go: due times with orders, and orders without a time. Parked is what lacks only a place:
         # whether it has no time, its due time, its order.
@@ -94,7 +107,9 @@ class Load:
         self._untimed: list[int] = []
         self._parked: list[tuple[bool, float, int]] = []
         self._begun: set[str] = set()
-        self._later: dict[str, deque[int]] = {}
+        # By order: which turns wait for the request, and for how many each still waits; by session: turns to complete.
+        self._following, self._waits_for = _successions(self.requests)
+        self._live = Counter(request.session for request in self.requests if request.session is not None)
 
         # By wave, in their order: how many requests have not completed; and what waits for the wave.
         self._unfinished = dict(sorted(Counter(request.wave for request in self.requests).items()))
@@ -102,17 +117,39 @@ class Load:
         self._held: dict[int, list[tuple[float | None, int]]] = {}
         self._wave, self._released_s = next(iter(self._unfinished), 0), 0.0
         for order, request in enumerate(self.requests):
-            if request.session is not None and request.session in self._later:
-                self._later[request.session].append(order)
-                continue
-            if request.session is not None:
-                self._later[request.session] = deque()
-            self._admit(request.at_s, order)
+            if order not in self._waits_for:
+                self._admit(request.at_s, order)
         if self._has_waves:
             _check_waves(self.requests, active_sessions)
 
+    @property
+    def cut_s(self) -> float | None:
+        """When the sender has to end what is under way; None: it may end in its own time."""
+        return None if self._drain else self._duration_s
+
+    @property
+    def counted_s(self) -> tuple[float, float] | None:
+        """From when to when requests have to end to be counted; None: all are."""
+        if self._warm_up_s is None or self._duration_s is None:
+            return None
+        return self._warm_up_s, self._duration_s
+
     def next(self, now_s: float) -> Action:
-        if not self._unsent:
+        end_s = self._duration_s
+        if end_s is None:
+            return self._next(now_s)
+        if now_s >= end_s:
+            return Done()
+        action = self._next(now_s)
+        if isinstance(action, WaitUntil):
+            return WaitUntil(min(action.at_s, end_s))
+        # A sender waits for completions up to the end only; what has all been sent may still have to be ended there.
+        if isinstance(action, Blocked) or (isinstance(action, Done) and self._in_flight and not self._drain):
+            return WaitUntil(end_s)
+        return action
+
+    def _next(self, now_s: float) -> Action:
+        if not self.unsent:
             return Done()
         if self._slots is not None and not self._slots:
             return Blocked()
@@ -128,17 +165,22 @@ class Load:
 
     def completed(self, request_id: str, now_s: float) -> None:
         """Tell that a request ended, well or not: its slot is free, and its session and its wave go on."""
-        request = self.requests[self._in_flight.pop(request_id)]
+        sent, meant_s = self._in_flight.pop(request_id)
+        request = self.requests[sent]
+        self.unfinished += self._duration_s is not None and now_s >= self._duration_s
         if self._slots is not None:
             self._slots.append(now_s)
-        turns = self._later[request.session] if request.session is not None else None
-        if turns:
-            order = turns.popleft()
-            following = self.requests[order]
-            self._admit(max(now_s + following.delay_s, following.at_s or 0.0), order)
-        elif request.session is not None and self._places is not None:
-            self._places.append(now_s)
-            self._unpark()
+        for order in self._following.pop(sent, ()):
+            self._waits_for[order] -= 1
+            if not self._waits_for[order]:
+                following = self.requests[order]
+                paced_s = meant_s + following.interval_s
+                self._admit(max(now_s + following.delay_s, following.at_s or 0.0, paced_s), order)
+        if request.session is not None:
+            self._live[request.session] -= 1
+            if not self._live[request.session] and self._places is not None:
+                self._places.append(now_s)
+                self._unpark()
         if self._has_waves:
             self._unfinished[request.wave] -= 1
             if not self._unfinished[self._wave]:
@@ -147,8 +189,7 @@ class Load:
     def _send(self, request: Request, order: int, due_s: float | None, now_s: float) -> Send:
         if request.id in self._in_flight:
             raise ValueError(f"request id {request.id!r} is in flight already: ids must be unique")
-        self._in_flight[request.id] = order
-        self._unsent -= 1
+        self.unsent -= 1
         # A request without a time of its own was meant to go when all that it takes became free.
         free_s = self._released_s
         if self._slots is not None and (since_s := self._slots.popleft()) > free_s:
@@ -157,16 +198,20 @@ class Load:
             self._begun.add(request.session)
             free_s = max(free_s, self._places.popleft())
         scheduled_s = free_s if due_s is None else due_s
+        if self._fifo or self._random:
+            scheduled_s = max(scheduled_s, free_s)
         if self._gaps_s is not None:
             scheduled_s = max(self._gap_end_s, scheduled_s)
             gap_s = next(self._gaps_s, None)
             self._gap_end_s = -math.inf if gap_s is None else now_s + gap_s
+        self._in_flight[request.id] = (order, scheduled_s)
         return Send(request, scheduled_s)
 
     def _take(self, now_s: float) -> tuple[float | None, int]:
         """Removes a request that may go; its due time (None: without a time) and its order."""
         if self._random is None:
-            if self._timed and self._timed[0][0] <= now_s:
+            ready = self._fifo and self._untimed and (self._released_s, self._untimed[0])
+            if self._timed and self._timed[0][0] <= now_s and not (ready and ready < self._timed[0]):
                 return heapq.heappop(self._timed)
             return None, heapq.heappop(self._untimed)
         due = sorted(entry for entry in self._timed if entry[0] <= now_s)
@@ -200,6 +245,34 @@ class Load:
         self._wave, self._released_s = next(iter(self._unfinished)), now_s
         for due_s, order in self._held.pop(self._wave):
             self._admit(None if due_s is None else max(due_s, now_s), order)
+
+
+def _successions(requests: tuple[Request, ...]) -> tuple[dict[int, tuple[int, ...]], dict[int, int]]:
+    """By order: the turns that wait for the request; and for how many requests each turn waits, if for any.
+
+    In a resumed run, what a turn waits for may have completed: it then waits for the turn before, if that is left.
+    """
+    following: dict[int, tuple[int, ...]] = {}
+    waits_for: dict[int, int] = {}
+    before: dict[str, int] = {}
+    named = {name for request in requests for name in request.after}
+    orders: dict[str, int] = {}
+    for order, request in enumerate(requests):
+        if request.session is None:
+            continue
+        found = [orders[name] for name in request.after if name in orders] if request.after else ()
+        last = before.get(request.session)
+        if found:
+            waits_for[order] = len(found)
+            for one in found:
+                following[one] = (*following.get(one, ()), order)
+        elif last is not None:
+            waits_for[order] = 1
+            following[last] = (*following[last], order) if last in following else (order,)
+        before[request.session] = order
+        if named and request.id in named:
+            orders[request.id] = order
+    return following, waits_for
 
 
 def _check_waves(requests: tuple[Request, ...], active_sessions: int | None) -> None:

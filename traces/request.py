@@ -8,7 +8,7 @@ from typing import Literal
 import msgspec
 import numpy as np
 
-Phase = Literal["warm", "measure"]
+Phase = Literal["warm", "measure", "drain"]
 Verdict = Literal["proven", "contradicted", "unproven"]
 
 
@@ -23,9 +23,13 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     """One request: the recipe of its prompt and when it wants to be sent.
 
     at_s: intended send time in seconds from the load's start; None: as soon as a slot is free.
-    session, turn: turn k+1 of a session is sent `delay_s` after turn k completed, and not before `at_s`.
+    session, turn: turn k+1 of a session is sent `delay_s` after turn k completed, not before `at_s`, and not before
+    `interval_s` have passed since turn k was to be sent.
+    after: ids of earlier requests of its session; it waits for all of them, in place of the turn before.
     wave: the request waits until all requests of lower waves have completed.
     instance: the one that has to serve it, from 0; None: the router chooses.
+    quotes: requests, by id, whose answers the prompt holds token for token, as the segments that reply_stream names.
+    kinds: what the prompt's first segments are, one name each: 'system' or 'document'. The rest is the conversation.
     """
 
     id: str
@@ -35,8 +39,12 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     session: str | None = None
     turn: int = 0
     delay_s: float = 0.0
+    interval_s: float = 0.0
+    after: tuple[str, ...] = ()
     wave: int = 0
     instance: int | None = None
+    quotes: tuple[str, ...] = ()
+    kinds: tuple[str, ...] = ()
 
     @property
     def prompt_tokens(self) -> int:
@@ -56,6 +64,7 @@ class RequestRecord(msgspec.Struct, frozen=True, kw_only=True):
     first_token_s the first chunk that carried a token. token_s holds the arrival of every chunk with tokens.
     expected_tier is the name of the warm state (tiers.STATES), None for free load.
     cached_tokens is what the engine's own usage says for this request. instance: which engine of a cluster served it.
+    phase: whether the row is measured, came before (warm), or ended after the time that counts (drain).
     preemptions: how often the engine took back the request's blocks; None: it does not report that.
     """
 
@@ -131,6 +140,11 @@ class TokenSource:
                 self._streams.clear()
             self._streams[hash_id] = known
         return known
+
+
+def reply_stream(request_id: str) -> int:
+    """The hash id of the stream that a request's generated tokens lead. A later prompt may name it."""
+    return stable_id("reply", request_id)
 
 
 def stable_id(*parts: object) -> int:

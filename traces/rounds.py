@@ -15,16 +15,19 @@ from typing import Literal
 import numpy as np
 
 from traces.errors import SpecError
-from traces.request import Request, Segment, stable_id
+from traces.request import Request, Segment, reply_stream, stable_id
 
 
 @dataclass(frozen=True, kw_only=True)
 class RoundSpec:
     """first_tokens, turn_tokens: what a client adds in round 0, and in every later one (0: as many as in the first).
 
-    answers: 'synthetic', the next prompt holds a stand-in of output_tokens for each answer; 'none', it holds none.
-    order: 'fifo', clients go in the order of their numbers or, without a barrier, of their answers; 'random', one of
-    those that are ready. barrier: a round begins when all of the round before it have ended.
+    answers: 'synthetic', the next prompt holds a stand-in of output_tokens for each answer; 'quoted', it holds the
+    engine's own answers; 'none', it holds none.
+    order: who of those that are ready goes next. 'random': one of them. 'fifo': the one that has been ready longest,
+    with a barrier the one of the lowest number. 'depth', without a barrier: one that is under way before one that has
+    not begun, so that conversations end one after another.
+    barrier: a round begins when all of the round before it have ended.
     rate_per_s: sends per second on average, with exponential pauses after the sends; None: no pauses.
     """
 
@@ -35,14 +38,16 @@ class RoundSpec:
     output_tokens: int = 1
     parallel: int = 4
     rate_per_s: float | None = None
-    order: Literal["random", "fifo"] = "random"
+    order: Literal["random", "fifo", "depth"] = "random"
     barrier: bool = True
-    answers: Literal["synthetic", "none"] = "synthetic"
+    answers: Literal["synthetic", "quoted", "none"] = "synthetic"
 
     def __post_init__(self) -> None:
         for name, least in (("clients", 1), ("rounds", 1), ("first_tokens", 1), ("turn_tokens", 0), ("parallel", 1)):
             if getattr(self, name) < least:
                 raise SpecError(f"{name}: must be at least {least} ({getattr(self, name)}); correct it")
+        if self.order == "depth" and self.barrier:
+            raise SpecError("order: depth needs barrier False, for at a barrier all wait; set it, or fifo")
 
 
 @dataclass(frozen=True)
@@ -51,6 +56,7 @@ class RoundLoad:
 
     requests: tuple[Request, ...]
     gaps_s: tuple[float, ...]
+    fifo: bool
     shuffle_seed: int | None
 
 
@@ -60,25 +66,33 @@ def rounds_load(spec: RoundSpec, seed: int) -> RoundLoad:
     shuffled = spec.order == "random"
     requests = []
     prompts: list[tuple[Segment, ...]] = [()] * spec.clients
+    quotes: list[tuple[str, ...]] = [()] * spec.clients
     for number in range(spec.rounds):
         asked_tokens = spec.first_tokens if number == 0 else spec.turn_tokens or spec.first_tokens
         clients = rng.permutation(spec.clients).tolist() if shuffled and spec.barrier else range(spec.clients)
         for client in clients:
             prompts[client] += (Segment(stable_id("round", seed, client, number), asked_tokens),)
+            name = f"{number:03d}-{client:06d}"
             requests.append(
                 Request(
-                    id=f"{number:03d}-{client:06d}",
+                    id=name,
                     prompt=prompts[client],
                     output_tokens=spec.output_tokens,
                     session=f"{client:06d}",
                     turn=number,
                     wave=number if spec.barrier else 0,
+                    quotes=quotes[client],
                 )
             )
             if spec.answers == "synthetic":
                 prompts[client] += (Segment(stable_id("reply", seed, client, number), spec.output_tokens),)
+            elif spec.answers == "quoted":
+                prompts[client] += (Segment(reply_stream(name), spec.output_tokens),)
+                quotes[client] += (name,)
     gaps_s: tuple[float, ...] = ()
     if spec.rate_per_s is not None:
         pauses = np.random.default_rng([seed, stable_id("rounds")])
         gaps_s = tuple(pauses.exponential(1 / spec.rate_per_s, size=len(requests) - 1).tolist())
-    return RoundLoad(tuple(requests), gaps_s, seed if shuffled and not spec.barrier else None)
+    # At a barrier all are ready at once, and go in the order given, each when a place comes free.
+    fifo = spec.barrier or spec.order == "fifo"
+    return RoundLoad(tuple(requests), gaps_s, fifo, seed if shuffled and not spec.barrier else None)

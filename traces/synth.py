@@ -15,7 +15,7 @@ from typing import Literal
 import numpy as np
 
 from traces.errors import SpecError
-from traces.request import Request, Segment, stable_id
+from traces.request import Request, Segment, reply_stream, stable_id
 
 Arrivals = Literal["closed", "constant", "poisson"]
 ARRIVALS = ("closed", "constant", "poisson")
@@ -56,7 +56,10 @@ class SyntheticSpec:
 
 @dataclass(frozen=True, kw_only=True)
 class SessionSpec:
-    """Multi-turn sessions. Arrivals are those of the sessions; think_s is the mean pause before a next turn."""
+    """Multi-turn sessions. Arrivals are those of the sessions; think_s is the mean pause before a next turn.
+
+    answers: 'synthetic', a stand-in of output_tokens is each answer; 'quoted', the engine's own is.
+    """
 
     sessions: int
     turns: int
@@ -66,6 +69,7 @@ class SessionSpec:
     think_s: float = 0.0
     arrivals: Arrivals = "closed"
     rate_per_s: float | None = None
+    answers: Literal["synthetic", "quoted"] = "synthetic"
 
     def __post_init__(self) -> None:
         _at_least(self, 1, "sessions", "turns", "user_tokens", "output_tokens")
@@ -112,9 +116,8 @@ def warmers(spec: SyntheticSpec, seed: int) -> tuple[Request, ...]:
 def conversation(spec: SessionSpec, seed: int) -> tuple[Request, ...]:
     """Sessions one after another, each of `turns` requests whose prompts grow.
 
-    A prompt is the system prefix that all sessions share, then per earlier turn the user's segment and a stand-in
-    for the answer, then the user's new segment. What an engine generates isn't known beforehand, so the next turn
-    carries a synthetic answer of output_tokens: KV that the engine computed while decoding is never hit.
+    A prompt is the system prefix that all sessions share, then per earlier turn the user's segment and the answer,
+    then the user's new segment. KV that the engine computed while decoding is hit only where answers are quoted.
     delay_s is drawn from an exponential distribution of mean think_s; the first turn has none.
     """
     rng = _rng(seed, "conversation")
@@ -125,20 +128,25 @@ def conversation(spec: SessionSpec, seed: int) -> tuple[Request, ...]:
     requests = []
     for session, at_s in enumerate(times):
         prompt: tuple[Segment, ...] = system
+        quotes: tuple[str, ...] = ()
         for turn in range(spec.turns):
             prompt += (Segment(stable_id("user", seed, session, turn), spec.user_tokens),)
+            name, answer = f"{session:06d}-{turn:02d}", stable_id("answer", seed, session, turn)
             requests.append(
                 Request(
-                    id=f"{session:06d}-{turn:02d}",
+                    id=name,
                     prompt=prompt,
                     output_tokens=spec.output_tokens,
                     at_s=None if turn else at_s,
                     session=f"{session:06d}",
                     turn=turn,
                     delay_s=float(pauses[session, turn]),
+                    quotes=quotes,
                 )
             )
-            prompt += (Segment(stable_id("answer", seed, session, turn), spec.output_tokens),)
+            if spec.answers == "quoted":
+                answer, quotes = reply_stream(name), (*quotes, name)
+            prompt += (Segment(answer, spec.output_tokens),)
     return tuple(requests)
 
 

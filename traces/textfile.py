@@ -48,12 +48,40 @@ class TraceFile:
         """(line number, content) of each line that is not blank."""
         return ((n, line) for n, line in enumerate(self.text.split(b"\n"), 1) if line and not line.isspace())
 
+    def objects(self) -> Iterable[tuple[int, bytes]]:
+        """(line number, content) of each line that is not blank; of the whole file where one object spans it."""
+        number, first = next(iter(self.lines()))
+        if first.lstrip().startswith(b"{") and not _is_json(first) and _is_json(self.text):
+            return [(number, self.text)]
+        return self.lines()
+
+    def places(self, whole: bytes, line: int, entries: Iterable[msgspec.Raw]) -> Iterable[tuple[int, bytes]]:
+        """(line number, content) of each part that msgspec left undecoded of `whole`, which begins on that line."""
+        end = 0
+        for entry in entries:
+            raw = bytes(entry)
+            begin = whole.index(raw, end)
+            line += whole.count(b"\n", end, begin)
+            yield line, raw
+            line, end = line + raw.count(b"\n"), begin + len(raw)
+
     def error(self, line: int | None, problem: str, cure: str) -> TraceFileError:
         where = f"{self.path}" if line is None else f"{self.path}:{line}"
         return TraceFileError(re.sub(r"\s+", " ", f"{where}: {problem}; {cure}"))
 
-    def decode(self, decoder: msgspec.json.Decoder[Any], line: int, raw: bytes, cures: dict[str, str]) -> Any:
-        """Decodes raw to the decoder's type. cures maps a field to its cure; '' is the cure for all other errors."""
+    def once(self, lines: dict[Any, int], line: int, field: str, name: Any, cure: str) -> None:
+        """Notes in `lines` which line has that name. Raises TraceFileError where an earlier one has it."""
+        if name in lines:
+            raise self.error(line, f"{field}: is that of line {lines[name]} too ({name!r})", cure)
+        lines[name] = line
+
+    def decode(
+        self, decoder: msgspec.json.Decoder[Any], line: int, raw: bytes, cures: dict[str, str], within: str = ""
+    ) -> Any:
+        """Decodes raw to the decoder's type. cures maps a field to its cure; '' is the cure for all other errors.
+
+        within: where raw stands in the line's object, such as `requests[3]`.
+        """
         try:
             return decoder.decode(raw)
         except msgspec.ValidationError as error:
@@ -62,12 +90,21 @@ class TraceFile:
             field = re.match(r"\.(\w+)", place)
             name = field[1] if field else ""
             value = shorten(_value_at(raw, place)) if place else shorten(raw.decode())
-            spot = f"{place.lstrip('.')}: " if place else ""
+            spot = f"{within}{place}".lstrip(".")
+            spot = f"{spot}: " if spot else ""
             raise self.error(line, f"{spot}{problem} ({value})", cures.get(name, cures[""])) from None
         except (msgspec.DecodeError, RecursionError) as error:
             problem = f"is not JSON: {error} ({shorten(raw.decode())})"
             cure = "write valid JSON, one object a line, without NaN or Infinity"
             raise self.error(line, problem, cure) from None
+
+
+def _is_json(text: bytes) -> bool:
+    try:
+        msgspec.json.decode(text, type=msgspec.Raw)
+    except (msgspec.DecodeError, RecursionError):
+        return False
+    return True
 
 
 def _value_at(raw: bytes, place: str) -> Any:

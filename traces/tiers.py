@@ -6,6 +6,7 @@ reports and the calibration read these two lists.
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Literal
 
 import msgspec
@@ -20,12 +21,13 @@ class Tier(msgspec.Struct, frozen=True, kw_only=True):
     """A place that holds KV.
 
     name: its key in rows, counters, capacities and in the experiment's section `cache`. label: what people call it.
-    kind: 'engine', the engine's own memory; 'memory', RAM behind a connector; 'storage', chunks on a device behind one.
+    kind: 'engine', the engine's own memory; 'memory', RAM behind a connector; 'storage', chunks on a device behind one;
+    'store', chunks in another machine's store, which counts what it sends.
     """
 
     name: str
     label: str
-    kind: Literal["engine", "memory", "storage"]
+    kind: Literal["engine", "memory", "storage", "store"]
 
     @property
     def offload(self) -> bool:
@@ -37,8 +39,8 @@ class State(msgspec.Struct, frozen=True, kw_only=True):
     """A warm state: where the prefix of a measured request is before the engine gets the request.
 
     served_by: the tier that serves the prefix; None: the engine computes it.
-    from_device: of a storage tier, whether the bytes come from the device (True) or from the page cache (False); None:
-    no device is read. quick: one sample takes tens of milliseconds, so that several cost little.
+    from_device: of a storage tier or a store, whether the bytes come from its device (True) or from RAM before it
+    (False); None: there is no device. quick: one sample takes tens of milliseconds, so that several cost little.
     symbol: plotly's name of its mark in figures.
     """
 
@@ -67,7 +69,9 @@ class State(msgspec.Struct, frozen=True, kw_only=True):
 TIERS: tuple[Tier, ...] = (
     Tier(name="gpu", label="GPU", kind="engine"),
     Tier(name="cpu", label="CPU RAM", kind="memory"),
+    Tier(name="pool", label="memory pool", kind="memory"),
     Tier(name="disk", label="disk", kind="storage"),
+    Tier(name="remote", label="remote store", kind="store"),
 )
 
 # In the order of sampling: a prefix moves down cheaply, and up only when the engine computes it again.
@@ -75,6 +79,7 @@ STATES: tuple[State, ...] = (
     State(name="recompute", label="recompute", served_by=None, symbol="circle"),
     State(name="gpu", label="GPU", served_by="gpu", quick=True, symbol="square"),
     State(name="cpu", label="CPU RAM", served_by="cpu", quick=True, symbol="diamond"),
+    State(name="pool", label="memory pool", served_by="pool", quick=True, symbol="star"),
     State(
         name="disk",
         label="disk, page cache warm",
@@ -84,6 +89,10 @@ STATES: tuple[State, ...] = (
         symbol="triangle-up",
     ),
     State(name="disk_cold", label="disk, page cache cold", served_by="disk", from_device=True, symbol="cross"),
+    State(name="remote", label="remote store", served_by="remote", from_device=False, quick=True, symbol="pentagon"),
+    State(
+        name="remote_cold", label="remote store, its disk read", served_by="remote", from_device=True, symbol="hexagram"
+    ),
 )
 
 
@@ -103,9 +112,17 @@ def state_names() -> tuple[str, ...]:
     return tuple(state.name for state in STATES)
 
 
+def states_in(tiers: Collection[str]) -> list[str]:
+    """Names of the states that these tiers can have."""
+    return [state.name for state in STATES if state.needs <= set(tiers)]
+
+
 def from_storage(state: str) -> bool:
     """Whether a storage tier serves the state of that name; False for a name that is no state's."""
-    return any(each.name == state and each.from_device is not None for each in STATES)
+    return any(
+        each.name == state and each.served_by is not None and tier_named(each.served_by).kind == "storage"
+        for each in STATES
+    )
 
 
 def sources() -> tuple[str, ...]:

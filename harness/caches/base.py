@@ -6,7 +6,7 @@ cache server how it is reached (`connection`), and what it has counted (`settle`
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -16,6 +16,7 @@ from harness.collectors.prometheus import Metrics
 from harness.experiment.cache import Cache
 from harness.processes.child import Child
 from harness.records import EvictionRules
+from traces.tiers import PAGE_CACHE
 
 
 class Attached(msgspec.Struct, frozen=True, kw_only=True):
@@ -28,7 +29,9 @@ class Attached(msgspec.Struct, frozen=True, kw_only=True):
 
 class CachePlan(msgspec.Struct, frozen=True, kw_only=True):
     """What an engine asks for. folder: the run's. python: the environment of engine and server. shared_memory: KV
-    passes through it. attached: use this server instead of one of our own."""
+    passes through it. kv_bytes_per_token: of the engine's model. attached: use this server instead of one of our own.
+    number: which of several servers it is, for its files' names; folder_number: which of several folders it has.
+    """
 
     engine: str
     python: Path
@@ -36,28 +39,45 @@ class CachePlan(msgspec.Struct, frozen=True, kw_only=True):
     folder: Path
     cores: tuple[int, ...] | None = None
     shared_memory: bool = False
+    kv_bytes_per_token: int = 1
     args: tuple[str, ...] = ()
     start_timeout_s: float = 300.0
     attached: Attached | None = None
+    number: int = 0
+    folder_number: int = 0
 
     @property
     def disk_folder(self) -> Path:
         """A folder of our own below the configured path: it is deleted at the end."""
         disk = self.cache.disk
-        return (Path(disk.path) if disk and disk.path else self.folder) / f"kv-harness-{self.folder.name}"
+        name = numbered(f"kv-harness-{self.folder.name}", self.folder_number)
+        return (Path(disk.path) if disk and disk.path else self.folder) / name
+
+    def log(self, name: str) -> Path:
+        """Of one of the server's processes."""
+        return self.folder / "logs" / f"{numbered(name, self.number)}.log"
+
+
+def numbered(name: str, number: int) -> str:
+    """The name of one of several: the first has no number."""
+    return f"{name}-{number}" if number else name
 
 
 class Connection(msgspec.Struct, frozen=True, kw_only=True):
-    """What an engine is started with to reach the cache server: arguments, and names of the environment."""
+    """What an engine is started with to reach the cache server: arguments, and names of the environment. scratch:
+    folders of a cache server within the engine, which end with the engine's process."""
 
     arguments: tuple[str, ...] = ()
     environment: dict[str, str] = {}
+    scratch: tuple[Path, ...] = ()
 
 
 class CacheResolved(msgspec.Struct, frozen=True, kw_only=True):
     """What the cache server says of itself. None: it does not say."""
 
     cpu_bytes: int | None = None
+    pool_bytes: int | None = None
+    remote_store: str | None = None
     chunk_tokens: int | None = None
     eviction: EvictionRules | None = None
     versions: dict[str, str] = {}
@@ -140,7 +160,17 @@ class CacheServer(Protocol):
         """Totals, after every store that was begun has ended. Raises EngineError where one never ends."""
 
     async def clear(self, tier: str) -> None:
-        """Empties 'cpu' or 'disk', or drops stored chunks from the 'page_cache'; waits until done. EngineError."""
+        """Empties 'cpu', 'pool', 'disk' or 'remote', or drops chunks from the 'page_cache'; waits until done. Raises
+        EngineError."""
 
     async def stop(self) -> None:
         """Ends what start began."""
+
+
+async def clear_tiers(servers: Sequence[CacheServer], what: frozenset[str]) -> None:
+    """Clears each of `what`. A disk that is emptied has nothing in the page cache, and emptying a tier may write files:
+    so the page cache comes last, if at all. Where servers share a folder, the last one's clearing leaves it empty."""
+    covered = {PAGE_CACHE} if "disk" in what else set()
+    for tier in sorted(what - covered, key=lambda tier: (tier == PAGE_CACHE, tier)):
+        for server in servers:
+            await server.clear(tier)

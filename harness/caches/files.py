@@ -1,4 +1,4 @@
-"""A folder of chunk files below a cache server: LMCache's adapters fs and fs_native (LMCache 0.5.6)."""
+"""A folder of chunk files below a cache server: of LMCache 0.5.6's adapters fs and fs_native, of HiCache's pages."""
 
 from __future__ import annotations
 
@@ -23,15 +23,11 @@ ADAPTERS = {
 }
 
 
-class FilesBackend:
-    """A Backend (caches/base.py) of one file a chunk. adapter None: a running server's folder, which stays."""
+class _Folder:
+    """What all backends of a folder have in common: where it lies, and that its server reads it by itself."""
 
-    def __init__(self, folder: Path, adapter: str | None = None, *, odirect: bool = False) -> None:
-        self.folder, self._adapter, self._odirect = folder, adapter, odirect
-
-    @property
-    def scratch(self) -> tuple[Path, ...]:
-        return (self.folder,) if self._adapter else ()
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
 
     @property
     def file_system(self) -> str | None:
@@ -40,6 +36,24 @@ class FilesBackend:
     @property
     def device(self) -> str | None:
         return device_name(self.folder)
+
+    def read_bytes(self, server_bytes: int | None) -> int | None:
+        return server_bytes
+
+
+class FilesBackend(_Folder):
+    """A Backend (caches/base.py) of one file a chunk. adapter None: a running server's folder, which stays. files: the
+    pattern of the chunk files' names."""
+
+    def __init__(
+        self, folder: Path, adapter: str | None = None, *, odirect: bool = False, files: str = "*.data"
+    ) -> None:
+        super().__init__(folder)
+        self._adapter, self._odirect, self._pattern = adapter, odirect, files
+
+    @property
+    def scratch(self) -> tuple[Path, ...]:
+        return (self.folder,) if self._adapter else ()
 
     def prepare(self) -> None:
         if self._adapter:
@@ -58,8 +72,35 @@ class FilesBackend:
         """Writes the chunk files back and drops them from the page cache, so that a read reaches the device."""
         drop_from_page_cache(self._files())
 
-    def read_bytes(self, server_bytes: int | None) -> int | None:
-        return server_bytes
-
     def _files(self) -> Iterator[Path]:
-        return self.folder.glob("**/*.data")
+        return self.folder.glob(f"**/{self._pattern}")
+
+
+class BucketFiles(_Folder):
+    """A Backend of Mooncake's own files, in a folder that only its client knows how to read. direct: past the page
+    cache."""
+
+    def __init__(self, folder: Path, *, direct: bool) -> None:
+        super().__init__(folder)
+        self._direct = direct
+
+    @property
+    def scratch(self) -> tuple[Path, ...]:
+        return (self.folder,)
+
+    def prepare(self) -> None:
+        self.folder.mkdir(parents=True, exist_ok=True)
+
+    def spec(self) -> dict[str, Any]:
+        return {"path": str(self.folder.absolute()), "io_uring": self._direct}
+
+    def clear(self) -> None:
+        """The server removes objects; without it, its files would lack what names them."""
+
+    @property
+    def holds_any(self) -> bool:
+        """Whether an object is in it."""
+        return any(self.folder.rglob("*.bucket"))
+
+    def make_cold(self) -> None:
+        drop_from_page_cache(self.folder.rglob("*.bucket"))

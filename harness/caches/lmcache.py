@@ -1,7 +1,7 @@
 """The LMCache server (multi-process mode) that stands behind an engine: its life, its counters, its two tiers.
 
-Rules and metrics are those of LMCache 0.5.6, read in its sources and seen: L1 is CPU RAM in whole GiB, L2 is a folder
-with one file a chunk, whose existence is checked at each look-up.
+Rules and metrics are those of LMCache 0.5.6, read in its sources and seen: L1 is CPU RAM in whole GiB. L2 is a folder
+with one file a chunk, whose existence is checked at each look-up, or a store behind a network (stores/).
 """
 
 from __future__ import annotations
@@ -18,10 +18,13 @@ import httpx
 
 from harness.caches.base import Backend, CachePlan, CacheResolved, Connection, EngineSide, Reading
 from harness.caches.files import FilesBackend
+from harness.caches.stores import STORES
+from harness.caches.stores.base import RemoteStore, StorePlan
 from harness.collectors.prometheus import Metrics, scrape
 from harness.errors import EngineError
 from harness.experiment.cache import Eviction
-from harness.processes.child import Child, child_environment, control_client, free_port, storage_read_bytes
+from harness.processes.child import Child, child_environment, control_client, free_port, tree_read_bytes
+from harness.processes.names import with_names
 from harness.records import EvictionRules
 
 _GIB = 2**30
@@ -30,27 +33,36 @@ _PREFIX = "lmcache_mp_"
 
 
 def make_server(plan: CachePlan) -> LMCacheServer:
-    """The server that a plan asks for, with a folder of files below it where there is one; nothing has started."""
-    disk, attached = plan.cache.disk, plan.attached
+    """The server that a plan asks for, with what is below it; nothing has started."""
+    disk, remote, attached = plan.cache.disk, plan.cache.remote, plan.attached
     if attached is not None:
         return LMCacheServer(plan, FilesBackend(attached.disk_path) if attached.disk_path else None)
     backend = FilesBackend(plan.disk_folder, disk.adapter, odirect=disk.odirect) if disk else None
-    return LMCacheServer(plan, backend)
+    store = None
+    if remote is not None:
+        own = StorePlan(remote=remote, folder=plan.folder, python=plan.python, cores=plan.cores)
+        store = STORES[remote.adapter].make(own)
+    return LMCacheServer(plan, backend, store)
 
 
 class LMCacheServer:
     """A CacheServer that we start, or one that runs already (the plan's `attached`). cache.cpu is whole GiB."""
 
-    def __init__(self, plan: CachePlan, backend: Backend | None) -> None:
-        self._plan, self.backend = plan, backend
+    def __init__(self, plan: CachePlan, backend: Backend | None, store: RemoteStore | None = None) -> None:
+        self._plan, self.backend, self._store = plan, backend, store
+        self._store_name: str | None = None
         self.url = plan.attached.url.rstrip("/") if plan.attached else ""
         self._port = 0
         self._child: Child | None = None
         self._http = control_client(30)
 
     def start(self) -> None:
-        if self._plan.attached is not None:
-            return
+        if self._store is not None:
+            self._store.start()  # LMCache connects to it as it comes up: see `ready`
+        elif self._plan.attached is None:
+            self._start_server()
+
+    def _start_server(self) -> None:
         scratch: list[Path] = []
         if self.backend is not None:
             self.backend.prepare()
@@ -62,8 +74,13 @@ class LMCacheServer:
             name = f"kv-harness-{os.getpid()}-{self._port}"
             argv += ["--shm-name", name]
             scratch.append(Path("/dev/shm") / name)
-        env = child_environment({"LMCACHE_TRACK_USAGE": "false", "DO_NOT_TRACK": "1"})
+        secrets = self._store.environment() if self._store else {}
+        env = child_environment({"LMCACHE_TRACK_USAGE": "false", "DO_NOT_TRACK": "1", **secrets})
         argv += self._plan.args
+        if self._store is not None:
+            hosts = self._plan.folder / f"kv-harness-{self._plan.folder.name}-hosts"
+            argv = with_names(argv, self._store.names, hosts)
+            scratch.append(hosts)
         self._child = Child("LMCache server", argv, log=self._log, env=env, cores=self._plan.cores, scratch=scratch)
         self._child.start()
 
@@ -76,7 +93,8 @@ class LMCacheServer:
         argv += ["--http-host", "127.0.0.1", "--http-port", str(http_port), "--prometheus-port", str(free_port())]
         argv += ["--supported-transfer-mode", "auto", "--chunk-size", str(cache.chunk_tokens)]
         argv += ["--l1-size-gb", gib, "--l1-init-size-gb", gib, "--no-l1-use-lazy", "--metrics-sample-rate", "1.0"]
-        argv += ["--l2-adapter", json.dumps(self.backend.spec())] if self.backend else []
+        below = self._store or self.backend
+        argv += ["--l2-adapter", json.dumps(below.spec())] if below else []
         argv += ["--eviction-policy", eviction.policy.upper(), "--eviction-ratio", str(eviction.ratio)]
         return [*argv, "--eviction-trigger-watermark", str(eviction.watermark)]
 
@@ -88,17 +106,21 @@ class LMCacheServer:
             "lmcache.mp.port": self._port,
             "lmcache.mp.heartbeat_interval": 2.0,
             "lmcache.mp.mq_timeout": 60.0,
+            "lmcache.mp.save_decode_cache": self._plan.cache.save_decode_cache,
         }
         connector = {"kv_connector": "LMCacheMPConnector", "kv_role": "kv_both", "kv_connector_extra_config": extra}
         return Connection(arguments=("--kv-transfer-config", json.dumps(connector)))
 
     @property
     def _log(self) -> Path:
-        return self._plan.folder / "logs" / "lmcache.log"
+        return self._plan.log("lmcache")
 
     async def ready(self) -> None:
         """Raises EngineError with the log's end when it does not come up, or does not answer at all."""
         cure = "try its command by hand, or `harness doctor`"
+        if self._store is not None and self._child is None:
+            self._store_name = await self._store.ready()
+            self._start_server()
         if self._child is not None:
             await self._child.wait_until(self._healthy, self._plan.start_timeout_s, cure)
         elif not await self._healthy():
@@ -111,8 +133,9 @@ class LMCacheServer:
 
     @property
     def children(self) -> tuple[Child, ...]:
-        """The process that we started, if it was us."""
-        return (self._child,) if self._child else ()
+        """The processes that we started, if it was us: the store's, then its own."""
+        below = self._store.children if self._store else ()
+        return (*below, self._child) if self._child else below
 
     @property
     def pids(self) -> tuple[int, ...]:
@@ -136,9 +159,15 @@ class LMCacheServer:
     async def settle(self, _engine: EngineSide) -> Reading:
         metrics = await self._settled()
         # It counts stores to storage only, which there may be none of.
-        begun, ended = stores(metrics) if self._plan.cache.disk else (None, None)
-        counters = {**hits(metrics), "stores_begun": begun, "stores_ended": ended}
-        counters["disk_device_read_bytes"] = self._device_read_bytes()
+        begun, ended = stores(metrics) if self._plan.cache.disk or self._store else (None, None)
+        counters: dict[str, int | None] = {"stores_begun": begun, "stores_ended": ended}
+        if self._store is None:
+            counters |= {**hits(metrics, "disk"), "disk_device_read_bytes": self._device_read_bytes()}
+        else:
+            counters |= hits(metrics, "remote")
+            account = await self._store.account(counters["remote_loaded_chunks"] or 0)
+            counters |= {"remote_sent_bytes": account.sent_bytes, "remote_reads": account.reads}
+            counters["remote_device_read_bytes"] = account.device_bytes
         return Reading(lookups=metrics.total(f"{_PREFIX}lookups_requests_total") or 0, counters=counters)
 
     async def _settled(self) -> Metrics:
@@ -186,6 +215,7 @@ class LMCacheServer:
             versions["lmcache"] = str((await self._http.get(f"{self.url}/version")).json())
         return CacheResolved(
             cpu_bytes=manager["l1_manager"]["memory_total_bytes"],
+            remote_store=self._store_name,
             chunk_tokens=status["chunk_size"],
             eviction=eviction,
             versions=versions,
@@ -195,6 +225,11 @@ class LMCacheServer:
         await self._settled()
         if tier == "cpu":
             await self._clear_l1()
+        elif self._store is not None:
+            if tier == "remote":
+                await self._store.clear(self._forget)
+            else:
+                self._store.make_cold()
         elif self.backend is None:
             raise EngineError(f"the LMCache server at {self.url} has no storage that we know of: cannot empty {tier}")
         elif tier == "disk":
@@ -214,15 +249,28 @@ class LMCacheServer:
             await asyncio.sleep(0.1)
         raise EngineError(f"LMCache at {self.url} keeps objects in L1 after /cache/clear; is a request still running?")
 
+    async def _forget(self) -> None:
+        """Removes all that the server lists in its storage, through its own interface."""
+        url = f"{self.url}/cache/objects"
+        try:
+            while keys := [entry["key"] for entry in (await self._http.get(url)).json()["entries"]]:
+                done = (await self._http.request("DELETE", url, json={"keys": keys})).json()
+                if not done["deleted"]:
+                    raise EngineError(f"LMCache at {self.url} does not remove objects from its store; {self._see()}")
+        except (httpx.HTTPError, KeyError, ValueError) as error:
+            raise EngineError(f"LMCache at {self.url} cannot list its store ({error!r}); {self._see()}") from None
+
     def _device_read_bytes(self) -> int | None:
         """Bytes that the server has fetched from storage devices; None where its process is not known."""
         pid = self._plan.attached.pid if self._plan.attached else None
-        own = self._child.storage_read_bytes() if self._child else None if pid is None else storage_read_bytes(pid)
+        own = self._child.storage_read_bytes() if self._child else None if pid is None else tree_read_bytes(pid)
         return self.backend.read_bytes(own) if self.backend else own
 
     async def stop(self) -> None:
         if self._child is not None:
             await self._child.stop()
+        if self._store is not None:
+            await self._store.stop()
         await self._http.aclose()
 
 
@@ -233,14 +281,14 @@ def stores(metrics: Metrics) -> tuple[int, int]:
     return begun or 0, ended or 0
 
 
-def hits(metrics: Metrics) -> dict[str, int]:
-    """LMCache's side of the evidence, by the names of Counters: its L1 is CPU RAM, its L2 the storage below.
+def hits(metrics: Metrics, below: str) -> dict[str, int]:
+    """LMCache's side of the evidence, by the names of Counters: its L1 is CPU RAM, its L2 the tier below.
 
     Its counters appear at their first increment.
     """
     names = {
         "cpu_hit_tokens": "lookup_hit_l1_tokens_total",
-        "disk_hit_tokens": "lookup_hit_l2_tokens_total",
-        "disk_loaded_chunks": "l2_prefetch_load_completed_chunks_total",
+        f"{below}_hit_tokens": "lookup_hit_l2_tokens_total",
+        f"{below}_loaded_chunks": "l2_prefetch_load_completed_chunks_total",
     }
     return {name: metrics.total(_PREFIX + theirs) or 0 for name, theirs in names.items()}

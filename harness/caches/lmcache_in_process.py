@@ -8,7 +8,7 @@ from typing import Any
 
 import yaml
 
-from harness.caches.base import CachePlan, CacheResolved, Connection, EngineSide, Reading
+from harness.caches.base import CachePlan, CacheResolved, Connection, EngineSide, Reading, numbered
 from harness.caches.files import FilesBackend
 from harness.errors import EngineError
 from harness.processes.child import Child
@@ -30,6 +30,7 @@ class InProcessLMCache:
         cache = self._plan.cache
         config: dict[str, Any] = {"chunk_size": cache.chunk_tokens, "local_cpu": cache.disk is None}
         config["max_local_cpu_size"] = (cache.cpu or 0) / _GIB
+        config["save_decode_cache"] = cache.save_decode_cache
         if cache.disk is not None:
             config |= {"local_disk": f"file://{self._plan.disk_folder.absolute()}/"}
             config |= {"max_local_disk_size": cache.disk.capacity / _GIB}
@@ -37,7 +38,7 @@ class InProcessLMCache:
 
     @property
     def _path(self) -> Path:
-        return self._plan.folder / "lmcache.yaml"
+        return self._plan.folder / f"{numbered('lmcache', self._plan.number)}.yaml"
 
     async def ready(self) -> None:
         """It is ready when the engine is."""

@@ -23,10 +23,10 @@ from harness.experiment.model import Experiment
 from harness.experiment.read import Cell, Plan
 from harness.results.folder import write_atomically
 from harness.results.manifest import Manifest, read_manifest
-from simulator.calibration import TRANSFER, Assumption, Calibration, CalibrationPoint, FittedOn
+from simulator.calibration import HOST_STEP, TRANSFER, Assumption, Calibration, CalibrationPoint, FittedOn
 from simulator.errors import CalibrationError
 from simulator.models import load_model
-from traces.tiers import PAGE_CACHE, all_states, all_tiers
+from traces.tiers import PAGE_CACHE, all_states, all_tiers, state_named
 
 # What leave-one-out may miss by: the ±5 % that a validation asks for on average, twice that in any point.
 LOO_MEAN, LOO_WORST = 0.05, 0.10
@@ -36,6 +36,7 @@ _START_S = 60.0
 _DECIDES = 0.8
 _STORES = "stores were not timed by themselves: in a step without a GPU they are part of token_s; taken to be as reads"
 _COPIES = "loads from CPU RAM are copied one after another: a copy has all the bandwidth there is"
+_IN_STEPS = "the points cannot tell it from the step's and the request's other costs, which hold it"
 _GIVEN = "not fitted: the reference accelerator keeps to it"
 _HIDDEN = "the device's limit hides how fast it would be; without it, reads are taken to be as from the page cache"
 
@@ -107,7 +108,8 @@ def _fitted_on(manifest: Manifest, points: tuple[CalibrationPoint, ...], size: s
         block_tokens=resolved.block_tokens,
         gpu_blocks=resolved.gpu_blocks,
         engine=manifest.engine,
-        **packs._asdict(),
+        engine_policy=packs.engine_policy,
+        tier_policy=packs.tier_policy,
         versions=resolved.versions,
         host=host,
         run_id=manifest.run_id,
@@ -120,7 +122,9 @@ def _assumed(points: Sequence[CalibrationPoint], kv_bytes_per_token: int) -> dic
     seen = {point.tier for point in points}
     measured = {state.served_by for state in all_states() if state.name in seen and state.from_device is False}
     limited = _limit_decides(points, kv_bytes_per_token)
-    behind = [tier for tier in all_tiers() if tier.offload]
+    # A pool, which few engines have, is only told of where one was measured.
+    served = {state_named(name).served_by for name in seen}
+    behind = [tier for tier in all_tiers() if tier.offload and (tier.name != "pool" or "pool" in served)]
     assumed = {
         f"{tier.name}.read.shared_bytes_per_s": Assumption(same_as=f"{tier.name}.read.bytes_per_s", why=_COPIES)
         for tier in behind
@@ -138,7 +142,7 @@ def _assumed(points: Sequence[CalibrationPoint], kv_bytes_per_token: int) -> dic
             like = assumed.get(f"{tier.name}.read.{of}")
             source = like.same_as if like is not None else f"{tier.name}.read.{of}"
             assumed[f"{tier.name}.write.{of}"] = Assumption(same_as=source, why=_STORES)
-    return assumed
+    return assumed | dict.fromkeys(HOST_STEP, Assumption(value=0.0, why=_IN_STEPS))
 
 
 def _limit_decides(points: Sequence[CalibrationPoint], kv_bytes_per_token: int) -> bool:

@@ -24,7 +24,8 @@ from harness.experiment.read import Cell
 from harness.experiment.workloads import PrefixWorkload, hit_tokens
 from harness.results.folder import read_rows
 from harness.results.manifest import CellEntry, read_manifest
-from harness.results.summary import counted, metric_values
+from harness.results.rows import metric_values
+from harness.results.summary import counted
 from simulator.calibration import CalibrationPoint, Metric
 from traces.request import RequestRecord
 from traces.tiers import all_states, state_named

@@ -34,7 +34,7 @@ _CALLS = {"R": "read", "W": "write", "F": "sync"}
 _WORDS, _PARTS, _PART_BYTES = 6, 6, 63
 _NAMED = ("O", "M", "N")
 _MAX_PIDS = 8
-_START_TIMEOUT_S, _STOP_TIMEOUT_S, _SETTLE_TIMEOUT_S = 30.0, 15.0, 10.0
+_START_TIMEOUT_S, _STOP_TIMEOUT_S, _SETTLE_TIMEOUT_S, _ASK_AGAIN_S = 30.0, 15.0, 10.0, 3.0
 # bpftrace has printed everything once the files keep their sizes for this many polls in a row.
 _POLL_S, _STILL_POLLS = 0.05, 4
 _FALLBACKS = (
@@ -151,15 +151,14 @@ class BpfTrace:
         """Ends both scripts and returns the number of lost events."""
         self._schedule(os.SCHED_OTHER)
         await self._settle()
-        for process in self._running.values():
-            if process.poll() is None:
-                process.send_signal(signal.SIGINT)
-        deadline = time.monotonic() + _STOP_TIMEOUT_S
-        for process in self._running.values():
-            while process.poll() is None:
-                if time.monotonic() > deadline:
-                    process.kill()
-                await asyncio.sleep(0.02)
+        deadline, ask_s = time.monotonic() + _STOP_TIMEOUT_S, 0.0
+        while left := [process for process in self._running.values() if process.poll() is None]:
+            if (now_s := time.monotonic()) >= ask_s:
+                # Asked again: bpftrace misses a signal that comes while it handles events.
+                ask_s = now_s + _ASK_AGAIN_S
+                for process in left:
+                    process.send_signal(signal.SIGKILL if now_s > deadline else signal.SIGINT)
+            await asyncio.sleep(0.02)
         return sum(lost_events(self._folder / f"{name}.jsonl") for name in self._running)
 
     async def _settle(self) -> None:

@@ -21,6 +21,14 @@ class Metrics:
         values = [sample.value for sample in self._matching(name, labels)]
         return round(sum(values)) if values else None
 
+    def by_label(self, name: str, label: str) -> dict[str, int]:
+        """Sums over all label sets, by the values of one label; without samples that lack it."""
+        found: dict[str, float] = {}
+        for sample in self._matching(name, {}):
+            if (value := sample.labels.get(label)) is not None:
+                found[value] = found.get(value, 0.0) + sample.value
+        return {value: round(total) for value, total in found.items()}
+
     def labels(self, name: str) -> dict[str, str]:
         """Labels of the metric's first sample, which carry an info metric's facts; empty if it has no sample."""
         return next((dict(sample.labels) for sample in self._matching(name, {})), {})

@@ -18,7 +18,7 @@ _MEMORY_SHARE = 0.9
 def check_cores(cores: Cores, where: str) -> None:
     """where: the key of the section, e.g. engines.vllm.cores."""
     here = os.sched_getaffinity(0)
-    for name, asked in (("engine", cores.engine), ("client", cores.client)):
+    for name, asked in (("engine", cores.of_engines), ("client", cores.client)):
         absent = sorted(set(asked or ()) - here)
         if absent:
             raise PreflightError(f"{where}.{name}: core {absent[0]} is not here (here: {sorted(here)}); correct it")

@@ -47,6 +47,7 @@ VERBS = {
     "init": ("init", "init", "Writes an experiment file for your model, engine and disk, each key explained."),
     "run": ("run", "run", "Measures an experiment's base point."),
     "sweep": ("run", "sweep", "Measures every point of the file's `sweep` axes, into one folder."),
+    "suite": ("suite", "suite", "Runs the tests of a suite that this machine can run, and compares them."),
     "worth": (
         "worth",
         "worth",
@@ -65,7 +66,14 @@ VERBS = {
     ),
     "serve": ("serve", "serve", "Answers OpenAI requests over HTTP with the simulator's timing."),
     "report": ("report", "report", "Makes summary, table and report.html again, from the rows alone."),
+    "capacity": (
+        "capacity",
+        "capacity",
+        "Finds the most users that keep the targets, or those with the highest throughput.",
+    ),
+    "export": ("export", "export", "Writes runs as one table: CSV, a spreadsheet, or Parquet."),
     "list": ("list", "list_all", "Lists experiments, models, presets, and the runs in ./results."),
+    "size": ("size", "size", "Says how many bytes of KV cache a model keeps, by kind of layer."),
     "keys": ("keys", "keys", "Prints every key of an experiment file: unit or choices, default, meaning."),
     "doctor": ("doctor", "doctor", "Says what this machine can and cannot do, each with the cure."),
     "traces list": ("traces", "list_traces", "Lists the catalogue."),

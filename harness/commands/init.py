@@ -25,10 +25,10 @@ _Model = Annotated[
     str | None,
     Parameter(help="A name of `harness list models`, a model YAML, or a folder of weights."),
 ]
-_Disk = Annotated[Path | None, Parameter(help="vllm: the folder of the disk tier's files, on the disk to judge.")]
+_Disk = Annotated[Path | None, Parameter(help="vllm, sglang: the disk tier's folder, on the disk to judge.")]
 _Hardware = Annotated[str | None, Parameter(help="sim: the preset, of `harness list presets`.")]
-_Device = Annotated[Literal["cpu", "gpu"] | None, Parameter(help="vllm: its build. Default: gpu where one is.")]
-_Attach = Annotated[str | None, Parameter(help="A vLLM that runs already: its URL.")]
+_Device = Annotated[Literal["cpu", "gpu"] | None, Parameter(help="vllm, sglang: its build. Default: gpu where one is.")]
+_Attach = Annotated[str | None, Parameter(help="A vLLM, or the --engine, that runs already: its URL.")]
 _LMCacheUrl = Annotated[
     str | None, Parameter(help="With --attach: the LMCache server's HTTP address (its --http-port, 8080 unless set).")
 ]
@@ -36,7 +36,8 @@ _LMCachePid = Annotated[
     int | None, Parameter(help="With --attach: the LMCache server's process. Default: what listens at that address.")
 ]
 _DiskPath = Annotated[
-    str | None, Parameter(help="With --attach: the LMCache server's folder. Default: its --l2-adapter's base_path.")
+    str | None,
+    Parameter(help="With --attach: the folder of the chunk or page files. Default: what the server was started with."),
 ]
 
 
@@ -59,13 +60,15 @@ def init(
     """Writes an experiment file for your model, engine and disk, each key explained.
 
     On a terminal it asks for what no option says; elsewhere it never asks. With --attach it takes block, chunk and
-    tier sizes from the running servers, and finds the LMCache server's process and folder.
+    tier sizes from the running servers, and finds the process and folder of the disk tier.
 
     Example: harness init mine.yaml --engine sim --hardware cpu-2core
 
     Example: harness init mine.yaml --engine vllm --model llama-3.2-3b --disk /mnt/nvme
 
     Example: harness init mine.yaml --attach http://127.0.0.1:8000 --lmcache-url http://127.0.0.1:8080
+
+    Example: harness init mine.yaml --engine sglang --attach http://127.0.0.1:30000
     """
     from harness.engines.proposal import NamedServers, Wanted
 
@@ -80,7 +83,7 @@ def init(
         raise ConfigError(
             f"--engine {engine}: {'--attach' if attach else 'init'} is for {' and '.join(can)}; choose one"
         )
-    if asks and attach and lmcache_url is None:
+    if asks and attach and kind.cache_server_url and lmcache_url is None:
         lmcache_url = _ask(
             "The LMCache server's HTTP address (its --http-port)", "http://127.0.0.1:8080", check=_check_cache
         )

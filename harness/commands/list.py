@@ -105,4 +105,4 @@ def _runs() -> Iterator[_Entry]:
 def _shipped(folder: str) -> list[Path]:
     from simulator.models import CONFIGS
 
-    return sorted((CONFIGS / folder).glob("*.yaml"))
+    return sorted((CONFIGS / folder).glob("*.yaml"), key=lambda path: path.stem)

@@ -84,7 +84,7 @@ def validate(
     folder = _begun(resume) or out or new_folder(f"validate-{first.experiment.name}", engine or "vllm")
     request = validation.Validation(
         name=first.experiment.name,
-        cells=planned_cells(plans),
+        cells=_as_run(plans, real or ()),
         engine=engine or "vllm",
         calibration=source,
         experiment=first.origin(),
@@ -169,6 +169,19 @@ def planned_cells(plans: Mapping[str | None, Plan]) -> list[Cell]:
     return [cell for size, plan in plans.items() for cell in _of_size(size, plan.cells())]
 
 
+def _as_run(plans: Mapping[str | None, Plan], real: Sequence[Path]) -> list[Cell]:
+    """Cells by the keys that the finished runs have: `harness sweep --size` puts no size before them."""
+    from harness.results.manifest import read_manifest
+    from harness.validation.points import point_name
+
+    known = {point_name(cell.key) for folder in real for cell in read_manifest(folder).cells}
+    cells = planned_cells(plans)
+    if known and len(plans) == 1 and not any(cell.key in known for cell in cells):
+        [plan] = plans.values()
+        return plan.cells()
+    return cells
+
+
 def _of_size(size: str | None, cells: Sequence[Cell]) -> list[Cell]:
     from harness.experiment.read import Cell
 
@@ -203,7 +216,7 @@ def _margin(tolerance: float) -> float:
 
 
 def _tell(judgement: Judgement, folder: Path, answer: OutputChoice) -> int:
-    from harness.report.validation.html import comparison_findings, terminal_table, write_comparison
+    from harness.report.validation.html import comparison_findings, terminal_tables, write_comparison
     from harness.validation.document import EXIT_CODES
 
     document = judgement.document
@@ -211,7 +224,8 @@ def _tell(judgement: Judgement, folder: Path, answer: OutputChoice) -> int:
     if answer.as_json:
         print_json(document)
     else:
-        console().print(terminal_table(document))
+        for table in terminal_tables(document):
+            console().print(table)
         for line in comparison_findings(document):
             print(line)
         name_report(folder, f"{document.verdict}; ", answer.browse)

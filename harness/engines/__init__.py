@@ -5,7 +5,8 @@ from __future__ import annotations
 from harness.engines.fake.kind import KIND as FAKE
 from harness.engines.kind import EngineKind
 from harness.engines.openai.kind import KIND as OPENAI
+from harness.engines.sglang.kind import KIND as SGLANG
 from harness.engines.sim.kind import KIND as SIM
 from harness.engines.vllm.kind import KIND as VLLM
 
-ENGINES: dict[str, EngineKind] = {"sim": SIM, "vllm": VLLM, "openai": OPENAI, "fake": FAKE}
+ENGINES: dict[str, EngineKind] = {"sim": SIM, "vllm": VLLM, "sglang": SGLANG, "openai": OPENAI, "fake": FAKE}

@@ -24,6 +24,14 @@ class KeepsRecord(Protocol):
         """What belongs into the manifest's entry of the cell that was just measured; begins the next cell's."""
 
 
+@runtime_checkable
+class TellsCause(Protocol):
+    """An engine that counts why a tier served less than it holds."""
+
+    def cause(self) -> str | None:
+        """The reason and the cure, in one clause, for what was lost between the last two `metrics`; None: nothing."""
+
+
 class Engine(Protocol):
     """Lifecycle: start, ready, any number of reset/replay/metrics, stop. stop is safe at any time, twice too."""
 
@@ -37,10 +45,13 @@ class Engine(Protocol):
         """Waits until requests would be answered. Raises EngineError with the log's last lines."""
 
     async def reset(self, what: frozenset[str]) -> None:
-        """Empties tiers ('gpu', 'cpu', 'disk') or drops stored files from the 'page_cache'; waits until done."""
+        """Empties tiers ('gpu', 'cpu', 'pool', 'disk') or drops files from the 'page_cache'; waits until done."""
 
     async def replay(self, load: Load, emit: Emit) -> None:
-        """Sends the load and emits one record a request, as each completes. A failed request is a record."""
+        """Sends the load and emits one record a request, as each completes. A failed request is a record.
+
+        At load.cut_s it ends what is under way: each such record has the error CUT_SHORT.
+        """
 
     def now_s(self) -> float:
         """The run's clock: what the records' times are on. Virtual for a simulator."""

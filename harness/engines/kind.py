@@ -6,7 +6,7 @@ nothing that takes time. What its functions need, its settings included, they im
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, NamedTuple
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from harness.experiment.fields import Cores, Strict
     from harness.experiment.model import Experiment
     from simulator.models import ModelSpec
+    from traces.request import Request
 
 EngineName = str  # a key of ENGINES
 Clock = Callable[[], float]
@@ -43,10 +44,21 @@ class Traits(NamedTuple):
 
 
 class Packs(NamedTuple):
-    """The simulator's packs (simulator/policies/) that stand for an engine and its cache server."""
+    """The simulator's packs (simulator/policies/) that stand for an engine and its cache server.
+
+    pool_policy: of a pool and what is below it; None: there is none, and the file's own stays. pool_lease: its lease in
+    seconds; None: the pack's.
+    """
 
     engine_policy: str
     tier_policy: str
+    pool_policy: str | None = None
+    pool_lease: float | None = None
+
+    @property
+    def settings(self) -> dict[str, str | float]:
+        """The keys of engines.sim that they set."""
+        return {key: value for key, value in self._asdict().items() if value is not None}
 
 
 class Environment(NamedTuple):
@@ -61,7 +73,7 @@ def packs_of_the_file(experiment: Experiment) -> Packs:
     from harness.engines.sim.settings import SimSettings
 
     settings = experiment.engines.of(SimSettings)
-    return Packs(settings.engine_policy, settings.tier_policy)
+    return Packs(settings.engine_policy, settings.tier_policy, settings.pool_policy, settings.pool_lease)
 
 
 def _accept(_experiment: Experiment) -> None:
@@ -70,6 +82,10 @@ def _accept(_experiment: Experiment) -> None:
 
 def _accept_here(_experiment: Experiment, _results: Path) -> None:
     """Nothing of this machine is wrong for this engine."""
+
+
+def _accept_load(_experiment: Experiment, _model: ModelSpec, _requests: Sequence[Request]) -> None:
+    """Nothing of a load is too much for this engine."""
 
 
 def _none_given(_experiment: Experiment) -> Mapping[str, float]:
@@ -98,13 +114,17 @@ class EngineKind:
     packs: what stands for it in a validation and in a calibration's fit; None: the simulator has nothing like it.
     consistent: refuses a file whose sections contradict each other (ValueError with the cure). Every file is asked,
     whatever engine will run it.
-    check: refuses what this machine lacks (PreflightError), before a run of this engine.
+    check: refuses what this machine lacks (PreflightError), before a run of this engine. check_load: refuses the
+    requests of a free load that the tiers can never hold (PreflightError).
     cores: where its processes and the load are pinned. disk_path: where the files of its disk tier are.
     unproven: what to add to the settings before a missing tier can be proven; "" where nothing helps.
-    propose: what `harness init` writes for it; None: nothing. attaches: it can be one that runs already.
+    untold: what to set so that it tells its answers token by token; "" where nothing helps.
+    propose: what `harness init` writes for it; None: nothing. attaches: it can be one that runs already;
+    cache_server_url: whose cache server then has an address of its own.
     runs_already: it and its cache server run already, so that the cache server cannot be left out.
     without_gpu: cache.gpu may be 0. simulated: its times are computed, whatever machine it runs on.
-    environment: what scripts/engine_env has to install for it; None: nothing.
+    environment: what scripts/engine_env has to install for it; None: nothing. traps: by what its tiers silently serve
+    less, told by `harness doctor` where it is installed.
     """
 
     settings: Callable[[], type[Strict]]
@@ -115,12 +135,16 @@ class EngineKind:
     given: Callable[[Experiment], Mapping[str, float]] = _none_given
     consistent: Callable[[Experiment], None] = _accept
     check: Callable[[Experiment, Path], None] = _accept_here
+    check_load: Callable[[Experiment, ModelSpec, Sequence[Request]], None] = _accept_load
     cores: Callable[[Experiment], Cores] = _unpinned
     disk_path: Callable[[Experiment, Path], Path] = _disk_path
     unproven: Callable[[Experiment], str] = lambda _: ""
+    untold: str = ""
     propose: Callable[[Wanted], Proposal] | None = None
     attaches: bool = False
+    cache_server_url: bool = False
     runs_already: Callable[[Experiment], bool] = lambda _: False
     without_gpu: bool = False
     simulated: bool = False
     environment: Environment | None = None
+    traps: str = ""

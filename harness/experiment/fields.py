@@ -12,6 +12,10 @@ PATTERN_WORDS = {
     r"^[a-z0-9][a-z0-9_-]{0,63}$": "use only a-z, 0-9, _ and -, at most 64 of them, e.g. my-run",
     r"^[a-z0-9][a-z0-9_-]{0,31}$": "use only a-z, 0-9, _ and -, at most 32 of them, e.g. policy-1",
     r"^[a-z0-9]{2,16}$": "use a file system's name, e.g. ext4",
+    r"^[A-Za-z0-9.-]+:[0-9]{1,5}$": "write HOST:PORT, without a user or a password, e.g. 10.0.0.7:6379",
+    r"^[A-Za-z_][A-Za-z0-9_]*$": "name an environment variable that holds it, not the secret itself",
+    r"^[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]$": "use a bucket's name: 3 to 63 of a-z, 0-9, - and .",
+    r"^[a-z0-9-]{1,32}$": "use a region's name, e.g. us-east-1",
     r"^https?://": "start it with http:// or https://",
 }
 
@@ -49,12 +53,33 @@ def plain_url(url: str) -> str:
 Url = Annotated[str, Field(pattern=r"^https?://"), AfterValidator(plain_url)]
 
 
+# Cores of one process, or a list of them for each of several instances.
+_ForEach = BeforeValidator(
+    lambda value: (
+        tuple(tuple(one) if isinstance(one, list) else one for one in value) if isinstance(value, list) else value
+    )
+)
+
+
 class Cores(Strict):
     """CPU cores for the engine, and for the cache server and the load loop. None: not pinned.
 
-    engine: cores of the engine's processes.
+    engine: cores of the engine's processes; of several instances, one list for all, or a list of lists, one for each.
     client: cores of the cache server and of the load loop.
     """
 
-    engine: Annotated[tuple[int, ...] | None, FROM_LIST] = None
+    engine: Annotated[tuple[int, ...] | tuple[tuple[int, ...], ...] | None, _ForEach] = None
     client: Annotated[tuple[int, ...] | None, FROM_LIST] = None
+
+    def of_instance(self, number: int) -> tuple[int, ...] | None:
+        """The engine's cores of one instance. Lists that are too few begin again."""
+        each = [one for one in self.engine or () if isinstance(one, tuple)]
+        return each[number % len(each)] if each else self.of_engines
+
+    @property
+    def of_engines(self) -> tuple[int, ...] | None:
+        """The engine's cores of all instances."""
+        if self.engine is None:
+            return None
+        each = (one if isinstance(one, tuple) else (one,) for one in self.engine)
+        return tuple(sorted({core for cores in each for core in cores}))

@@ -8,9 +8,9 @@ from typing import Literal, NamedTuple
 from harness.experiment.units import parse_seconds
 from traces.tiers import state_names
 
-_LATENCY = re.compile(r"(ttft|e2e|tpot)_(mean|p50|p90|p99)\s*<=?\s*(\S+)")
+_LATENCY = re.compile(r"(ttft|e2e|tpot)_(mean|p50|p90|p95|p99)\s*<=?\s*(\S+)")
 _RATE = re.compile(r"throughput\s*>=?\s*([0-9]+(?:\.[0-9]+)?)\s*(tokens|requests)/s")
-_EXAMPLES = "ttft_p90<500ms, tpot_mean<50ms or throughput>200tokens/s (ttft, e2e, tpot; mean, p50, p90, p99)"
+_EXAMPLES = "ttft_p90<500ms, tpot_mean<50ms or throughput>200tokens/s (ttft, e2e, tpot; mean, p50, p90, p95, p99)"
 
 
 class Goal(NamedTuple):
@@ -23,7 +23,7 @@ class Goal(NamedTuple):
     text: str
     state: str | None
     metric: Literal["ttft_s", "e2e_s", "tpot_s", "output_tokens_per_s", "requests_per_s"]
-    statistic: Literal["mean", "p50", "p90", "p99"] | None
+    statistic: Literal["mean", "p50", "p90", "p95", "p99"] | None
     bound: float
 
     @property

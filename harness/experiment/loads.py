@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any, TypeVar
 
 import msgspec
@@ -11,17 +12,23 @@ import msgspec
 from harness.experiment.fields import Strict
 from harness.experiment.model import Experiment
 from harness.experiment.workloads import (
+    FreeWorkload,
     PersonasWorkload,
+    PrefixWorkload,
+    QaWorkload,
     RoundsWorkload,
     SessionsWorkload,
     SyntheticWorkload,
     TraceWorkload,
 )
 from harness.records import TraceOrigin
+from simulator.models import load_model
 from traces.catalogue import find_trace
+from traces.errors import SpecError
 from traces.formats import TraceOptions, open_trace
 from traces.load import Load
-from traces.personas import Persona, PersonaSpec, persona_requests
+from traces.personas import Documents, Persona, PersonaSpec, SharedPrompts, document_requests, persona_requests
+from traces.qa import QaSpec, qa_requests, qa_warmers
 from traces.request import Request
 from traces.rounds import RoundSpec, rounds_load
 from traces.synth import SessionSpec, SyntheticSpec, conversation, synthetic, warmers
@@ -30,7 +37,11 @@ _Spec = TypeVar("_Spec")
 
 
 class FreeLoad(msgspec.Struct, frozen=True):
-    """Requests in order, those that warm the cache first, Load's limits, and where a trace came from."""
+    """Requests in order, those that warm the cache first, Load's limits, and where a trace came from.
+
+    asked_per_s: how many of the requests a second asks for, if every answer comes in time; None: the load has no pace
+    of its own. beyond_model: turns left out, because their sessions end before them.
+    """
 
     requests: tuple[Request, ...]
     warmers: tuple[Request, ...] = ()
@@ -38,7 +49,13 @@ class FreeLoad(msgspec.Struct, frozen=True):
     trace: TraceOrigin | None = None
     active_sessions: int | None = None
     gaps_s: tuple[float, ...] = ()
+    fifo: bool = False
     shuffle_seed: int | None = None
+    duration_s: float | None = None
+    drain: bool = True
+    warm_up_s: float | None = None
+    asked_per_s: float | None = None
+    beyond_model: int = 0
 
     def schedule(self, requests: Sequence[Request]) -> Load:
         """A fresh Load of these requests, all of the load's or what is left of them."""
@@ -47,32 +64,83 @@ class FreeLoad(msgspec.Struct, frozen=True):
             self.concurrency,
             active_sessions=self.active_sessions,
             gaps_s=self.gaps_s,
+            fifo=self.fifo,
             shuffle_seed=self.shuffle_seed,
+            duration_s=self.duration_s,
+            drain=self.drain,
+            warm_up_s=self.warm_up_s,
         )
 
 
 def free_load(experiment: Experiment) -> FreeLoad:
-    """Raises TraceFileError or SpecError, both UserErrors of one line."""
-    workload, seed = experiment.workload, experiment.seed
+    """A generated session ends before the first prompt that, with its answer, exceeds the model's length.
+
+    Raises TraceFileError, SpecError or ModelError, all UserErrors of one line.
+    """
+    workload = experiment.workload
+    if isinstance(workload, PrefixWorkload):
+        raise TypeError(f"a {workload.kind} workload has no free load")
+    load = _unlimited(workload, experiment)
+    if not isinstance(workload, TraceWorkload | SyntheticWorkload):
+        load = _within_model(load, load_model(experiment.model).max_position)
+    return msgspec.structs.replace(load, duration_s=workload.duration, drain=workload.drain, warm_up_s=workload.warm_up)
+
+
+def _unlimited(workload: FreeWorkload, experiment: Experiment) -> FreeLoad:
+    seed = experiment.seed
     if isinstance(workload, SyntheticWorkload):
         spec = _spec(SyntheticSpec, workload, granularity_tokens=experiment.cache.chunk_tokens)
         first = warmers(spec, seed) if workload.warm else ()
         return FreeLoad(synthetic(spec, seed), first, workload.concurrency)
     if isinstance(workload, SessionsWorkload):
         requests = conversation(_spec(SessionSpec, workload, think_s=workload.think), seed)
-        return FreeLoad(requests, concurrency=workload.concurrency, active_sessions=workload.active_sessions)
+        return FreeLoad(
+            requests,
+            concurrency=workload.concurrency,
+            active_sessions=workload.active_sessions,
+            fifo=workload.order == "fifo",
+            shuffle_seed=seed if workload.order == "random" else None,
+        )
     if isinstance(workload, RoundsWorkload):
         rounds = rounds_load(_spec(RoundSpec, workload), seed)
         return FreeLoad(
-            rounds.requests, concurrency=workload.parallel, gaps_s=rounds.gaps_s, shuffle_seed=rounds.shuffle_seed
+            rounds.requests,
+            concurrency=workload.parallel,
+            gaps_s=rounds.gaps_s,
+            fifo=rounds.fifo,
+            shuffle_seed=rounds.shuffle_seed,
         )
     if isinstance(workload, PersonasWorkload):
         kinds = tuple(_spec(Persona, persona, think_s=persona.think) for persona in workload.personas)
-        requests = persona_requests(_spec(PersonaSpec, workload, personas=kinds), seed)
-        return FreeLoad(requests, concurrency=workload.users)
-    if isinstance(workload, TraceWorkload):
-        return _trace(workload)
-    raise TypeError(f"a {workload.kind} workload has no free load")
+        shared = workload.system and _spec(SharedPrompts, workload.system)
+        documents = workload.documents and _spec(Documents, workload.documents)
+        personas = _spec(PersonaSpec, workload, personas=kinds, system=shared, documents=documents)
+        first = document_requests(personas, seed)
+        return FreeLoad(persona_requests(personas, seed), first, workload.concurrency or workload.users)
+    if isinstance(workload, QaWorkload):
+        return _qa(_spec(QaSpec, workload, duration_s=workload.duration), workload, seed)
+    return _trace(workload, seed)
+
+
+def _within_model(load: FreeLoad, most_tokens: int) -> FreeLoad:
+    """most_tokens: of a prompt with its answer."""
+    kept: list[Request] = []
+    ended: set[str] = set()
+    for request in load.requests:
+        session = request.session or request.id
+        if request.prompt_tokens + request.output_tokens > most_tokens:
+            ended.add(session)
+        if session not in ended:
+            kept.append(request)
+    if not kept:
+        shortest = load.requests[0]
+        raise SpecError(
+            f"workload: request {shortest.id} has {shortest.prompt_tokens} + {shortest.output_tokens} tokens, the model"
+            f" takes {most_tokens}; ask for fewer tokens"
+        )
+    asked_per_s = load.asked_per_s and load.asked_per_s * len(kept) / len(load.requests)
+    left_out = len(load.requests) - len(kept)
+    return msgspec.structs.replace(load, requests=tuple(kept), asked_per_s=asked_per_s, beyond_model=left_out)
 
 
 def _spec(kind: type[_Spec], section: Strict, **others: Any) -> _Spec:
@@ -81,8 +149,22 @@ def _spec(kind: type[_Spec], section: Strict, **others: Any) -> _Spec:
     return kind(**{name: getattr(section, name) for name in names if name in type(section).model_fields}, **others)
 
 
-def _trace(workload: TraceWorkload) -> FreeLoad:
-    trace = open_trace(find_trace(workload.trace), options=_spec(TraceOptions, workload))
+def _qa(spec: QaSpec, workload: QaWorkload, seed: int) -> FreeLoad:
+    requests = qa_requests(spec, seed)
+    warmers = qa_warmers(spec, seed, workload.warm_up_requests, workload.warm_up_tokens)
+    return FreeLoad(requests, warmers, asked_per_s=len(requests) / spec.duration_s)
+
+
+def _trace(workload: TraceWorkload, seed: int) -> FreeLoad:
+    tokenizer = None if workload.tokenizer is None else Path(workload.tokenizer).expanduser()
+    trace = open_trace(
+        find_trace(workload.trace), options=_spec(TraceOptions, workload, tokenizer=tokenizer, seed=seed)
+    )
+    if workload.active_sessions is not None and all(request.session is None for request in trace.requests):
+        raise SpecError(
+            f"workload.active_sessions: the trace {trace.name} has no conversations ({workload.active_sessions}); leave"
+            " it out, or limit concurrency"
+        )
     origin = TraceOrigin(
         name=trace.name,
         sha256=trace.sha256,
@@ -90,5 +172,11 @@ def _trace(workload: TraceWorkload) -> FreeLoad:
         requests=len(trace.requests),
         total_requests=trace.total_requests,
         left_out=trace.left_out,
+        tokenizer_sha256=trace.tokenizer_sha256,
     )
-    return FreeLoad(trace.requests, concurrency=workload.concurrency, trace=origin)
+    return FreeLoad(
+        trace.requests,
+        concurrency=workload.concurrency,
+        trace=origin,
+        active_sessions=workload.active_sessions,
+    )

@@ -60,6 +60,8 @@ class Measure(Strict):
 
     tiers: the warm states that are measured; a prefix workload needs them.
     samples: exactly so many samples of each tier; fewer only where `budget` ends first.
+    trials: how often a free load is sent, each time from fresh caches and with the same seed. A trial that failed in
+    part, or did not end, is left out. A simulation that repeats exactly is made once.
     until: sample until an interval is narrow enough.
     budget: no new sample begins after this time.
     must_reach: a free load that nothing of this tier serves is refused.
@@ -70,6 +72,7 @@ class Measure(Strict):
 
     tiers: Annotated[tuple[StateName, ...], FROM_LIST] = ()
     samples: Annotated[int, Field(ge=1, le=1_000_000)] | None = None
+    trials: Annotated[int, Field(ge=1, le=1000)] = 1
     until: Until | None = None
     budget: Seconds | None = None
     warm_up: Annotated[int, Field(ge=0, le=100)] = 0

@@ -17,8 +17,10 @@ from harness.experiment.cache import Cache
 from harness.experiment.deployment import Deployment, upgraded
 from harness.experiment.fields import Strict
 from harness.experiment.measure import Measure
+from harness.experiment.report import ReportSettings
 from harness.experiment.storage import Storage
-from harness.experiment.workloads import PrefixWorkload, SyntheticWorkload, Workload, check_arrivals, hit_tokens
+from harness.experiment.tiers import expanded
+from harness.experiment.workloads import PrefixWorkload, SyntheticWorkload, Workload, check_free, hit_tokens
 from traces.tiers import all_states, state_named, state_names
 
 Settings = TypeVar("Settings", bound=Strict)
@@ -62,12 +64,13 @@ class Experiment(Strict):
     name: the run's name, in folders and reports.
     description: one sentence for readers.
     seed: the same seed gives the same requests on every engine.
-    model: a name of `harness list models`, or a YAML file; its shape gives the bytes of KV per token.
+    model: a name of `harness list models`, a YAML file or a config.json: gives the KV bytes per token.
     workload: what is sent.
     measure: what is sampled, and how often.
     cache: the tiers and their sizes.
     storage: the device below the disk tier, and its trace.
     deployment: how many engines serve the load.
+    report: what the report compares.
     engines: settings by engine.
     """
 
@@ -80,18 +83,26 @@ class Experiment(Strict):
     cache: Cache
     storage: Storage | None = None
     deployment: Deployment = Deployment()
+    report: ReportSettings = ReportSettings()
     engines: Engines = Engines()
 
     @model_validator(mode="before")
     @classmethod
     def _upgraded(cls, config: Any, info: ValidationInfo) -> Any:
-        """Moves keys of older manifests to their place. In an experiment file the author corrects them."""
+        """Puts a list of tiers into the short form. Moves keys of older manifests to their place: in an experiment file
+        the author corrects them."""
+        if not isinstance(config, dict):
+            return config
         kept = isinstance(info.context, dict) and info.context.get("resolved")
-        return upgraded(config) if kept and isinstance(config, dict) else config
+        return expanded(upgraded(config) if kept else config)
 
     @model_validator(mode="after")
     def _consistent(self) -> Experiment:
         check_workload(self.workload, self.measure, self.cache)
+        if self.report.against is not None and isinstance(self.workload, PrefixWorkload):
+            raise ValueError(
+                "report.against is for free loads; states of a prefix are held against recompute; remove it"
+            )
         if self.storage is not None:
             check_device(self.storage, self.cache)
         for kind in ENGINES.values():
@@ -126,6 +137,8 @@ def check_workload(workload: Workload, measure: Measure, cache: Cache) -> None:
         _check_tiers(measure, cache)
         if measure.must_reach:
             raise ValueError("measure.must_reach is for free loads; a prefix workload names measure.tiers")
+        if measure.trials > 1:
+            raise ValueError("measure.trials is for free loads; a prefix workload has measure.samples; use that")
         return
     if measure.tiers:
         raise ValueError(f"measure.tiers needs workload.kind prefix, not {workload.kind}; remove it")
@@ -133,7 +146,7 @@ def check_workload(workload: Workload, measure: Measure, cache: Cache) -> None:
         raise ValueError(f"measure.samples and until need workload.kind prefix, not {workload.kind}; remove them")
     if measure.must_reach and getattr(cache, measure.must_reach) is None:
         raise ValueError(f"measure.must_reach is {measure.must_reach}, but cache.{measure.must_reach} is not set")
-    check_arrivals(workload)
+    check_free(workload)
 
 
 def _check_tiers(measure: Measure, cache: Cache) -> None:

@@ -13,7 +13,7 @@ import copy
 import difflib
 import hashlib
 import itertools
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +25,7 @@ from harness.errors import ConfigError
 from harness.experiment.deployment import MOVED_KEYS
 from harness.experiment.fields import PATTERN_WORDS, Strict
 from harness.experiment.model import Experiment
+from harness.experiment.report import reference_cells
 from harness.experiment.workloads import WORKLOAD_KINDS
 from harness.records import Origin
 from simulator.models import CONFIGS
@@ -64,20 +65,24 @@ class Plan(msgspec.Struct, frozen=True):
         """Every combination of the axes, the last axis fastest; one cell without axes."""
         if not self.axes:
             return [self.base_cell()]
-        points = itertools.product(*self.axes.values())
-        return [self._cell(dict(zip(self.axes, point, strict=True))) for point in points]
+        return [self._cell(key, overrides) for key, overrides in self.points()]
+
+    def points(self) -> Iterator[tuple[str, dict[str, Any]]]:
+        """Each cell's key and overrides."""
+        for point in itertools.product(*self.axes.values()):
+            overrides = dict(zip(self.axes, point, strict=True))
+            yield ",".join(f"{key}={value}" for key, value in overrides.items()), overrides
 
     def base_cell(self) -> Cell:
         return Cell("base", {}, self.experiment)
 
-    def _cell(self, overrides: dict[str, Any]) -> Cell:
+    def _cell(self, label: str, overrides: dict[str, Any]) -> Cell:
         raw, settings = copy.deepcopy(self.raw), dict[str, Any]()
         for axis, value in overrides.items():
             settings |= self.named[axis][value] if axis in self.named else {axis: value}
         for key, value in settings.items():
             _assign(raw, key, value, self.path)
         _drop_with_null_tiers(raw, settings, self.experiment)
-        label = ",".join(f"{key}={value}" for key, value in overrides.items())
         try:
             return Cell(label, overrides, _validated(raw, self.path, self.lines))
         except ConfigError as error:
@@ -110,6 +115,7 @@ def load_experiment(path: Path, overrides: Iterable[str] = (), size: str | None 
     named = {str(axis): values for axis, values in axes.items() if isinstance(values, dict)}
     plan = Plan(path, raw, lines, _axes(path, axes, lines), named, experiment)
     _check_cell_count(plan)
+    _check_against(plan)
     return plan
 
 
@@ -217,14 +223,18 @@ def _assign(raw: dict[str, Any], key: str, value: Any, source: Path) -> None:
 def _drop_with_null_tiers(raw: dict[str, Any], overrides: Mapping[str, Any], base: Experiment) -> None:
     """A cell whose axis sets a tier to null also loses what needs that tier, so that a cache can be swept off and on.
 
-    Without CPU RAM there is no cache server, and so no disk and no eviction. What an axis itself sets stays as it is.
+    KV reaches a pool, a disk and a store through the RAM next to the engine: without that there is none of them, and no
+    eviction.
+    What an axis itself sets stays as it is.
     """
     gone = {tier.name for tier in all_tiers() if overrides.get(f"cache.{tier.name}", ...) is None}
     if not gone:
         return
-    if "cpu" in gone and base.cache.gpu and not any(key.startswith("cache.disk") for key in overrides):
-        gone.add("disk")
-        raw["cache"]["disk"] = None
+    nearest = "cpu" if base.cache.cpu or not base.cache.pool else "pool"
+    for tier in ("pool", "disk", "remote") if nearest in gone and base.cache.gpu else ():
+        if not any(key.startswith(f"cache.{tier}") for key in overrides):
+            gone.add(tier)
+            raw["cache"][tier] = None
     for tier, key in (("cpu", "cache.eviction"), ("disk", "storage")):
         *section, name = key.split(".")
         place = raw[section[0]] if section else raw
@@ -272,6 +282,18 @@ def _check_cell_count(plan: Plan) -> None:
         raise ConfigError(f"{plan.path}: the sweep has {count} points; at most {_MAX_CELLS}: shorten an axis")
 
 
+def _check_against(plan: Plan) -> None:
+    """A sweep has the cell that its report holds the others against."""
+    against, points = plan.experiment.report.against, dict(plan.points())
+    if against is None or len(points) < 2 or reference_cells(points, against):
+        return
+    where = f"{plan.path}:{plan.lines.get(('report', 'against'), 1)}: report.against"
+    some = [str(value) for values in plan.axes.values() for value in values][:6]
+    raise ConfigError(
+        f"{where}: {against} is no cell's key and no value of one axis alone; name one, e.g. {', '.join(some)}, or null"
+    )
+
+
 def _validated(raw: dict[str, Any], path: Path, lines: Mapping[tuple[str, ...], int]) -> Experiment:
     try:
         return Experiment.model_validate(raw)
@@ -292,8 +314,9 @@ def _one_line(error: ValidationError, path: Path, lines: Mapping[tuple[str, ...]
 
 
 def _place(loc: tuple[int | str, ...]) -> tuple[str, ...]:
-    """A pydantic location as a key path: without the tag that names the workload's kind."""
-    parts = [str(part) for part in loc]
+    """A pydantic location as a key path: without the tag that names the workload's kind, and without types, which
+    pydantic names where a value may have one of several."""
+    parts = [part for part in map(str, loc) if "[" not in part]
     if len(parts) > 1 and parts[0] == "workload" and parts[1] in WORKLOAD_KINDS:
         del parts[1]
     return tuple(parts)
@@ -329,7 +352,10 @@ def _lower(text: str) -> str:
 
 def _known_keys(model: type[BaseModel]) -> set[str]:
     """All keys of any section: what a mistyped key may have meant."""
-    return {name for section in {model, *Strict.__subclasses__()} for name in section.model_fields}
+    sections: list[type[BaseModel]] = [model, Strict]
+    for section in sections:
+        sections += section.__subclasses__()
+    return {name for section in sections for name in section.model_fields}
 
 
 def changed(experiment: Experiment, **sections: dict[str, Any]) -> Experiment:

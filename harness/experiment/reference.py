@@ -98,6 +98,9 @@ def meanings(model: type[BaseModel]) -> tuple[str, dict[str, str]]:
                     found[key] = f"{earlier}; {value}" if earlier else value
                 else:
                     found[key] = f"{meaning}; {earlier}" if earlier else meaning
+    for base in model.__mro__[1:]:
+        if issubclass(base, Strict) and base is not Strict:
+            found = meanings(base)[1] | found
     for name, field in model.model_fields.items():
         if name not in found and (section := _section_of(field)) is not None:
             found[name] = meanings(section)[0].partition(". ")[0].rstrip(".")
@@ -109,7 +112,8 @@ def _rendered(section: Section, names: Sequence[str]) -> str:
     kind = f" with `kind: {section.kind}`" if section.kind else ""
     lines = [f"### {f'`{section.place}`' if section.place else 'Top level'}{kind}", "", whole, ""]
     lines += ["| key | value | default | meaning |", "|---|---|---|---|"]
-    for name in names:
+    own = inspect.get_annotations(section.model)
+    for name in sorted(names, key=lambda name: name not in own):
         field = section.model.model_fields[name]
         cells = (f"`{name}`", allowed_text(field), _default(field), meaning.get(name, ""))
         lines.append(f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |")

@@ -7,13 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 import msgspec
 
 from harness.collectors.host import between, read_host
 from harness.engines import ENGINES
-from harness.engines.base import Engine
+from harness.engines.base import Emit, Engine, KeepsRecord, TellsCause
 from harness.experiment.loads import FreeLoad
 from harness.experiment.read import Cell
 from harness.experiment.workloads import PrefixWorkload
@@ -21,13 +21,15 @@ from harness.measure.placing import Probe, after_sample, everything, needs_fresh
 from harness.measure.preflight import check_prompts, check_reach, check_states, check_working_set
 from harness.measure.proof import expected_counters, prove, with_verdict
 from harness.measure.sampling import Sampler
-from harness.records import Counters, HostSample, Resolved, Sample
+from harness.records import Counters, HostSample, LoadFacts, Resolved, Sample
 from harness.results.folder import RunFolder, read_rows
-from harness.results.summary import FREE_LOAD, counted, metric_values
+from harness.results.rows import metric_values
+from harness.results.summary import FREE_LOAD, counted
 from traces.load import Load
 from traces.request import Request, RequestRecord
 
 _WORDS_EVERY = 20
+PhaseOf = Callable[[RequestRecord], str]
 
 
 class Progress(Protocol):
@@ -118,6 +120,8 @@ class TierMeasurement:
         ended_s, host_sample = engine.now_s(), host()
         observed = (await engine.metrics()).since(before)
         verdict, reason = prove(probe, tier, observed, rows)
+        if verdict == "contradicted" and isinstance(engine, TellsCause) and (cause := engine.cause()):
+            reason = f"{reason}; {cause}"
         after_sample(probe, tier, verdict, fresh_prefix=fresh)
         common = {"cell": self._cell.key, "sample": index, "attempt": self._attempt}
         if index < 0:
@@ -163,56 +167,59 @@ def _watch(engine: Engine, cell: Cell, results: Path) -> Callable[[], HostSample
     if engine.capabilities.virtual_time:
         return HostSample
     kind = ENGINES[engine.name]
-    device_path, cores = kind.disk_path(cell.experiment, results), kind.cores(cell.experiment).engine
+    device_path, cores = kind.disk_path(cell.experiment, results), kind.cores(cell.experiment).of_engines
     core = cores[0] if cores else None
     before = read_host(device_path, core)
     return lambda: between(before, read_host(device_path, core))
 
 
 async def measure_load(
-    engine: Engine, cell: Cell, resolved: Resolved, load: FreeLoad, folder: RunFolder, progress: Progress
+    engine: Engine,
+    cell: Cell,
+    resolved: Resolved,
+    load: FreeLoad,
+    folder: RunFolder,
+    progress: Progress,
+    trial: int | None = None,
 ) -> None:
-    check_prompts(load.requests, resolved)
+    """Sends the load once, from fresh caches. trial: which one of several; None: the only one.
+
+    The only one goes on where an earlier attempt stopped. One of several begins anew, and what an earlier attempt left
+    of it stays incomplete.
+    """
+    check_prompts(load.requests, resolved, cell.experiment.workload.kind)
     check_reach(cell.experiment, load.requests, resolved)
     folder.manifest.cell(cell.key).trace = load.trace
     folder.save_manifest()
-    finished = set() if engine.capabilities.deterministic else _finished(folder, cell.key)
+    several = trial is not None
+    label = cell.key if trial is None else f"{cell.key}, trial {trial + 1} of {cell.experiment.measure.trials},"
+    finished = set() if engine.capabilities.deterministic or several else _finished(folder, cell.key)
     rest = [request for request in load.requests if request.id not in finished]
     progress.advance(len(finished))
     attempt = _attempt(folder, engine)
-    so_far = _SoFar(cell.key)
 
-    def writer(phase: str) -> Callable[[RequestRecord], None]:
-        def write(row: RequestRecord) -> None:
-            folder.append_rows([msgspec.structs.replace(row, cell=cell.key, phase=phase, attempt=attempt)])
-            progress.advance(phase == "measure")
-            if phase == "measure" and so_far.add(row):
-                progress.state(so_far.words())
-
-        return write
-
-    async def warm() -> None:
-        await engine.reset(everything(engine.capabilities))
-        if load.warmers:
-            progress.state(f"{cell.key} warming {len(load.warmers)} prefixes")
-            await engine.replay(Load(load.warmers, concurrency=1), writer("warm"))
+    def writer(phase: str, phase_of: PhaseOf | None = None) -> Emit:
+        common = {"cell": cell.key, "phase": phase, "sample": trial or 0, "attempt": attempt}
+        return _writer(folder, progress, label, common, phase_of)
 
     for number in range(1, cell.experiment.measure.warm_up + 1) if rest else ():
-        await warm()
-        progress.state(f"{cell.key} warming up, pass {number}")
+        await _fresh(engine, load, label, progress, writer("warm"), several=several)
+        progress.state(f"{label} warming up, pass {number}")
         await engine.replay(load.schedule(load.requests), writer("warm"))
     if rest:
-        await warm()
-    progress.state(cell.key)
+        await _fresh(engine, load, label, progress, writer("warm"), several=several)
+    progress.state(label)
     before, started_s = await engine.metrics(), engine.now_s()
     host = _watch(engine, cell, folder.path)
-    await engine.replay(load.schedule(_from_now(rest)), writer("measure"))
+    schedule = load.schedule(_from_now(rest))
+    await engine.replay(schedule, writer("measure", _phases(schedule, engine)))
+    progress.advance(schedule.unsent)
     observed = (await engine.metrics()).since(before)
     folder.append_sample(
         Sample(
             cell=cell.key,
             tier=FREE_LOAD,
-            index=0,
+            index=trial or 0,
             attempt=attempt,
             started_s=started_s,
             ended_s=engine.now_s(),
@@ -220,8 +227,64 @@ async def measure_load(
             observed=observed,
             expected=Counters(),
             host=host(),
+            load=_facts(load, schedule),
+            storage=engine.record().storage if several and isinstance(engine, KeepsRecord) else None,
         )
     )
+
+
+def _facts(load: FreeLoad, schedule: Load) -> LoadFacts:
+    return LoadFacts(
+        requests=len(load.requests),
+        sent=len(load.requests) - schedule.unsent,
+        unfinished=schedule.unfinished,
+        duration_s=load.duration_s,
+        drain=load.drain,
+        asked_per_s=load.asked_per_s,
+        beyond_model=load.beyond_model,
+    )
+
+
+async def _fresh(engine: Engine, load: FreeLoad, label: str, progress: Progress, write: Emit, *, several: bool) -> None:
+    """Empties what can be emptied, and sends what the load wants to be there. several: the load has other trials."""
+    what = everything(engine.capabilities)
+    if several:
+        # A later trial would find in the page cache what the one before had read.
+        what = what.union(*engine.capabilities.resets)
+    await engine.reset(what)
+    if load.warmers:
+        progress.state(f"{label} warming {len(load.warmers)} prefixes")
+        await engine.replay(Load(load.warmers, concurrency=1), write)
+
+
+def _phases(load: Load, engine: Engine) -> PhaseOf | None:
+    """Which rows of a load that begins now are of its warm-up or its drain; None: all are measured."""
+    if load.counted_s is None:
+        return None
+    start_s = engine.now_s()
+    from_s, to_s = (start_s + moment_s for moment_s in load.counted_s)
+
+    def phase_of(row: RequestRecord) -> str:
+        ended_s = engine.now_s() if row.last_token_s is None else row.last_token_s
+        return "warm" if ended_s < from_s else "measure" if ended_s <= to_s else "drain"
+
+    return phase_of
+
+
+def _writer(
+    folder: RunFolder, progress: Progress, label: str, common: dict[str, Any], phase_of: PhaseOf | None
+) -> Emit:
+    """What keeps each row of a free load as it comes, and tells of the measured ones. common: fields of every row."""
+    so_far, measured = _SoFar(label), common["phase"] == "measure"
+
+    def write(row: RequestRecord) -> None:
+        phase = {} if phase_of is None else {"phase": phase_of(row)}
+        folder.append_rows([msgspec.structs.replace(row, **common | phase)])
+        progress.advance(measured)
+        if measured and so_far.add(row):
+            progress.state(so_far.words())
+
+    return write
 
 
 class _SoFar:

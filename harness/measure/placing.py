@@ -4,6 +4,9 @@ A prefix gets into all tiers when the engine computes it. It leaves a tier by a 
 that tier and keep the one below, filler prompts push it out. proof.py then says from counters who served the request.
 
 The prompt is the shared prefix and a suffix that no other request ever has, so the hit is exactly the prefix.
+
+Of several instances, the last one is asked. Where the state's tier is shared, the first one has computed the prefix: a
+hit is then of what another instance stored.
 """
 
 from __future__ import annotations
@@ -29,7 +32,8 @@ class Probe:
     """The requests that one cell sends, and where its prefixes are right now.
 
     resident: tiers that have the prefixes. absent: tiers that surely have not. stray_tokens: what else was stored since
-    the prefixes were computed. generation: which prefixes these are; a new one, where the old cannot be removed.
+    the prefixes were computed. generation: which prefixes these are; a new one, where the old cannot be removed. home:
+    the instance that computed them; None: none of several.
     """
 
     cell: str
@@ -41,6 +45,17 @@ class Probe:
     absent: set[str] = field(default_factory=set)
     stray_tokens: int = 0
     generation: int = 0
+    home: int | None = None
+
+    @property
+    def asked(self) -> int | None:
+        """The instance that measured requests go to; None: there is one."""
+        instances = self.experiment.deployment.instances
+        return None if instances == 1 else instances - 1
+
+    def home_for(self, state: State) -> int | None:
+        """The instance that has to have computed the prefixes."""
+        return 0 if self.asked is not None and state.served_by in self.experiment.deployment.shared else self.asked
 
     @property
     def hit_tokens(self) -> int:
@@ -58,6 +73,7 @@ class Probe:
                         Segment(stable_id("suffix", *name, slot), suffix_tokens)),
                 output_tokens=self.workload.output_tokens,
                 at_s=0.0,
+                instance=self.asked,
             )
             for slot in range(self.workload.concurrency)
         ]  # fmt: skip
@@ -66,8 +82,11 @@ class Probe:
         """The bare prefixes, one request each; none at a hit rate of 0."""
         if not self.hit_tokens:
             return []
+        home = self.home_for(state_named(state))
         return [
-            Request(id=f"warm-{state}-{index:05d}-{slot:03d}", prompt=self._prefix(slot), output_tokens=1)
+            Request(
+                id=f"warm-{state}-{index:05d}-{slot:03d}", prompt=self._prefix(slot), output_tokens=1, instance=home
+            )
             for slot in range(self.workload.concurrency)
         ]
 
@@ -80,6 +99,7 @@ class Probe:
                 id=f"fill-{state}-{index:05d}-{number:05d}",
                 prompt=(Segment(stable_id("filler", *name, number), each_tokens),),
                 output_tokens=1,
+                instance=self.asked,
             )
             for number in range(count)
         ]
@@ -123,6 +143,11 @@ def everything(can: Capabilities) -> frozenset[str]:
     return frozenset().union(*(names for names in can.resets if names & tiers))
 
 
+def empties_all(can: Capabilities) -> bool:
+    """Whether a reset empties every tier that the engine has."""
+    return bool(can.tiers) and can.tiers <= everything(can)
+
+
 def obstacle(state: State, experiment: Experiment, can: Capabilities, resolved: Resolved) -> str | None:
     """Why the engine cannot be brought into the state, and the cure; None where it can."""
     way = way_to(state, can)
@@ -130,11 +155,11 @@ def obstacle(state: State, experiment: Experiment, can: Capabilities, resolved: 
         return None  # a prefix that the engine has never seen is in no tier
     if way.stays:
         return f"the engine cannot empty {' and '.join(sorted(way.stays))}; remove the state"
-    unsized = sorted(tier for tier in way.pushes if not resolved.bytes_of(tier))
+    unsized = sorted(tier for tier in way.pushes if not resolved.bytes_for_one(tier))
     if unsized or (way.pushes and not resolved.kv_bytes_per_token):
         what = f"the size of {unsized[0]}" if unsized else "the bytes of a token's KV"
         return f"fillers have to push the prefix out of {_and(way.pushes)}, and the engine does not say {what}"
-    size = resolved.bytes_of(state.served_by)
+    size = resolved.bytes_for_one(state.served_by)
     if not way.pushes or size is None:
         return None
     each_tokens, count = fillers_for(experiment, resolved, way.pushes)
@@ -165,7 +190,7 @@ def fillers_for(experiment: Experiment, resolved: Resolved, tiers: Iterable[str]
     workload, chunk_tokens = experiment.workload, experiment.cache.chunk_tokens
     assert isinstance(workload, PrefixWorkload)
     each_tokens = max(1, workload.prompt_tokens // chunk_tokens) * chunk_tokens
-    largest = max((resolved.bytes_of(tier) or 0 for tier in tiers), default=0)
+    largest = max((resolved.bytes_for_one(tier) or 0 for tier in tiers), default=0)
     tokens = -(-largest // (resolved.kv_bytes_per_token or 1))
     return each_tokens, -(-tokens // each_tokens) + 1
 
@@ -177,17 +202,21 @@ async def place(engine: Engine, probe: Probe, name: str, index: int, emit: Emit)
     if state.served_by is None:
         await _empty(engine, probe, everything(can))
         return
-    lost = state.served_by not in probe.resident
+    below = tier_named(state.served_by).offload
+    # What another instance has computed is not what this state is about.
+    foreign = below and bool(probe.resident) and probe.home != probe.home_for(state)
+    lost = state.served_by not in probe.resident or foreign
     crowded = probe.stray_tokens > _stray_limit(probe, way)
     # The cache server looks for every prompt, and reads what only its storage holds: the engine's own hit waits for it.
-    read_first = not tier_named(state.served_by).offload and _in_storage_alone(probe)
+    read_first = not below and _in_storage_alone(probe)
     # A prefix comes up into the engine's cache by being asked for; into a tier below only by being computed anew.
-    if crowded or read_first or (lost and tier_named(state.served_by).offload):
+    if crowded or read_first or (lost and below):
         await _start_over(engine, probe)
     if crowded or read_first or lost:
         computed = not probe.resident
         await engine.replay(Load(probe.warmers(name, index), concurrency=1), emit)
         probe.resident |= can.tiers if computed else _engines_own(can)
+        probe.home = probe.home_for(state) if computed else probe.home
         probe.absent.clear()
     if pushes := way.pushes - probe.absent:
         fillers = probe.fillers(pushes, name, index)
@@ -223,9 +252,10 @@ async def _start_over(engine: Engine, probe: Probe) -> None:
 
 def _in_storage_alone(probe: Probe) -> bool:
     """Whether storage has the prefixes and the RAM before it, which is there, has not."""
-    kinds = {kind: {tier.name for tier in all_tiers() if tier.kind == kind} for kind in ("memory", "storage")}
-    ram = kinds["memory"] & probe.capabilities.tiers
-    return bool(ram and kinds["storage"] & probe.resident and not ram & probe.resident)
+    kinds = {tier.name: tier.kind for tier in all_tiers()}
+    ram = {tier for tier in probe.capabilities.tiers if kinds[tier] == "memory"}
+    stored = {tier for tier in probe.resident if kinds.get(tier) in ("storage", "store")}
+    return bool(ram and stored and not ram & probe.resident)
 
 
 def _engines_own(can: Capabilities) -> set[str]:
@@ -240,7 +270,7 @@ def _stray_limit(probe: Probe, way: Way) -> int:
     """
     per_token = probe.resolved.kv_bytes_per_token or 1
     tiers = [tier.name for tier in all_tiers() if tier.offload and tier.name not in way.pushes]
-    sizes = [size for tier in tiers if (size := probe.resolved.bytes_of(tier))]
+    sizes = [size for tier in tiers if (size := probe.resolved.bytes_for_one(tier))]
     sample = probe.workload.concurrency * probe.workload.prompt_tokens
     share = (probe.experiment.cache.eviction or Eviction()).watermark - 0.05
     return max(0, int(share * min(sizes) / per_token) - 2 * sample) if sizes else _UNKNOWN_TOKENS // 2
@@ -262,6 +292,7 @@ def after_sample(probe: Probe, name: str, verdict: Verdict, *, fresh_prefix: boo
         probe.resident |= _engines_own(probe.capabilities)
     elif not fresh_prefix:
         probe.resident |= probe.capabilities.tiers
+        probe.home = probe.asked
 
 
 def needs_fresh_prefix(can: Capabilities, name: str) -> bool:

@@ -8,10 +8,11 @@ from pathlib import Path
 from harness.engines import ENGINES
 from harness.errors import PreflightError
 from harness.experiment.deployment import Deployment
+from harness.experiment.loads import FreeLoad
 from harness.experiment.model import Experiment
 from harness.experiment.units import format_bytes, format_compared
 from harness.experiment.workloads import PrefixWorkload
-from harness.measure.placing import kept_share, obstacle
+from harness.measure.placing import empties_all, kept_share, obstacle
 from harness.records import Capabilities, Resolved
 from simulator.models import ModelSpec
 from traces.request import Request
@@ -25,19 +26,19 @@ def check_experiment(
     kind = ENGINES[engine]
     if not experiment.cache.gpu and not kind.without_gpu:
         can = " or ".join(name for name, other in ENGINES.items() if other.without_gpu)
-        raise PreflightError(f"cache.gpu is 0: all KV on storage is for --engine {can}, not {engine}; give it a size")
+        raise PreflightError(
+            f"cache.gpu is 0: tiers without an engine are for --engine {can}, not {engine}; give it a size"
+        )
     _check_deployment(experiment.deployment, capabilities, engine)
-    if experiment.measure.budget is not None and experiment.cache.gpu and _free(experiment):
-        raise PreflightError("measure.budget: a free load is sent to its end, however long it takes; remove it")
+    if experiment.measure.budget is not None and _free(experiment) and capabilities.evidence:
+        raise PreflightError("measure.budget: a free load has no samples to end between; set workload.duration instead")
     _check_capabilities(experiment, capabilities, engine)
+    _check_trials(experiment, capabilities, engine)
     if experiment.cache.eviction is not None and experiment.cache.cpu is None:
         raise PreflightError("cache.eviction needs cache.cpu, the tier that evicts; give it a size, e.g. 1GiB")
     if isinstance(experiment.workload, PrefixWorkload):
-        cache = experiment.cache
         configured = Resolved(
-            gpu_bytes=cache.gpu,
-            cpu_bytes=cache.cpu,
-            disk_bytes=cache.bytes_of("disk"),
+            **experiment.cache.sizes,
             kv_bytes_per_token=model.kv_bytes_per_token,
             max_prompt_tokens=model.max_position - 1,
         )
@@ -85,6 +86,23 @@ def _check_capabilities(experiment: Experiment, capabilities: Capabilities, engi
         )
 
 
+def _check_trials(experiment: Experiment, capabilities: Capabilities, engine: str) -> None:
+    """Trials need fresh caches: a reset of all tiers, or a start anew."""
+    trials = experiment.measure.trials
+    if trials == 1 or empties_all(capabilities):
+        return
+    if not capabilities.starts_empty:
+        raise PreflightError(
+            f"measure.trials {trials}: engine {engine}, as configured, runs already and cannot empty all of its caches,"
+            " so that a second trial would hit what the first one left; set it to 1"
+        )
+    if experiment.storage is not None and experiment.storage.trace:
+        raise PreflightError(
+            f"measure.trials {trials}: engine {engine}, as configured, has to start again between trials, and"
+            " storage.trace would lose it; remove one of the two"
+        )
+
+
 def check_working_set(experiment: Experiment, resolved: Resolved) -> None:
     """Whether the probe's prompts fit the tiers that have to hold them. Raises PreflightError."""
     workload = experiment.workload
@@ -103,7 +121,7 @@ def check_working_set(experiment: Experiment, resolved: Resolved) -> None:
     )
     # KV passes through the tiers above the one that serves it.
     for tier in names[: lowest + 1]:
-        size, share = resolved.bytes_of(tier), kept_share(tier, experiment)
+        size, share = resolved.bytes_for_one(tier), kept_share(tier, experiment)
         if size is not None and need > share * size:
             needed, stays = format_compared(need, share * size)
             raise PreflightError(
@@ -142,16 +160,30 @@ def check_reach(experiment: Experiment, requests: Sequence[Request], resolved: R
         )
 
 
-def check_storage_load(experiment: Experiment, model: ModelSpec, requests: Sequence[Request]) -> None:
-    """Whether the storage alone holds a load's KV: nothing is evicted there. Raises PreflightError."""
-    cache = experiment.cache
-    if cache.gpu or cache.disk is None:
+def check_quotes(key: str, load: FreeLoad, capabilities: Capabilities, engine: str) -> None:
+    """Whether the engine tells the answers that later prompts hold. Raises PreflightError."""
+    if capabilities.quotes or not any(request.quotes for request in load.requests):
         return
-    need = unique_tokens(requests) * model.kv_bytes_per_token
-    if need > cache.disk.capacity:
+    cure = ENGINES[engine].untold
+    raise PreflightError(
+        f"cell {key}: answers quoted: engine {engine}, as configured, does not tell its answers token by token;"
+        f" {cure + ', or ' if cure else ''}use answers synthetic"
+    )
+
+
+def check_resumed(key: str, load: FreeLoad, rows: int) -> None:
+    """Whether the rest of a load, of which so many requests have ended, can be sent. Raises PreflightError."""
+    if not rows:
+        return
+    if load.duration_s is not None:
         raise PreflightError(
-            f"cache.disk.capacity {format_bytes(cache.disk.capacity)}: the load's KV is {format_bytes(need)}, and with"
-            " cache.gpu 0B nothing is evicted; enlarge it, or send fewer or shorter requests"
+            f"cell {key}: {rows} requests of a load with workload.duration are there, and its time cannot be stopped"
+            " and go on; start a new run"
+        )
+    if any(request.quotes for request in load.requests):
+        raise PreflightError(
+            f"cell {key}: {rows} requests of a load that quotes answers are there, and their answers were not kept;"
+            " start a new run"
         )
 
 
@@ -170,13 +202,16 @@ def unique_tokens(requests: Sequence[Request]) -> int:
     return total
 
 
-def check_prompts(requests: Sequence[Request], resolved: Resolved) -> None:
+def check_prompts(requests: Sequence[Request], resolved: Resolved, kind: str) -> None:
     """Whether the engine takes every request of a free load. Raises PreflightError."""
     longest = max(requests, key=lambda request: request.prompt_tokens + request.output_tokens, default=None)
     limit = resolved.max_prompt_tokens
     if longest is None or limit is None or longest.prompt_tokens + longest.output_tokens <= limit + 1:
         return
+    shorten = "ask for fewer turns or tokens"
+    if kind == "trace":
+        shorten = "set workload.max_prompt_tokens, scale with workload.block_tokens"
     raise PreflightError(
         f"workload: request {longest.id} has {longest.prompt_tokens} + {longest.output_tokens} tokens, the engine takes"
-        f" {limit + 1}; set workload.max_prompt_tokens, scale with workload.block_tokens, or enlarge cache.gpu"
+        f" {limit + 1}; {shorten}, or enlarge cache.gpu"
     )

@@ -7,6 +7,8 @@
 | RAM behind a connector   | the connector served it, look-ups hit that tier and no other                         |
 | storage, page cache warm | … look-ups hit storage, all its chunks were loaded, and no byte came from the device |
 | storage, page cache cold | … and all of them came from the device                                               |
+| a remote store           | look-ups hit the store, all its chunks were loaded, and the store says that it sent  |
+|                          | them; from RAM, or for `remote_cold` from its own device                             |
 """
 
 from __future__ import annotations
@@ -17,12 +19,18 @@ import msgspec
 
 from harness.measure.placing import Probe
 from harness.records import Counters
-from traces.request import RequestRecord, Verdict
+from traces.request import RequestRecord, TokensByTier, Verdict
 from traces.tiers import COMPUTED, all_tiers, state_named, tier_names
 
 # Of a storage read, this share has to come from the device when cold, and at most the rest when warm: LMCache's process
 # also reads a few pages that are not chunks.
 _COLD_SHARE = 0.99
+# Prompt tokens by source, as an engine counts them.
+_SERVES = {
+    "computed_tokens",
+    "external_tokens",
+    *(f"{tier.name}_hit_tokens" for tier in all_tiers() if not tier.offload),
+}
 
 
 def expected_counters(probe: Probe, name: str) -> Counters:
@@ -37,9 +45,11 @@ def expected_counters(probe: Probe, name: str) -> Counters:
             continue
         expected["external_tokens"] = served if tier.offload else 0
         if state.from_device is not None:
-            expected[f"{tier.name}_loaded_chunks"] = served // probe.experiment.cache.chunk_tokens
+            chunk_tokens = probe.resolved.chunk_tokens or probe.experiment.cache.chunk_tokens
+            expected[f"{tier.name}_loaded_chunks"] = served // chunk_tokens
             read_bytes = served * (probe.resolved.kv_bytes_per_token or 0)
             expected[f"{tier.name}_device_read_bytes"] = read_bytes if state.from_device else 0
+            expected[f"{tier.name}_sent_bytes"] = read_bytes
     evidence = probe.capabilities.evidence.get(name, frozenset(expected))
     if not hit:
         evidence -= {f"{tier.name}_hit_tokens" for tier in all_tiers() if tier.offload}
@@ -61,11 +71,31 @@ def prove(probe: Probe, name: str, observed: Counters, rows: Sequence[RequestRec
             return "unproven", f"the engine does not report {counter}"
         if not _agrees(counter, wanted, seen, whole_bytes):
             return "contradicted", f"{counter} moved by {seen}, {name} needs {wanted}"
+    for number, other in enumerate(observed.by_instance):
+        served = {counter: tokens for counter, tokens in other.named().items() if counter in _SERVES and tokens}
+        if number != probe.asked and served:
+            return "contradicted", f"instance {number} served tokens ({_told(served)}), {name} asks {probe.asked}"
     hit = _hit_tokens(probe, name)
     odd = next((row for row in rows if row.cached_tokens is not None and row.cached_tokens != hit), None)
     if odd is not None:
         return "contradicted", f"request {odd.id} had {odd.cached_tokens} cached tokens, {name} needs {hit}"
+    wanted_by_tier = _by_tier(probe, name)
+    for row in rows:
+        told = {source: tokens for source, tokens in row.tokens_by_tier.items() if tokens is not None}
+        if any(tokens != wanted_by_tier[source] for source, tokens in told.items()):
+            return "contradicted", f"request {row.id} had its tokens from {_told(told)}, {name} needs {hit}"
     return "proven", None
+
+
+def _by_tier(probe: Probe, name: str) -> dict[str, int]:
+    """Tokens of one request by where they come from."""
+    hit, served_by = _hit_tokens(probe, name), state_named(name).served_by
+    served = {tier: hit if tier == served_by else 0 for tier in tier_names()}
+    return {COMPUTED: probe.workload.prompt_tokens - hit, **served}
+
+
+def _told(by_tier: dict[str, int]) -> str:
+    return ", ".join(f"{source} ({tokens})" for source, tokens in by_tier.items() if tokens)
 
 
 def _hit_tokens(probe: Probe, name: str) -> int:
@@ -73,23 +103,18 @@ def _hit_tokens(probe: Probe, name: str) -> int:
 
 
 def _agrees(counter: str, wanted: int, seen: int, whole_bytes: int) -> bool:
-    if not counter.endswith("_device_read_bytes"):
+    if not counter.endswith(("_device_read_bytes", "_sent_bytes")):
         return seen == wanted
     return seen >= _COLD_SHARE * whole_bytes if wanted else seen <= (1 - _COLD_SHARE) * whole_bytes
 
 
 def with_verdict(row: RequestRecord, probe: Probe, name: str, verdict: Verdict, reason: str | None) -> RequestRecord:
     """The row with its verdict; a proven one also says how many of its tokens each tier served."""
-    hit = _hit_tokens(probe, name)
-    by_tier = row.tokens_by_tier
-    if verdict == "proven":
-        served_by = state_named(name).served_by
-        served = {tier: hit if tier == served_by else 0 for tier in tier_names()}
-        by_tier = {COMPUTED: row.prompt_tokens - hit, **served}
+    by_tier: TokensByTier = {**_by_tier(probe, name)} if verdict == "proven" else row.tokens_by_tier
     return msgspec.structs.replace(
         row,
         expected_tier=name,
-        expected_hit_tokens=hit,
+        expected_hit_tokens=_hit_tokens(probe, name),
         verdict=verdict,
         verdict_reason=reason,
         tokens_by_tier=by_tier,

@@ -13,7 +13,7 @@ import itertools
 import os
 import signal
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,20 +21,23 @@ import msgspec
 
 from harness.blockio.attach import check_run_storage, run_device, run_trace
 from harness.engines import ENGINES
-from harness.engines.base import Engine, KeepsRecord
+from harness.engines.base import KeepsRecord
 from harness.engines.kind import EngineName
 from harness.errors import Interrupted
 from harness.experiment.loads import FreeLoad, free_load
-from harness.experiment.model import results_root
+from harness.experiment.model import Experiment, results_root
 from harness.experiment.read import Cell
 from harness.experiment.workloads import PrefixWorkload
 from harness.measure.cell import Progress, TierMeasurement, measure_load
-from harness.measure.preflight import check_cache, check_experiment, check_storage_load
+from harness.measure.placing import empties_all
+from harness.measure.preflight import check_cache, check_experiment, check_quotes, check_resumed
 from harness.measure.sampling import Sampler
-from harness.records import Capabilities, Origin
+from harness.records import Capabilities, CellRecord, Origin, Resolved
 from harness.results import provenance
-from harness.results.folder import RunFolder, read_rows
+from harness.results.folder import RunFolder, read_rows, read_samples
 from harness.results.manifest import Attempt, CellEntry, Manifest, RunStatus, read_manifest
+from harness.results.summary import FREE_LOAD
+from harness.results.trials import ended_trials, trials_asked
 from simulator.models import load_model
 
 
@@ -102,8 +105,18 @@ def preflight(request: RunRequest) -> dict[str, FreeLoad]:
         check_experiment(experiment, model, abilities[key], request.engine, results)
         if not isinstance(experiment.workload, PrefixWorkload):
             loads[cell.key] = free_load(experiment)
-            check_storage_load(experiment, model, loads[cell.key].requests)
+            if request.resume and not abilities[key].deterministic and experiment.measure.trials == 1:
+                check_resumed(cell.key, loads[cell.key], _rows_of(request.folder, cell.key))
+            check_quotes(cell.key, loads[cell.key], abilities[key], request.engine)
+            kind.check_load(experiment, model, loads[cell.key].requests)
     return loads
+
+
+def _rows_of(folder: Path, key: str) -> int:
+    """Measured rows of a cell that was begun and not completed."""
+    if read_manifest(folder).cell(key).status == "complete":
+        return 0
+    return sum(row.cell == key and row.phase == "measure" for row in read_rows(folder))
 
 
 def _new_loop() -> asyncio.AbstractEventLoop:
@@ -164,12 +177,11 @@ async def _run_all(request: RunRequest, folder: RunFolder, loads: dict[str, Free
 
     later_s = _sampled_later_s(request.cells)
     with _signals_cancel():
-        progress.start(_total(request.cells, loads), request.name)
+        progress.start(_total(request, loads), request.name)
         for _, group in itertools.groupby(request.cells, key=engine_key):
             async with run_device(list(group), request.engine, folder) as cells:
-                experiment = cells[0].experiment
-                engine = ENGINES[request.engine].make(experiment, load_model(experiment.model), folder.path, clock)
-                await _run_group(engine, cells, folder, loads, later_s, progress)
+                running = _Running(request.engine, cells[0].experiment, folder.path, clock)
+                await _run_group(running, cells, folder, loads, later_s, progress)
 
 
 @contextlib.contextmanager
@@ -204,13 +216,13 @@ def engine_key(cell: Cell) -> str:
     return repr((experiment.model, experiment.seed, *around, experiment.engines, timeout_s))
 
 
-def _total(cells: Sequence[Cell], loads: dict[str, FreeLoad]) -> int | None:
+def _total(request: RunRequest, loads: dict[str, FreeLoad]) -> int | None:
     """Requests that will be measured; None where sampling decides on the way."""
     total = 0
-    for cell in cells:
+    for cell in request.cells:
         workload, measure = cell.experiment.workload, cell.experiment.measure
         if not isinstance(workload, PrefixWorkload):
-            total += len(loads[cell.key].requests)
+            total += len(loads[cell.key].requests) * trials_measured(cell.experiment, request.engine)
         elif (samples := Sampler(measure).expected()) is None:
             return None
         else:
@@ -227,45 +239,106 @@ def _sampled_later_s(cells: Sequence[Cell]) -> dict[str, float]:
     return found
 
 
+class _Running:
+    """A group's engine, and a fresh start in its place where nothing else empties its caches."""
+
+    def __init__(self, name: EngineName, experiment: Experiment, folder: Path, clock: Callable[[], float]) -> None:
+        self._arguments = (experiment, load_model(experiment.model), folder, clock)
+        self._make = ENGINES[name].make
+        self.engine = self._make(*self._arguments)
+        self.used = False
+
+    async def start(self) -> Resolved:
+        await self.engine.start()
+        return await self.engine.ready()
+
+    async def start_again(self) -> Resolved:
+        await self.engine.stop()
+        self.engine, self.used = self._make(*self._arguments), False
+        return await self.start()
+
+
 async def _run_group(
-    engine: Engine,
+    running: _Running,
     cells: list[Cell],
     folder: RunFolder,
     loads: dict[str, FreeLoad],
     later_s: dict[str, float],
     progress: Progress,
 ) -> None:
-    if engine.capabilities.deterministic:
+    name, can = running.engine.name, running.engine.capabilities
+    if can.deterministic:
         folder.expect_again()
     else:
         complete = {cell.key for cell in cells if folder.manifest.cell(cell.key).status == "complete"}
-        progress.advance(sum(row.cell in complete and row.phase == "measure" for row in read_rows(folder.path)))
+        progress.advance(_measured(folder, complete))
         cells = [cell for cell in cells if cell.key not in complete]
     if not cells:
         return
-    cores = ENGINES[engine.name].cores(cells[0].experiment).client
+    cores = ENGINES[name].cores(cells[0].experiment).client
     try:
         progress.state("starting the engine")
-        await engine.start()
-        resolved = await engine.ready()
+        resolved = await running.start()
         if resolved.accelerator and resolved.accelerator.doubt:
             progress.note(resolved.accelerator.doubt)
-        async with run_trace(cells, engine, resolved, folder), _pinned(cores):
+        async with run_trace(cells, running.engine, resolved, folder), _pinned(cores):
             for cell in cells:
                 entry = folder.manifest.cell(cell.key)
                 entry.status, entry.resolved = "started", resolved
                 folder.save_manifest()
                 if isinstance(cell.experiment.workload, PrefixWorkload):
-                    await TierMeasurement(engine, cell, resolved, folder, progress, later_s[cell.key]).run()
+                    await TierMeasurement(running.engine, cell, resolved, folder, progress, later_s[cell.key]).run()
                 else:
-                    await measure_load(engine, cell, resolved, loads[cell.key], folder, progress)
-                if isinstance(engine, KeepsRecord):
-                    entry.record = engine.record()
+                    resolved = await _send_trials(running, cell, resolved, loads[cell.key], folder, progress)
+                if isinstance(running.engine, KeepsRecord):
+                    several = trials_measured(cell.experiment, name) > 1
+                    entry.record = _last_trial(folder, cell.key) if several else running.engine.record()
                 entry.status = "complete"
                 folder.save_manifest()
     finally:
         # A second Ctrl-C must not leave an engine behind.
-        await asyncio.shield(engine.stop())
+        await asyncio.shield(running.engine.stop())
+
+
+def _last_trial(folder: RunFolder, key: str) -> CellRecord:
+    """What the device did in the cell's last trial; samples.jsonl has it of each."""
+    found = [sample.storage for sample in read_samples(folder.path) if sample.cell == key]
+    return CellRecord(storage=found[-1])
+
+
+def _measured(folder: RunFolder, cells: Collection[str]) -> int:
+    """Rows of these complete cells, without those of trials that were begun anew."""
+    several = {key for key in cells if trials_asked(folder.manifest.cell(key).config) > 1}
+    ended = ended_trials(read_samples(folder.path), FREE_LOAD) if several else {}
+    rows = (row for row in read_rows(folder.path) if row.cell in cells and row.phase == "measure")
+    return sum(row.cell not in several or (row.sample, row.attempt) in ended.get(row.cell, ()) for row in rows)
+
+
+async def _send_trials(
+    running: _Running, cell: Cell, resolved: Resolved, load: FreeLoad, folder: RunFolder, progress: Progress
+) -> Resolved:
+    """Sends the load as often as measure.trials asks, but for trials that an earlier attempt ended."""
+    can, trials = running.engine.capabilities, trials_measured(cell.experiment, running.engine.name)
+    ended = set()
+    if trials > 1:
+        ended = {trial for trial, _ in ended_trials(read_samples(folder.path), FREE_LOAD).get(cell.key, ())}
+        progress.advance(len(ended) * len(load.requests))
+    for trial in range(trials):
+        if trial in ended:
+            continue
+        if trials > 1 and running.used and not empties_all(can):
+            progress.state("starting the engine again, for fresh caches")
+            resolved = await running.start_again()
+        await measure_load(running.engine, cell, resolved, load, folder, progress, trial if trials > 1 else None)
+        running.used = True
+    return resolved
+
+
+def trials_measured(experiment: Experiment, engine: EngineName) -> int:
+    """How often a free load is sent: once, whatever is asked, where it would repeat exactly."""
+    kind = ENGINES[engine]
+    exact = kind.simulated and kind.disk(experiment).moves == "modelled"
+    return 1 if exact else experiment.measure.trials
 
 
 @contextlib.asynccontextmanager

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import ipaddress
 import os
 import re
 import secrets
@@ -11,9 +13,10 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
+from urllib.parse import urlsplit
 
 import psutil
 
@@ -120,12 +123,11 @@ class Child:
     @property
     def pids(self) -> tuple[int, ...]:
         """The command's process and its descendants."""
-        return () if (pid := self.pid) is None else (pid, *_descendants(pid))
+        return () if (pid := self.pid) is None else family(pid)
 
     def storage_read_bytes(self) -> int | None:
         """Bytes that the command and its descendants have fetched from storage devices; None when it does not run."""
-        pid = self.pid
-        return None if pid is None else sum(storage_read_bytes(one) or 0 for one in [pid, *_descendants(pid)])
+        return None if (pid := self.pid) is None else tree_read_bytes(pid)
 
     async def ended(self) -> None:
         """Returns when the command or its warden has ended."""
@@ -248,6 +250,43 @@ def storage_read_bytes(pid: int) -> int | None:
     except OSError:
         return None
     return next(int(line.split()[1]) for line in text.splitlines() if line.startswith("read_bytes:"))
+
+
+def tree_read_bytes(pid: int) -> int | None:
+    """That of a process and its descendants; None where the process is gone or the kernel does not say."""
+    own = storage_read_bytes(pid)
+    return None if own is None else own + sum(storage_read_bytes(one) or 0 for one in _descendants(pid))
+
+
+def family(pid: int) -> tuple[int, ...]:
+    """A process and its descendants."""
+    return (pid, *_descendants(pid))
+
+
+def listener(url: str) -> int | None:
+    """The process of this machine that listens on the URL's port; None where it cannot be seen."""
+    address = urlsplit(url)
+    if address.hostname not in ("127.0.0.1", "localhost", "::1", "0.0.0.0"):
+        return None
+    with contextlib.suppress(psutil.Error, OSError):
+        for connection in psutil.net_connections("tcp"):
+            if connection.status != psutil.CONN_LISTEN or not connection.laddr or not connection.pid:
+                continue
+            if connection.laddr.port == address.port:
+                return int(connection.pid)
+    return None
+
+
+def open_to_all(children: Iterable[Child]) -> tuple[str, ...]:
+    """'PROGRAM PORT' of each socket of the children that listens beyond this machine's loopback."""
+    found = set()
+    for pid in (pid for child in children for pid in child.pids):
+        with contextlib.suppress(psutil.Error):
+            process = psutil.Process(pid)
+            for socket_ in process.net_connections(kind="inet"):
+                if socket_.status == psutil.CONN_LISTEN and not ipaddress.ip_address(socket_.laddr.ip).is_loopback:
+                    found.add(f"{process.name()} {socket_.laddr.port}")
+    return tuple(sorted(found))
 
 
 def _descendants(pid: int) -> list[int]:

@@ -2,7 +2,8 @@
 
     python -I -S warden.py ALIVE_FD STATE_FD GRACE_S CORES SCRATCH -- COMMAND…
 
-CORES: '0,1', or '-' for any. SCRATCH: files and folders to delete at the end, with ':' between them, or '-'.
+CORES: '0,1', or '-' for any. SCRATCH: files and folders to delete at the end, with ':' between them, or '-'. What else
+a folder's file ALSO lists, as also_delete writes it, is deleted with the folder.
 
 Two processes, so that a SIGKILL of either leaves nothing: the guard is the parent of the warden, and the warden is the
 parent of the command. Both adopt orphans (subreaper): workers that outlive the engine stay below the warden, and below
@@ -32,6 +33,7 @@ PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
 ORPHAN_GRACE_S = 3.0
 # How multiprocessing.shared_memory begins the names that it draws; and what proc(5) adds to one that is deleted.
 SHARED_MEMORY, GONE = "/dev/shm/psm_", " (deleted)"
+ALSO = "also-delete"
 _prctl = ctypes.CDLL(None).prctl
 
 
@@ -59,6 +61,7 @@ def main() -> int:
         how = watch(child, alive, state, woken, guard)
         end_all(descendants, grace_s if how is None else ORPHAN_GRACE_S)
         code = 143 if how is None else how
+    reap()
     delete(Path(path) for path in scratch.split(":") if scratch != "-")
     return code & 0xFF
 
@@ -141,14 +144,21 @@ def end_all(members: Callable[[], list[int]], grace_s: float) -> None:
         delete(shared - shared_memory(pid for pid, _, _ in living()))
 
 
-def shared_memory(pids: Iterable[int]) -> set[Path]:
-    """Files of Python's shared memory that the processes have mapped. Others' files are never listed, so never ours to
-    delete."""
+def reap() -> None:
+    """Takes leave of every child that has ended: in a container, no other process may do so for us."""
+    with contextlib.suppress(ChildProcessError):
+        while os.waitpid(-1, os.WNOHANG)[0]:
+            pass
+
+
+def shared_memory(pids: Iterable[int], prefix: str = SHARED_MEMORY) -> set[Path]:
+    """Files of shared memory, Python's by default, that the processes have mapped. Others' files are never listed, so
+    never ours to delete."""
     found = set()
     for pid in pids:
         with contextlib.suppress(OSError), Path(f"/proc/{pid}/maps").open(errors="replace") as maps:
-            mapped = {line.rstrip("\n").partition(SHARED_MEMORY)[2] for line in maps}
-            found |= {Path(SHARED_MEMORY + name) for name in mapped if name and not name.endswith(GONE)}
+            mapped = {line.rstrip("\n").partition(prefix)[2] for line in maps}
+            found |= {Path(prefix + name) for name in mapped if name and not name.endswith(GONE)}
     return found
 
 
@@ -158,8 +168,23 @@ def tell(pids: list[int], what: signal.Signals) -> None:
             os.kill(pid, what)
 
 
+def also_delete(folder: Path, paths: Iterable[Path]) -> None:
+    """What is deleted with a folder of SCRATCH: names that a command draws, and that are known only once it runs."""
+    if not (known := set(listed(folder))) >= (wanted := set(paths)):
+        with contextlib.suppress(OSError):
+            folder.joinpath(ALSO).write_text("".join(f"{path}\n" for path in sorted(known | wanted)))
+
+
+def listed(folder: Path) -> list[Path]:
+    try:
+        return [Path(line) for line in folder.joinpath(ALSO).read_text().splitlines()]
+    except OSError:
+        return []
+
+
 def delete(paths: Iterable[Path]) -> None:
     for path in paths:
+        delete(listed(path))
         shutil.rmtree(path, ignore_errors=True)
         with contextlib.suppress(OSError):
             path.unlink()

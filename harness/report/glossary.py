@@ -16,9 +16,14 @@ _WORDS = {
     "tier": "A place that holds KV cache: the GPU's memory, CPU RAM, or storage.",
     "hit tokens": "Tokens of a prompt whose KV cache came from a tier.",
     "hit rate": "The share of the prompts' tokens whose KV cache came from a tier.",
+    "hit-rate ceiling": (
+        "Computed: the most of the prompts' tokens that any cache could have served that knew all prompts beforehand."
+    ),
     "not computed": "Tokens of the prompt that some cache served, by the engine's own count of the request.",
     "preemptions": "How often the engine put a request back into its queue, for want of KV cache.",
     "block, chunk": "The engine's and the cache server's smallest pieces of KV cache, in tokens.",
+    "turn, round": "One question of a conversation and its answer. They count from 0; prompts carry all earlier ones.",
+    "trial": "The whole load, sent once from fresh caches. Several trials show how far its figures spread.",
     "cell": "One point of a sweep: one set of values of what it varies.",
     "sample": "One measurement of a state: placing the prefix there, sending the requests, reading the counters.",
     "proven": "The engine's and the cache server's own counters agree that the prefix came from that tier.",
@@ -33,16 +38,23 @@ _WORDS = {
     "95 % interval": (
         "Where the true mean lies in 95 of 100 runs such as this one. Without one there were too few samples."
     ),
-    "p50, p90, p99": "Percentiles: so many of 100 requests took no longer. p50 is the median.",
+    "p50, p90, p95, p99": "Percentiles: so many of 100 requests took no longer. p50 is the median.",
+    "sd": "Standard deviation: how far values lie from their mean, typically.",
     "CV": "Coefficient of variation: the standard deviation over requests, as a share of their mean.",
     "n for ±5 %": "How many samples would give the mean an interval of ±5 %.",
 }
 # What a column's heading is called in the list above, where the two differ.
 _HEADINGS = {
     "mean ± 95 %": "95 % interval",
-    "p50": "p50, p90, p99",
-    "p90": "p50, p90, p99",
-    "p99": "p50, p90, p99",
+    "mean TTFT": "TTFT",
+    "mean ± sd": "sd",
+    "by trial": "trial",
+    "turn": "turn, round",
+    "round": "turn, round",
+    "p50": "p50, p90, p95, p99",
+    "p90": "p50, p90, p95, p99",
+    "p95": "p50, p90, p95, p99",
+    "p99": "p50, p90, p95, p99",
     "p99 of median TTFT": "send lag",
     "claimed tier": "tier",
     "verdicts": "verdict",

@@ -16,7 +16,7 @@ from harness.report.io.tables import render_traces
 from harness.report.page import render_page
 from harness.report.run.tables import figure_rows
 from harness.report.run.terminal import printable
-from harness.report.validation.html import comparison_findings, comparison_page, terminal_table
+from harness.report.validation.html import comparison_findings, comparison_page, terminal_tables
 from harness.report.words import THIN_NOTE
 from harness.results.folder import write_atomically
 from harness.results.kept import KeptIo, read_kept_io
@@ -69,7 +69,7 @@ def write_kept_page(folder: Path, page: str) -> Path:
 
 
 def _validation_words(document: Document) -> RenderableType:
-    return Group(terminal_table(document), *(Text(printable(line)) for line in comparison_findings(document)))
+    return Group(*terminal_tables(document), *(Text(printable(line)) for line in comparison_findings(document)))
 
 
 def _io_page(folder: Path, kept: KeptIo) -> str:

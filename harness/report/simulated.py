@@ -16,11 +16,13 @@ _DIGITS = 6
 
 def how_made(summary: Summary) -> Made:
     """How a run's times came to be. Mode storage moves its bytes on a real device, under a simulated engine. With a
-    reference accelerator, a real engine waits for a GPU's time."""
+    reference accelerator, a real engine waits for a GPU's time. Tiers without an engine are all real."""
     if not is_simulated(summary.engine):
         return "paced" if any(cell.accelerator for cell in summary.cells) else "measured"
-    mixed = any(cell.storage for cell in summary.cells)
-    return "device measured, engine simulated" if mixed else "simulated"
+    found = [cell.storage for cell in summary.cells if cell.storage]
+    if found and all(each.kv for each in found):
+        return "measured"
+    return "device measured, engine simulated" if found else "simulated"
 
 
 def in_figures(summary: Summary) -> str:
@@ -32,7 +34,8 @@ def simulated_notes(summary: Summary) -> list[str]:
     """Sentences that stand before the findings of a simulated or paced run; none of a measured one."""
     made = how_made(summary)
     if made == "measured":
-        return []
+        alone = is_simulated(summary.engine)
+        return ["No engine runs: times are those of reading and writing KV in real tiers, and no engine's."] * alone
     if made == "paced":
         return _paced_notes(summary)
     if made != "simulated":

@@ -18,12 +18,15 @@ _COLORS = {
     "recompute": "#D55E00",
     "gpu": "#009E73",
     "cpu": "#2B83C6",
+    "pool": "#2A9DA8",
     "disk": "#B97A00",
     "disk_cold": "#C05A9C",
+    "remote": "#8C6BB1",
+    "remote_cold": "#5E7F3A",
     FREE_LOAD: "#7A6FD0",
 }
 # For states and tiers that are not named above, in their order.
-_MORE_COLORS = ("#8C6BB1", "#5E7F3A", "#3F7F8C", "#E7298A")
+_MORE_COLORS = ("#3F7F8C", "#E7298A", "#A6611A", "#4D4D9F")
 GREY = "#7D7D7D"
 
 
@@ -39,6 +42,16 @@ def color_of(name: str) -> str:
 def symbol_of(name: str) -> str:
     """The mark of a state in figures, as plotly names it; a circle for a name that is no state's."""
     return next((state.symbol for state in all_states() if state.name == name), "circle")
+
+
+# Lines of loads, each with a colour and a mark of its own; they are no tiers.
+_SERIES = ("#7A6FD0", "#3F7F8C", "#B97A00", "#C05A9C", "#2B83C6", "#5E7F3A")
+_SHAPES = ("circle", "square", "diamond", "triangle-up", "star", "hexagon")
+
+
+def series_look(number: int) -> tuple[str, str]:
+    """The mark and the colour of a chart's n-th load. Colours repeat after six, with other marks."""
+    return _SHAPES[(number + number // len(_SERIES)) % len(_SHAPES)], _SERIES[number % len(_SERIES)]
 
 
 VERDICT_SYMBOLS = {

@@ -8,9 +8,11 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import msgspec
 
+from harness.records import HitCeiling
 from harness.report.axes import Axis, cell_labels, short_names, value_text, varied_axes
 from harness.report.simulated import flat_notes, how_made, in_figures, simulated_notes
-from harness.results.summary import FREE_LOAD, CellFigures, Latency, RunRows, Summary, TierFigures
+from harness.results.rows import Latency
+from harness.results.summary import FREE_LOAD, CellFigures, RunRows, Summary, TierFigures
 from harness.stats import FEWEST_SAMPLES, TOO_FEW, Ratio, ratio_interval
 from traces.tiers import all_states, state_names
 
@@ -93,6 +95,18 @@ def percent(share: float | None) -> str:
     return UNKNOWN if share is None else f"{share * 100:.1f} %"
 
 
+def ceiling_words(ceiling: HitCeiling | None) -> str:
+    """'at most 80.1 % in any cache of this size, 83.0 % in any at all (computed)'; '' without a ceiling."""
+    if ceiling is None:
+        return ""
+    if ceiling.of_any_size is None:
+        return f"ceiling unknown: {ceiling.reason}"
+    if ceiling.of_size is None:
+        return f"at most {percent(ceiling.of_any_size)} in any cache (computed); of this size unknown: {ceiling.reason}"
+    sized, unlimited = percent(ceiling.of_size), percent(ceiling.of_any_size)
+    return f"at most {sized} in any cache of this size, {unlimited} in any at all (computed)"
+
+
 def plural(number: int, noun: str) -> str:
     return f"{number:,} {noun}" + ("" if number == 1 else "s")
 
@@ -117,7 +131,8 @@ def tier_order(tiers: Iterable[str]) -> list[str]:
 def evidence(summary: Summary) -> Evidence:
     """How far the rows may be believed: from their verdicts, and from whether anybody measured them.
 
-    A request that measure.budget ended is counted apart: the load was longer than its time, and nothing is wrong.
+    A request that measure.budget or workload.duration ended is counted apart: the load was longer than its time, and
+    nothing is wrong.
     """
     rows, made = summary.rows, how_made(summary)
     cut_off = rows.cut_off or 0
@@ -125,11 +140,14 @@ def evidence(summary: Summary) -> Evidence:
     verdicts = ((proven, rows.proven), ("contradicted", rows.contradicted), ("unproven", rows.unproven))
     counts = [*verdicts, ("error" if rows.errors == 1 else "errors", rows.errors)]
     if cut_off:
-        counts.append(("cut off by the budget", cut_off))
+        counts.append(("cut off by the time", cut_off))
+    if rows.in_incomplete_trials:
+        counts.append(("in incomplete trials", rows.in_incomplete_trials))
     claimed = any(tier != FREE_LOAD for cell in summary.cells for tier in cell.tiers)
     ended, used = rows.measured - cut_off, rows.counted
     if not ended:
-        cure = "Raise measure.budget, or ask for less." if cut_off else "Look into logs/ and run it again."
+        longer = "Raise measure.budget or workload.duration, or ask for less."
+        cure = longer if cut_off else "Look into logs/ and run it again."
         headline = "No request was finished" if cut_off else "No request was measured"
         return Evidence("bad", headline, tuple(counts), (cure,), ())
     if used == ended:
@@ -160,6 +178,9 @@ def _cures(rows: RunRows) -> list[str]:
     if rows.errors:
         cures.append("Failed requests are in no figure: see logs/, lower the load or raise measure.request_timeout.")
     known = rows.counted + rows.errors + rows.contradicted + rows.unproven + (rows.cut_off or 0)
+    known += rows.in_incomplete_trials
+    if rows.in_incomplete_trials:
+        cures.append("An incomplete trial is in no figure, also with the requests that it answered.")
     if rows.measured > known:
         cures.append("Some rows claim a tier and carry no verdict: the run ended before their counters were read.")
     return cures
@@ -361,7 +382,8 @@ def _free_load(cells: list[CellFigures], labels: Mapping[str, str], made: str) -
             f"The {made}median TTFT goes from {duration(low.p50)} at {labels[fast.key]} to {duration(high.p50)} at"
             f" {labels[slow.key]} ({len(loads)} points)."
         )
-        if slow.paired is None:
+        # A run that names a cell to be held against has these ratios for each of its cells.
+        if slow.paired is None or any(cell.against for cell in cells):
             return [text]
         return [text, f"Of these two loads, {paired_words(slow.paired.ratio, labels[slow.key])}."]
     cell, ttft = loads[0]

@@ -141,10 +141,10 @@ def _miss(worth: Worth) -> Iterator[str]:
             " a miss, and so the break-even hit rate, is not known."
         )
         return
-    if worth.simulated:
+    if worth.simulated and not worth.misses:
         yield (
-            "What the cache server costs a miss, and so the break-even hit rate, is not modelled: the simulator's"
-            " stores take no time of their own."
+            "What the cache server costs a miss, and so the break-even hit rate, is not modelled: the preset's steps"
+            " take no time to store."
         )
         return
     known = [miss for miss in worth.misses if miss.slowdown.low is not None]

@@ -8,9 +8,10 @@ Nothing else knows the keys of summary.json.
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import msgspec
@@ -18,23 +19,49 @@ import msgspec
 from harness.engines import ENGINES
 from harness.errors import ResultsError
 from harness.experiment.goals import Goal
-from harness.records import CUT_OFF, AcceleratorFacts, Counters, PresetFacts, Sample, StorageFigures
+from harness.records import AcceleratorFacts, Counters, HitCeiling, LoadFacts, PresetFacts, Sample, is_cut_off
+from harness.results.against import AgainstCell, Served, held_against
+from harness.results.asked import AskedLoad, asked_load
 from harness.results.goals import TierGoals, goals_of, judge_goals
 from harness.results.manifest import CellEntry, Manifest
 from harness.results.paired import Answered, PairedLoad, asked_of, paired_loads
 from harness.results.provenance import is_simulated
-from harness.stats import FEWEST_SAMPLES, coefficient_of_variation, mean_interval, percentile, samples_needed
+from harness.results.rows import (
+    Latency,
+    LoadRates,
+    TokenTotals,
+    latency_figures,
+    load_rates,
+    sample_values,
+    sum_or_none,
+    token_totals,
+)
+from harness.results.trials import (
+    SplitTrials,
+    TrialFigures,
+    TrialKey,
+    ended_trials,
+    split_trials,
+    trial_figures,
+    trials_asked,
+    with_storage,
+)
+from harness.results.turns import TurnFigures, turn_figures
+from harness.storage_records import StorageFigures
 from traces.request import RequestRecord
-from traces.tiers import sources
 
 METRICS = ("ttft_s", "e2e_s", "tpot_s", "send_lag_s")
 FREE_LOAD = "load"
+# Measured rows by cell and tier.
+_Groups = dict[str, dict[str, list[RequestRecord]]]
 
 
 class RowCounts(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Measured rows by verdict. counted: those that are in the figures. cut_off: requests that measure.budget ended.
+    """Measured rows by verdict. counted: those that are in the figures. cut_off: requests that measure.budget or
+    workload.duration ended.
 
-    Those are no errors. None: a file of an older version, which counts them among the errors.
+    Those are no errors. None: a file of an older version, which counts them among the errors. in_incomplete_trials:
+    answered rows of trials that are in no figure (trials.py).
     """
 
     measured: int
@@ -44,6 +71,7 @@ class RowCounts(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     unproven: int
     counted: int
     cut_off: int | None = None
+    in_incomplete_trials: int = 0
 
 
 class RunRows(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -58,64 +86,7 @@ class RunRows(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     unproven: int
     counted: int
     cut_off: int | None = None
-
-
-class Latency(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """One metric of a tier, seconds. n: requests; mean, percentiles, cv: over requests.
-
-    Requests that were sent together depend on each other, so that an interval rests on whole samples. sample_means: the
-    mean of each sample, in order; (): a file of an older version. A free load is one sample. mean_low, mean_high: the
-    95 % interval of the mean; None with fewer than three samples. samples_for_5_percent: how many samples would give
-    an interval of ±5 %; None where the samples do not say.
-    """
-
-    n: int
-    mean: float
-    mean_low: float | None
-    mean_high: float | None
-    p50: float
-    p90: float
-    p99: float
-    min: float
-    max: float
-    cv: float | None
-    samples_for_5_percent: int | None
-    sample_means: tuple[float, ...] = ()
-
-    @property
-    def half_width(self) -> float | None:
-        """Of the mean's interval; None without one, or where it reaches to 0: too few samples for how they spread."""
-        if self.mean_low is None or self.mean_high is None or (self.mean_low <= 0 < self.mean):
-            return None
-        return (self.mean_high - self.mean_low) / 2
-
-    @property
-    def samples(self) -> tuple[tuple[float, ...], ...]:
-        """One value a sample, as stats.ratio_interval takes them."""
-        return tuple((mean,) for mean in self.sample_means)
-
-
-class TokenTotals(msgspec.Struct, frozen=True, kw_only=True):
-    """Tokens of the rows that count. by_source: prompt tokens by where their KV came from. None: not reported.
-
-    In the file the sources stand between `prompt` and `output`, not in a map of their own.
-    """
-
-    prompt: int
-    by_source: dict[str, int | None]
-    output: int | None
-    cached: int | None
-    expected_hit: int | None
-    hit_rate: float | None
-
-
-class LoadRates(msgspec.Struct, frozen=True, kw_only=True):
-    """What a free load completed per second, from the first send to the last token."""
-
-    duration_s: float
-    requests_per_s: float
-    prompt_tokens_per_s: float
-    output_tokens_per_s: float | None
+    in_incomplete_trials: int = 0
 
 
 class TierFigures(msgspec.Struct, frozen=True, kw_only=True):
@@ -140,6 +111,10 @@ class CellFigures(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     accelerator: what stood for the GPU of a real engine; None: nothing did.
     goals: how far each tier keeps measure.goals; () without goals. repeats: simulated without a real device, so that
     the run made again has the same times. paired: of a free load; None where the run's quickest sent other requests.
+    asked: of a free load with a duration. beyond_model: turns of free loads that their sessions did not come to.
+    turns: of a free load of conversations; () of other loads, and in files of an older version. trials: of a free load
+    with measure.trials above 1; its other figures are over the rows of all complete trials. against: of a free load,
+    beside the cell that report.against names; None without one, and of that cell. ceiling: of a free load (ceiling.py).
     """
 
     key: str
@@ -151,6 +126,12 @@ class CellFigures(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     goals: tuple[TierGoals, ...] = ()
     repeats: bool = False
     paired: PairedLoad | None = None
+    asked: AskedLoad | None = None
+    beyond_model: int = 0
+    turns: tuple[TurnFigures, ...] = ()
+    trials: TrialFigures | None = None
+    against: AgainstCell | None = None
+    ceiling: HitCeiling | None = None
 
 
 class Summary(msgspec.Struct, frozen=True, kw_only=True):
@@ -210,53 +191,116 @@ def _tiers(content: dict[str, Any]) -> list[dict[str, Any]]:
     return [tier for cell in content["cells"] for tier in cell["tiers"].values()]
 
 
-def summarize(manifest: Manifest, rows: Iterable[RequestRecord], samples: Iterable[Sample] = ()) -> Summary:
+def summarize(
+    manifest: Manifest,
+    rows: Iterable[RequestRecord],
+    samples: Iterable[Sample] = (),
+    ceilings: Mapping[str, HitCeiling] = MappingProxyType({}),
+) -> Summary:
     """Per cell and tier: counts, latencies with intervals, tokens by tier, throughput, what the counters moved by.
 
-    A tier's figures hold its proven rows only (or, in a free load without warm states, all rows without error);
-    rows left out are counted with their reasons.
+    A tier's figures hold its proven rows only (or, in a free load without warm states, all rows without error, of
+    complete trials); rows left out are counted with their reasons. ceilings: by cell.
     """
-    groups: dict[str, dict[str, list[RequestRecord]]] = {cell.key: {} for cell in manifest.cells}
+    groups: _Groups = {cell.key: {} for cell in manifest.cells}
     warm = total = 0
     for row in rows:
         total += 1
-        if row.phase == "warm":
+        if row.phase != "measure":
             warm += 1
             continue
         groups.setdefault(row.cell, {}).setdefault(row.expected_tier or FREE_LOAD, []).append(row)
+    samples = list(samples)
+    splits = _split_loads(manifest, groups, samples)
     counters: dict[tuple[str, str], list[Counters]] = {}
+    facts: dict[str, list[LoadFacts]] = {}
     for sample in samples:
+        split = splits.get(sample.cell)
+        if sample.load is not None and (split is None or split.has(sample.index, sample.attempt)):
+            facts.setdefault(sample.cell, []).append(sample.load)
         counters.setdefault((sample.cell, sample.tier), []).append(sample.observed)
     measured = [row for tiers in groups.values() for group in tiers.values() for row in group]
-    paired = paired_loads(
-        {
-            cell.key: Answered(asked_of(cell), [row for row in groups[cell.key][FREE_LOAD] if counted(row)])
-            for cell in manifest.cells
-            if FREE_LOAD in groups[cell.key]
-        }
-    )
+    others = [row for split in splits.values() for row in split.others]
+    answered = _answered(manifest.cells, groups)
+    paired = paired_loads(answered)
+    cells = [
+        _cell_figures(
+            manifest.engine,
+            cell,
+            groups[cell.key],
+            counters,
+            splits.get(cell.key),
+            paired.get(cell.key),
+            facts.get(cell.key, ()),
+        )
+        for cell in manifest.cells
+    ]
     return Summary(
         run_id=manifest.run_id,
         engine=manifest.engine,
         status=manifest.status,
-        rows=RunRows(total=total, warm=warm, **msgspec.structs.asdict(_verdicts(measured))),
-        cells=[
-            CellFigures(
-                key=cell.key,
-                overrides=cell.overrides,
-                storage=cell.record.storage if cell.record else None,
-                tiers={
-                    tier: tier_figures(group, counters.get((cell.key, tier), []))
-                    for tier, group in groups[cell.key].items()
-                },
-                preset=cell.resolved.preset if cell.resolved else None,
-                accelerator=cell.resolved.accelerator if cell.resolved else None,
-                goals=_goals(goals_of(cell.config), groups[cell.key]),
-                repeats=repeats_exactly(manifest.engine, cell),
-                paired=paired.get(cell.key),
-            )
-            for cell in manifest.cells
-        ],
+        rows=RunRows(total=total, warm=warm, **msgspec.structs.asdict(_verdicts(measured, others))),
+        cells=_with_others(manifest.cells, cells, answered, ceilings),
+    )
+
+
+def _answered(cells: Sequence[CellEntry], groups: _Groups) -> dict[str, Answered]:
+    """By cell, the rows that count of its free load."""
+    return {
+        cell.key: Answered(asked_of(cell), [row for row in groups[cell.key][FREE_LOAD] if counted(row)])
+        for cell in cells
+        if FREE_LOAD in groups[cell.key]
+    }
+
+
+def _with_others(
+    entries: Sequence[CellEntry],
+    cells: list[CellFigures],
+    answered: Mapping[str, Answered],
+    ceilings: Mapping[str, HitCeiling],
+) -> list[CellFigures]:
+    """The cells with what they are held against: another cell, and the most that any cache could have had."""
+    loads = {
+        cell.key: Served(
+            answered[cell.key],
+            load.metrics["ttft_s"],
+            load.throughput,
+            cell.trials,
+            cell.repeats,
+            timed=cell.asked is not None,
+        )
+        for cell in cells
+        if (load := cell.tiers.get(FREE_LOAD)) is not None
+    }
+    found = held_against(entries, loads)
+    return [
+        msgspec.structs.replace(cell, against=found.get(cell.key), ceiling=ceilings.get(cell.key)) for cell in cells
+    ]
+
+
+def _cell_figures(
+    engine: str,
+    cell: CellEntry,
+    tiers: Mapping[str, Sequence[RequestRecord]],
+    counters: Mapping[tuple[str, str], Sequence[Counters]],
+    split: SplitTrials | None,
+    paired: PairedLoad | None,
+    facts: Sequence[LoadFacts],
+) -> CellFigures:
+    return CellFigures(
+        key=cell.key,
+        overrides=cell.overrides,
+        storage=cell.record.storage if cell.record else None,
+        tiers={tier: tier_figures(rows, counters.get((cell.key, tier), ()), split) for tier, rows in tiers.items()},
+        preset=cell.resolved.preset if cell.resolved else None,
+        accelerator=cell.resolved.accelerator if cell.resolved else None,
+        goals=_goals(goals_of(cell.config), tiers),
+        repeats=repeats_exactly(engine, cell),
+        paired=paired,
+        asked=asked_load(facts),
+        beyond_model=sum(each.beyond_model for each in facts),
+        turns=_turns(tiers.get(FREE_LOAD, ()), split),
+        trials=_trials(engine, cell, split),
     )
 
 
@@ -272,10 +316,37 @@ def _goals(goals: Sequence[Goal], groups: Mapping[str, Sequence[RequestRecord]])
     found = []
     for tier, rows in groups.items() if goals else ():
         good = [row for row in rows if counted(row)]
-        flow = _throughput(good)
+        flow = load_rates(good)
         rates = msgspec.structs.asdict(flow) if flow else {}
         found.append(judge_goals(goals, tier, good, _verdicts(rows).errors, rates))
     return tuple(judged for judged in found if judged is not None)
+
+
+def _split_loads(manifest: Manifest, groups: _Groups, samples: Sequence[Sample]) -> dict[str, SplitTrials]:
+    """By cell with several trials; in `groups` such a load keeps the rows of its complete trials alone."""
+    ended: dict[str, set[TrialKey]] | None = None
+    found = {}
+    for cell in manifest.cells:
+        own = groups[cell.key]
+        if trials_asked(cell.config) == 1 or FREE_LOAD not in own:
+            continue
+        ended = ended_trials(samples, FREE_LOAD) if ended is None else ended
+        split = split_trials(own[FREE_LOAD], ended.get(cell.key, set()))
+        found[cell.key] = with_storage(split, (sample for sample in samples if sample.cell == cell.key))
+        own[FREE_LOAD] = found[cell.key].complete
+    return found
+
+
+def _trials(engine: str, cell: CellEntry, split: SplitTrials | None) -> TrialFigures | None:
+    if split is None:
+        return None
+    rows = [row for row in split.complete if counted(row)]
+    return trial_figures(trials_asked(cell.config), split, rows, once=repeats_exactly(engine, cell))
+
+
+def _turns(rows: Sequence[RequestRecord], split: SplitTrials | None) -> tuple[TurnFigures, ...]:
+    left_out = [row for row in rows if not counted(row)] + (split.others if split else [])
+    return turn_figures([row for row in rows if counted(row)], left_out)
 
 
 def counted(row: RequestRecord) -> bool:
@@ -284,127 +355,56 @@ def counted(row: RequestRecord) -> bool:
 
 
 def _is_left_out(row: RequestRecord) -> bool:
-    return not counted(row) and row.error != CUT_OFF
+    return not counted(row) and not is_cut_off(row.error)
 
 
-def tier_figures(rows: Sequence[RequestRecord], moved: Sequence[Counters]) -> TierFigures:
-    """The figures of the rows that one tier of one cell got. moved: the counters of each of its samples."""
+def tier_figures(
+    rows: Sequence[RequestRecord], moved: Sequence[Counters], split: SplitTrials | None = None
+) -> TierFigures:
+    """The figures of the rows that one tier of one cell got. moved: the counters of each of its samples.
+
+    split: of a load with several trials, of which `rows` has the complete ones.
+    """
     good = [row for row in rows if counted(row)]
+    reasons = Counter(_reason(row) for row in rows if _is_left_out(row))
+    for trial in split.left_out if split else ():
+        reasons[f"{trial.name}: {trial.reason}"] += trial.requests
     return TierFigures(
-        rows=_verdicts(rows),
-        left_out_reasons=dict(Counter(_reason(row) for row in rows if _is_left_out(row)).most_common(5)),
+        rows=_verdicts(rows, split.others if split else ()),
+        left_out_reasons=dict(reasons.most_common(5)),
         metrics={name: latency_figures(sample_values(good, name)) for name in METRICS},
-        tokens=_tokens(good),
-        throughput=_throughput(good),
+        tokens=token_totals(good),
+        throughput=load_rates(good),
         counters=_moved(moved),
-        preemptions=_sum_or_none([row.preemptions for row in good]),
+        preemptions=sum_or_none([row.preemptions for row in good]),
     )
-
-
-def metric_values(rows: Iterable[RequestRecord], name: str) -> list[float]:
-    """The metric of every row that has it. send_lag_s is the actual send minus the intended one."""
-    values = (row.sent_s - row.scheduled_s if name == "send_lag_s" else getattr(row, name) for row in rows)
-    return [value for value in values if value is not None]
-
-
-def sample_values(rows: Iterable[RequestRecord], name: str) -> list[list[float]]:
-    """The metric of the rows of each sample. Requests of a free load wait for each other: they are one sample."""
-    found: dict[tuple[int, int] | None, list[RequestRecord]] = {}
-    for row in rows:
-        found.setdefault((row.attempt, row.sample) if row.expected_tier else None, []).append(row)
-    samples = [metric_values(group, name) for group in found.values()]
-    return [values for values in samples if values]
-
-
-def latency_figures(samples: Sequence[Sequence[float]]) -> Latency | None:
-    """None without values."""
-    values = [value for sample in samples for value in sample]
-    if not values:
-        return None
-    means = [sum(sample) / len(sample) for sample in samples]
-    interval = mean_interval(means) if len(means) >= FEWEST_SAMPLES else None
-    return Latency(
-        n=len(values),
-        mean=sum(values) / len(values),
-        mean_low=interval[0] if interval else None,
-        mean_high=interval[1] if interval else None,
-        p50=_percentile(values, 0.5),
-        p90=_percentile(values, 0.9),
-        p99=_percentile(values, 0.99),
-        min=min(values),
-        max=max(values),
-        cv=coefficient_of_variation(values),
-        samples_for_5_percent=samples_needed(means, 0.05),
-        sample_means=tuple(means),
-    )
-
-
-def _percentile(values: Sequence[float], share: float) -> float:
-    found = percentile(values, share)
-    assert found is not None, "no values"
-    return found
 
 
 def _moved(moved: Sequence[Counters]) -> dict[str, int | None]:
     """Sum of the counters' movements over all samples, proven or not; None where one sample lacks a counter."""
     named = [one.named() for one in moved]
     names = dict.fromkeys(name for one in named for name in one)
-    return {name: _sum_or_none([one.get(name) for one in named]) for name in names}
+    return {name: sum_or_none([one.get(name) for one in named]) for name in names}
 
 
 def _reason(row: RequestRecord) -> str:
     return row.error or row.verdict_reason or "no evidence"
 
 
-def _verdicts(rows: Sequence[RequestRecord]) -> RowCounts:
+def _verdicts(rows: Sequence[RequestRecord], others: Sequence[RequestRecord] = ()) -> RowCounts:
+    """others: rows of incomplete trials, none of which counts."""
     by_verdict = Counter(row.verdict for row in rows if row.error is None)
-    cut_off = sum(row.error == CUT_OFF for row in rows)
+    failed = [row.error for row in (*rows, *others) if row.error is not None]
+    cut_off = sum(map(is_cut_off, failed))
     return RowCounts(
-        measured=len(rows),
-        errors=sum(row.error is not None for row in rows) - cut_off,
+        measured=len(rows) + len(others),
+        errors=len(failed) - cut_off,
         proven=by_verdict["proven"],
         contradicted=by_verdict["contradicted"],
         unproven=by_verdict["unproven"],
         counted=sum(map(counted, rows)),
         cut_off=cut_off,
-    )
-
-
-def _tokens(rows: Sequence[RequestRecord]) -> TokenTotals:
-    """Sums over rows; None where no row has the figure, and a sum never mixes rows that have it with others."""
-    prompt = sum(row.prompt_tokens for row in rows)
-    cached = _sum_or_none([row.cached_tokens for row in rows])
-    return TokenTotals(
-        prompt=prompt,
-        by_source={source: _sum_or_none([row.tokens_by_tier.get(source) for row in rows]) for source in sources()},
-        output=_sum_or_none([row.output_tokens for row in rows]),
-        cached=cached,
-        expected_hit=_sum_or_none([row.expected_hit_tokens for row in rows]),
-        hit_rate=cached / prompt if cached is not None and prompt else None,
-    )
-
-
-def _sum_or_none(values: Sequence[int | None]) -> int | None:
-    known = [value for value in values if value is not None]
-    return sum(known) if known and len(known) == len(values) else None
-
-
-def _throughput(rows: Sequence[RequestRecord]) -> LoadRates | None:
-    """Of a free load: completed work over the time from the first send to the last token, attempt by attempt."""
-    if not rows or rows[0].expected_tier is not None:
-        return None
-    spans: defaultdict[int, list[float]] = defaultdict(list)
-    for row in rows:
-        spans[row.attempt] += [row.sent_s, row.last_token_s or row.sent_s]
-    duration_s = sum(max(times) - min(times) for times in spans.values())
-    if duration_s <= 0:
-        return None
-    output = _sum_or_none([row.output_tokens for row in rows])
-    return LoadRates(
-        duration_s=duration_s,
-        requests_per_s=len(rows) / duration_s,
-        prompt_tokens_per_s=sum(row.prompt_tokens for row in rows) / duration_s,
-        output_tokens_per_s=None if output is None else output / duration_s,
+        in_incomplete_trials=sum(row.error is None for row in others),
     )
 
 

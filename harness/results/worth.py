@@ -57,7 +57,7 @@ class WorthPoint(msgspec.Struct, frozen=True, kw_only=True):
 class Miss(msgspec.Struct, frozen=True, kw_only=True):
     """What a miss costs with the cache server, at one length. slowdown above 1: slower than without the server.
 
-    Measured only: the simulator's stores take no time of their own (harness/validation/known_limits.py).
+    Of a simulation, only where the preset's steps take time to store: elsewhere both misses take the same time.
     """
 
     tokens: int
@@ -130,16 +130,16 @@ def judge(manifest: Manifest, rows: Iterable[RequestRecord], samples: Iterable[S
     points, misses = [], []
     repeats = all(repeats_exactly(manifest.engine, cell) for cell in manifest.cells)
     simulated = is_simulated(manifest.engine)
-    misses_known = bool(without) and not simulated
     for tokens, cell in sorted(with_cache.items()):
         miss = times[cell.key, computed]
         base = times[without[tokens].key, computed] if without else miss
-        if misses_known and (slowdown := _ratio(miss, base)) is not None:
+        slowdown = _ratio(miss, base, repeats) if without else None
+        known = slowdown is not None and not (simulated and math.isclose(slowdown.ratio, 1.0))
+        if slowdown is not None and known:
             misses.append(Miss(tokens=tokens, slowdown=slowdown))
         measured = (state for state in cell.experiment.measure.tiers if state != computed)
         points += [
-            _point(state, tokens, base, times[cell.key, state], miss if misses_known else None, repeats)
-            for state in measured
+            _point(state, tokens, base, times[cell.key, state], miss if known else None, repeats) for state in measured
         ]
     states = sorted({point.state for point in points}, key=state_names().index)
     points.sort(key=lambda point: (state_names().index(point.state), point.tokens))

@@ -17,8 +17,7 @@ from collections.abc import Iterator, Sequence
 from hashlib import blake2b
 from itertools import groupby
 
-from simulator.simulate import reply_stream
-from traces.request import Segment
+from traces.request import Segment, reply_stream
 
 _PIECES = re.compile(r" tok\d{1,18}(?!\w)| ?\S{1,6}|\s")
 _REPLY = re.compile(r" tok\d{1,18}")

@@ -9,19 +9,19 @@ import msgspec
 
 from harness.errors import NotComparable
 from harness.experiment.workloads import PrefixWorkload, hit_tokens
-from harness.records import MAX_LATE_SHARE, Resolved, late_share
+from harness.records import Resolved
 from harness.results.provenance import is_simulated
 from harness.validation.points import Point, PointKey, Side, axes, left_out_reasons
 from simulator.calibration import Calibration
 from traces.tiers import state_named, tier_named
 
 _HOST = ("cpu", "cores", "kernel")
-_SIZES = ("gpu_blocks", "block_tokens", "chunk_tokens", "kv_bytes_per_token", "cpu_bytes")
+_SIZES = ("gpu_blocks", "block_tokens", "chunk_tokens", "kv_bytes_per_token", "cpu_bytes", "pool_bytes")
 
 
 def check_sides(reference: Side, candidate: Side) -> None:
     """Raises NotComparable with the first reason that is found, and how many more there are."""
-    reasons = [*_hosts(reference, candidate), *_late(reference), *_late(candidate), *_common(reference, candidate)]
+    reasons = [*_hosts(reference, candidate), *_common(reference, candidate)]
     for key, ours in reference.points.items():
         if theirs := candidate.points.get(key):
             reasons += [f"{name(key)}: {reason}" for check in _CHECKS for reason in check(ours, theirs)]
@@ -29,13 +29,10 @@ def check_sides(reference: Side, candidate: Side) -> None:
 
 
 def defects(ours: Point, theirs: Point) -> list[str]:
-    """Why a point proves nothing on one of two sides, whatever set-ups they are: no evidence, or a load cut short."""
-    return [*_evidence(ours, theirs), *_degraded(ours, theirs)]
-
-
-def check_pace(*sides: Side) -> None:
-    """Raises NotComparable where a machine was too slow for the reference accelerator that it stood in for."""
-    _refuse([reason for side in sides for reason in _late(side)])
+    """Why a point proves nothing on one of two sides, whatever set-ups they are: no evidence, a load cut short, or a
+    host too slow for its accelerator."""
+    late = [reason for side in (ours, theirs) if (reason := side.lateness())]
+    return [*_evidence(ours, theirs), *_degraded(ours, theirs), *late]
 
 
 def check_held_out(points: Sequence[Point], calibration: Calibration) -> None:
@@ -121,16 +118,6 @@ def _hosts(reference: Side, candidate: Side) -> Iterator[str]:
                 yield f"unlike hosts: {field} is {first} in {manifests[0].run_id}, {other} in {manifest.run_id}"
 
 
-def _late(side: Side) -> Iterator[str]:
-    """A host that runs behind its accelerator's steps gives times of neither machine."""
-    share = late_share(moved for point in side.points.values() for moved in point.observed())
-    if share is not None and share > MAX_LATE_SHARE:
-        yield (
-            f"steps of {side.manifest.run_id} ended {share:.1%} of their time late, more than {MAX_LATE_SHARE:.0%}: the"
-            " machine was too slow for its accelerator; give the engine a core of its own, or name a slower one"
-        )
-
-
 def _common(reference: Side, candidate: Side) -> Iterator[str]:
     if not set(reference.points) & set(candidate.points):
         yield (
@@ -182,7 +169,13 @@ def _tokens(ours: Point, theirs: Point) -> Iterator[str]:
     if ours.free:
         asked = [{row.id: (row.prompt_tokens, row.output_tokens) for row in point.rows} for point in (ours, theirs)]
         odd = [key for key in asked[0].keys() | asked[1].keys() if asked[0].get(key) != asked[1].get(key)]
-        if odd:
+        alone = [key for key in odd if None in (asked[0].get(key), asked[1].get(key))]
+        if alone and len(alone) == len(odd) and getattr(ours.cell.workload, "duration", None) is not None:
+            yield (
+                f"{len(alone)} requests were answered on one side only, e.g. {min(alone)}: in workload.duration the"
+                " slower side was asked less; lower the rate, or send a whole load"
+            )
+        elif odd:
             first = sorted(odd)[0]
             yield (
                 f"different token counts: request {first} has (prompt, output) {asked[0].get(first)} on one side,"

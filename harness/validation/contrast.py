@@ -23,9 +23,10 @@ from harness.results import provenance
 from harness.results.folder import write_atomically
 from harness.results.paired import paired_times
 from harness.results.provenance import Made, is_simulated
-from harness.results.summary import metric_values, repeats_exactly
+from harness.results.rows import metric_values
+from harness.results.summary import repeats_exactly
 from harness.stats import Ratio, paired_ratio, ratio_interval
-from harness.validation.comparable import check_pace, defects, name
+from harness.validation.comparable import defects, name
 from harness.validation.document import SideFacts, side_facts
 from harness.validation.points import Point, PointKey, Side
 from harness.validation.setups import Difference, differences, setup_of
@@ -107,20 +108,18 @@ def _made(side: Side) -> Made:
     cells = [point.cell for point in side.points.values()]
     if not is_simulated(side.engine):
         return "paced" if any(cell.resolved and cell.resolved.accelerator for cell in cells) else "measured"
-    return (
-        "device measured, engine simulated"
-        if any(cell.record and cell.record.storage for cell in cells)
-        else "simulated"
-    )
+    found = [cell.record.storage for cell in cells if cell.record and cell.record.storage]
+    if found and all(each.kv for each in found):
+        return "measured"
+    return "device measured, engine simulated" if found else "simulated"
 
 
 def contrast(ours: Side, theirs: Side, command: str = "") -> Contrast:
     """B against A.
 
     Raises NotComparable where no point of one was asked what a point of the other was, and where their times came to be
-    in unlike ways. So it does where a side's times are not its accelerator's.
+    in unlike ways.
     """
-    check_pace(ours, theirs)
     if _made(ours) != _made(theirs):
         raise NotComparable(
             f"not comparable: one side is {_made(ours)}, the other {_made(theirs)}: a ratio would hold the model's"

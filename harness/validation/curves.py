@@ -1,4 +1,5 @@
-"""Published curves of time to first token over prompt length: presets fitted on a few named points predict the others.
+"""Published curves: presets fitted on a few named points predict the others. A curve is of times to first token over
+prompt length, or of the throughput of many requests sent at once over the share of their prompts that hits.
 
 A table has one row a value, from many sources. `judged` says which rows a preset of configs/hardware stands for; of all
 other rows `not_judged` says why none does. Every row is one or the other.
@@ -14,16 +15,20 @@ import msgspec
 from harness.errors import NotComparable
 from harness.experiment.model import Experiment
 from harness.experiment.read import Cell
-from simulator.calibration import Calibration, load_calibration
+from simulator.calibration import Calibration, CalibrationPoint, load_calibration
+from simulator.models import load_model
+from simulator.probing import simulated_s
 
+# The units of a time to first token, and of the throughput of requests sent at once.
 _SECONDS = {"ms": 1e-3, "s": 1.0}
+_TOKENS_PER_S = {"tokens/s": 1.0}
 
 
 class Judged(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Rows of one machine and warm state. rows: what these columns of the table hold.
 
     cache: as in an experiment. reading_error: of a value, in the row's unit, where a figure was read off; 0: half of
-    the last printed digit.
+    the last printed digit. requests: how many were sent at once; the rows of more than one are throughputs.
     """
 
     rows: dict[str, str]
@@ -32,6 +37,12 @@ class Judged(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     model: str
     cache: dict[str, Any]
     reading_error: float = 0.0
+    requests: int = 1
+
+    @property
+    def label(self) -> str:
+        at_once = f"{self.requests:,} requests at once" if self.requests > 1 else self.state
+        return self.rows.get("storage", at_once)
 
 
 class NotJudged(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -50,15 +61,16 @@ class Curves(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Value(msgspec.Struct, frozen=True):
-    """A published time, seconds. low_s, high_s: where it may lie, by how it was read or printed."""
+    """A published time in seconds, or throughput in tokens/s. low, high: where it may lie, by how it was read or
+    printed."""
 
     number: int
     of: Judged
     prompt_tokens: int
     hit_tokens: int
-    value_s: float
-    low_s: float
-    high_s: float
+    value: float
+    low: float
+    high: float
 
     @property
     def name(self) -> str:
@@ -68,6 +80,15 @@ class Value(msgspec.Struct, frozen=True):
     def hit_rate(self) -> float:
         return self.hit_tokens / self.prompt_tokens
 
+    @property
+    def metric(self) -> str:
+        return "ttft_mean_s" if self.of.requests == 1 else "prompt_tokens_per_s"
+
+    @property
+    def taken_s(self) -> float:
+        """The time that a calibration's point has: up to the first token, or for all requests."""
+        return self.value if self.of.requests == 1 else self.of.requests * self.prompt_tokens / self.value
+
 
 def curve_values(curves: Curves, table: Sequence[dict[str, str]]) -> list[Value]:
     """The rows that a preset stands for. Raises NotComparable where a row fits no entry of the file."""
@@ -76,16 +97,18 @@ def curve_values(curves: Curves, table: Sequence[dict[str, str]]) -> list[Value]
         of = _entry(curves, number, row)
         if isinstance(of, NotJudged):
             continue
+        units = _SECONDS if of.requests == 1 else _TOKENS_PER_S
         try:
-            unit_s, printed = _SECONDS[row["unit"]], float(row["value"])
+            unit, printed = units[row["unit"]], float(row["value"])
             prompt_tokens, hit_tokens = int(row["prompt_tokens"]), int(row["hit_tokens"])
         except (KeyError, ValueError):
             raise NotComparable(
-                f"{curves.table}: row {number + 2} is no time at a prompt length; put it under curves.not_judged"
+                f"{curves.table}: row {number + 2} has no value in {' or '.join(units)} at a prompt length; put it"
+                " under curves.not_judged"
             ) from None
         half = of.reading_error or 0.5 * 10.0 ** -len(row["value"].partition(".")[2])
-        low_s, high_s = ((printed + off) * unit_s for off in (-half, half))
-        found.append(Value(number, of, prompt_tokens, hit_tokens, printed * unit_s, low_s, high_s))
+        low, high = ((printed + off) * unit for off in (-half, half))
+        found.append(Value(number, of, prompt_tokens, hit_tokens, printed * unit, low, high))
     return found
 
 
@@ -129,6 +152,29 @@ def curve_cell(value: Value, name: str) -> Cell:
         }
     )
     return Cell(value.name, {}, experiment)
+
+
+def batch_tokens_per_s(value: Value) -> float:
+    """What the simulator says of requests that are sent at once, each with as many whole chunks in the tier as are
+    nearest to the printed hit. The preset's own limits of a step hold."""
+    of, known, model = value.of, calibration_of(value), load_model(value.of.model)
+    cache = curve_cell(value, "batch").experiment.cache
+    settings = msgspec.structs.replace(
+        known.fitted_on,
+        block_tokens=cache.block_tokens,
+        gpu_blocks=cache.gpu // (cache.block_tokens * model.kv_bytes_per_token),
+    )
+    point = CalibrationPoint(
+        tier=of.state,
+        prompt_tokens=value.prompt_tokens,
+        hit_tokens=round(value.hit_tokens / cache.chunk_tokens) * cache.chunk_tokens,
+        chunk_tokens=cache.chunk_tokens,
+        concurrency=of.requests,
+        metric="batch_s",
+        measured_s=value.taken_s,
+    )
+    taken_s = simulated_s(point, msgspec.structs.replace(known, fitted_on=settings), model)
+    return of.requests * value.prompt_tokens / taken_s
 
 
 def calibration_of(value: Value) -> Calibration:

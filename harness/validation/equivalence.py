@@ -33,6 +33,7 @@ from harness.validation.resampling import (
     shared_requests,
     times,
 )
+from harness.validation.turns import TurnPair, turn_pairs
 
 MARGIN = 0.05
 # A process also reads pages from its device that are no chunk (its own files, the file system's): up to this share of
@@ -61,10 +62,11 @@ class Figure(msgspec.Struct, frozen=True, kw_only=True):
     reason: str | None = None
 
 
-class PointResult(msgspec.Struct, frozen=True, kw_only=True):
+class PointResult(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """One point: where it lies, its times, its counts, and how far the reference agrees with itself (A/A).
 
-    verdict: of all figures that count: fail if one fails, not resolvable if one is not.
+    verdict: of all figures that count: fail if one fails, not resolvable if one is not. turns: of conversations, the
+    hits by turn; () for other loads, which the file leaves out.
     """
 
     cell: str
@@ -76,6 +78,7 @@ class PointResult(msgspec.Struct, frozen=True, kw_only=True):
     wasserstein_s: float | None
     left_out: int
     verdict: Equivalence
+    turns: tuple[TurnPair, ...] = ()
 
     def figure(self, metric: str) -> Figure | None:
         return next((f for f in (*self.figures, *self.counts) if f.metric == metric), None)
@@ -122,6 +125,8 @@ def _point(key: PointKey, reference: Side, candidate: Side, margin: float) -> Po
     noise = tuple(figures(*halves, margin)) if (halves := a.halves()) else ()
     silent = _silent_metrics(a, is_simulated(reference.engine) or is_simulated(candidate.engine))
     judged = tuple(_with_noise(f, noise, margin, gates=f.metric not in silent) for f in figures(a, b, margin))
+    if late := ours.lateness() or theirs.lateness():
+        judged = tuple(msgspec.structs.replace(f, verdict="not resolvable", needed=None, reason=late) for f in judged)
     counted = tuple(counts(ours, theirs, margin))
     return PointResult(
         cell=key[0],
@@ -133,6 +138,7 @@ def _point(key: PointKey, reference: Side, candidate: Side, margin: float) -> Po
         wasserstein_s=wasserstein(a.ttft.ravel().tolist(), b.ttft.ravel().tolist()),
         left_out=len(ours.left_out) + len(theirs.left_out),
         verdict=verdict_of((*judged, *counted)),
+        turns=turn_pairs(ours, theirs, names),
     )
 
 
@@ -218,17 +224,20 @@ def counts(reference: Point, candidate: Point, margin: float) -> list[Figure]:
 
 
 def _moved(point: Point) -> dict[str, list[Any]]:
-    """What moved a request, once for each pass over a free load, and once for all samples of a warm state."""
+    """What moved a request, once for each pass over a free load, and once for all samples of a warm state; of several
+    instances, what each one moved, too."""
     observed = point.observed()
     expected = [s.expected for repeat in point.repeats.values() for s in repeat.samples]
     requests = len(point.rows) // max(1, len(observed)) if observed else 0
     chunk = _chunk_bytes(point)
+    instances = [*zip(*(one.by_instance for one in observed), strict=True)]
     found: dict[str, list[Any]] = {}
     for name, field, factor in (
         ("computed_tokens", "computed_tokens", 1),
         ("gpu_hit_tokens", "gpu_hit_tokens", 1),
         ("external_hit_tokens", "external_tokens", 1),
         ("cpu_hit_tokens", "cpu_hit_tokens", 1),
+        ("pool_hit_tokens", "pool_hit_tokens", 1),
         ("disk_hit_tokens", "disk_hit_tokens", 1),
         ("disk_read_bytes", "disk_loaded_chunks", chunk),
         ("disk_written_bytes", "stores_ended", chunk),
@@ -236,7 +245,11 @@ def _moved(point: Point) -> dict[str, list[Any]]:
     ):
         # A warm state says which counters mean something for it; a free load uses all.
         told = point.free or field == "stores_ended" or any(field in one.named() for one in expected)
-        found[name] = _per_request(observed, field, factor, requests) if told and factor else []
+        if not told or not factor:
+            continue
+        found[name] = _per_request(observed, field, factor, requests)
+        for number, each in enumerate(instances):
+            found[f"instance_{number}_{name}"] = _per_request(each, field, factor, requests)
     return found
 
 
@@ -253,7 +266,8 @@ def _chunk_bytes(point: Point) -> int:
 def _count(metric: str, ours: list[float], theirs: list[float], margin: float, prompt_bytes: float) -> Figure:
     reference, candidate = sum(ours) / len(ours), sum(theirs) / len(theirs)
     error = (candidate - reference) / reference if reference else (0.0 if not candidate else math.inf)
-    allowed = _DEVICE_BYTES_SHARE * prompt_bytes if metric == "device_read_bytes" else 1e-9 * max(reference, candidate)
+    none = _DEVICE_BYTES_SHARE * prompt_bytes
+    allowed = none if metric.endswith("device_read_bytes") else 1e-9 * max(reference, candidate)
     verdict: Equivalence = "pass" if abs(candidate - reference) <= allowed else "fail"
     reason = None
     if verdict == "pass" and abs(error) > _DEVICE_BYTES_SHARE:

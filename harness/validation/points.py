@@ -12,11 +12,20 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from harness.experiment.workloads import PersonasWorkload, PrefixWorkload, RoundsWorkload, SyntheticWorkload
-from harness.records import Counters, Sample
+import msgspec
+
+from harness.experiment.workloads import (
+    PersonasWorkload,
+    PrefixWorkload,
+    QaWorkload,
+    RoundsWorkload,
+    SyntheticWorkload,
+)
+from harness.records import MAX_LATE_SHARE, Counters, Sample
 from harness.results.folder import read_rows, read_samples
 from harness.results.manifest import CellEntry, Manifest, read_manifest
 from harness.results.summary import FREE_LOAD, counted
+from harness.results.trials import ended_trials, split_trials, trials_asked
 from traces.request import RequestRecord
 from traces.tiers import from_storage
 
@@ -26,7 +35,7 @@ PointKey = tuple[str, str]
 
 @dataclass
 class Repeat:
-    """One pass over a free load, or all samples of a warm state in one run folder."""
+    """One pass over a free load, a trial for instance, or all samples of a warm state in one run folder."""
 
     rows: list[RequestRecord] = field(default_factory=list)
     samples: list[Sample] = field(default_factory=list)
@@ -62,8 +71,20 @@ class Point:
 
     def observed(self) -> list[Counters]:
         """The counters' differences: one per proven sample of a warm state, or one per pass over a free load."""
+        return [sample.observed for sample in self._judged()]
+
+    def lateness(self) -> str | None:
+        """Why the times are neither machine's: the host ran behind its accelerator's steps. None: they count."""
+        judged = self._judged()
+        took_s = sum(sample.ended_s - sample.started_s for sample in judged)
+        late_s = sum(sample.observed.overrun_us.get("steps", 0) for sample in judged) / 1e6
+        if late_s <= MAX_LATE_SHARE * took_s:
+            return None
+        return f"its steps ended late by {late_s / took_s:.1%} of the time measured, more than {MAX_LATE_SHARE:.0%}"
+
+    def _judged(self) -> list[Sample]:
         samples = [sample for repeat in self.repeats.values() for sample in repeat.samples]
-        return [sample.observed for sample in samples if self.free or sample.verdict == "proven"]
+        return [sample for sample in samples if self.free or sample.verdict == "proven"]
 
     def turns(self) -> list[list[list[RequestRecord]]]:
         """Rows by turn and sample: a turn's samples of a warm state, and a sample's rows, which were sent together."""
@@ -92,13 +113,40 @@ def read_side(folders: Sequence[Path]) -> Side:
     side = Side(tuple(folders), tuple(read_manifest(folder) for folder in folders), {})
     for number, (folder, manifest) in enumerate(zip(side.folders, side.manifests, strict=True)):
         cells = {cell.key: cell for cell in manifest.cells}
+        several = {cell.key for cell in manifest.cells if trials_asked(cell.config) > 1}
+        trials: dict[str, list[RequestRecord]] = {}
         for row in read_rows(folder):
-            if row.phase == "measure":
-                repeat = _repeat(side, cells, number, row.cell, row.expected_tier or FREE_LOAD)
-                (repeat.rows if counted(row) else repeat.left_out).append(row)
-        for sample in read_samples(folder):
-            _repeat(side, cells, number, sample.cell, sample.tier).samples.append(sample)
+            if row.phase != "measure":
+                continue
+            if row.cell in several and row.expected_tier is None:
+                trials.setdefault(row.cell, []).append(row)
+                continue
+            repeat = _repeat(side, cells, number, row.cell, row.expected_tier or FREE_LOAD)
+            (repeat.rows if counted(row) else repeat.left_out).append(row)
+        samples = list(read_samples(folder))
+        for sample in samples:
+            if sample.cell not in several or sample.tier != FREE_LOAD:
+                _repeat(side, cells, number, sample.cell, sample.tier).samples.append(sample)
+        for cell, rows in trials.items():
+            point = side.points.setdefault((point_name(cell), FREE_LOAD), Point(FREE_LOAD, cells[cell]))
+            _add_trials(point, number, cell, rows, [sample for sample in samples if sample.cell == cell])
     return side
+
+
+def _add_trials(point: Point, folder: int, cell: str, rows: Sequence[RequestRecord], samples: Sequence[Sample]) -> None:
+    """Each complete trial is a repeat. Rows of the others stand beside those of the first, for their reasons."""
+    split = split_trials(rows, ended_trials(samples, FREE_LOAD).get(cell, set()))
+    for row in split.complete:
+        repeat = point.repeats.setdefault((folder, f"{cell}, trial {row.sample + 1}"), Repeat())
+        (repeat.rows if counted(row) else repeat.left_out).append(row)
+    for key in {(row.sample, row.attempt) for row in split.complete}:
+        repeat = point.repeats[folder, f"{cell}, trial {key[0] + 1}"]
+        repeat.samples += [sample for sample in samples if (sample.index, sample.attempt) == key]
+    first = next(iter(point.repeats.values()), None) or point.repeats.setdefault((folder, cell), Repeat())
+    reason = {(trial.trial, trial.attempt): f"{trial.name}: {trial.reason}" for trial in split.left_out}
+    first.left_out += [
+        msgspec.structs.replace(row, verdict_reason=reason[row.sample, row.attempt]) for row in split.others
+    ]
 
 
 def point_name(cell: str) -> str:
@@ -129,7 +177,7 @@ def axes(point: Point) -> dict[str, Any]:
         "hit_rate": one_length.hit_rate if one_length and not point.free else None,
         "chunk_tokens": cell.cache.chunk_tokens if cell.cache else None,
         "concurrency": None
-        if workload is None or isinstance(workload, PersonasWorkload | RoundsWorkload)
+        if workload is None or isinstance(workload, PersonasWorkload | QaWorkload | RoundsWorkload)
         else workload.concurrency,
         "device_bytes_per_s": cell.device_bytes_per_s if on_disk else None,
         "file_system": cell.disk_file_system if on_disk else None,

@@ -16,9 +16,9 @@ from typing import Any
 import msgspec
 import yaml
 
-from harness.errors import NotComparable
+from harness.errors import ConfigError, NotComparable
 from harness.experiment.model import Experiment
-from harness.experiment.read import Cell
+from harness.experiment.read import Cell, load_experiment, shipped
 from harness.measure.cell import Progress
 from harness.measure.run import RunRequest, run
 from harness.records import Origin
@@ -26,18 +26,27 @@ from harness.results import provenance
 from harness.results.folder import read_rows
 from harness.results.summary import counted
 from harness.stats import equivalence
-from harness.validation.curves import Curves, Value, calibration_of, curve_cell, curve_values, reasons
+from harness.validation.curves import (
+    Curves,
+    Value,
+    batch_tokens_per_s,
+    calibration_of,
+    curve_cell,
+    curve_values,
+    reasons,
+)
 from harness.validation.document import Judgement, SideFacts, document_of, write_document
 from harness.validation.equivalence import Figure, PointResult, verdict_of
 from simulator.calibration import Calibration, load_calibration
-from simulator.models import load_model
 from traces.request import RequestRecord
 from traces.tiers import all_states
 
 # A document that names storage means the device, not the page cache.
 _STATES = {state.served_by or state.name: state.name for state in all_states() if state.from_device is not False}
+# The document ran these without a cache server, so that nothing was stored behind the GPU.
+_GPU_ALONE = ("recompute", "gpu")
+_SAME = 1e-5  # a point of a calibration has six digits
 _NEAR = 0.02  # 8K may be printed for 8,000 or 8,192 tokens
-NO_PRESET = "not predicted: configs/hardware has no preset of this machine"
 
 
 class Setup(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -57,17 +66,14 @@ class Range(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Rounds(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A multi-turn study. cache: the GPU and CPU tiers; schemes: size of the last tier, by the table's names."""
+    """A multi-turn study, which is an experiment. setup: what the table calls it. schemes: the table's names of the
+    experiment's set-ups, by which of the sweep's `caches` they are. times: why its times are not judged."""
 
     setup: str
-    model: str
-    hardware: str
-    clients: int
-    rounds: int
-    round_tokens: int
-    parallel: int
+    experiment: str
+    size: str | None
+    times: str
     seeds: tuple[int, ...]
-    cache: dict[str, Any]
     schemes: dict[str, str]
 
 
@@ -113,7 +119,9 @@ def validate_published(path: Path, folder: Path, margin: float, command: str, pr
         return list(read_rows(run(made, progress)))
 
     means = _means(measured("sim", list(cells.values())))
-    along = _means(measured("curves", [curve_cell(value, published.name) for value in values]))
+    lone = [value for value in values if value.of.requests == 1]
+    along = _means(measured("curves", [curve_cell(value, published.name) for value in lone]))
+    along |= {value.name: batch_tokens_per_s(value) for value in values if value.of.requests > 1}
     rates = hit_rates(measured("rounds", round_cells(published.rounds)), published.rounds)
     points = [
         *_time_points(table, cells, means, published, margin),
@@ -125,7 +133,9 @@ def validate_published(path: Path, folder: Path, margin: float, command: str, pr
         margin,
         name=published.name,
         command=command,
-        notes=tuple([*_notes(table, points), *_left(published.curves, drawn), *published.why]),
+        notes=tuple(
+            [*_notes(table, points, margin, published.rounds.times), *_left(published.curves, drawn), *published.why]
+        ),
         reference=_origin(published),
         candidate=_simulator(),
     )
@@ -158,6 +168,7 @@ def _has_preset(row: dict[str, str], published: Published) -> bool:
 def _cell(number: int, row: dict[str, str], published: Published) -> Cell:
     """The row as an experiment for the simulator: whole chunks and one token, nearest to the printed length."""
     setup, (prompt_tokens, hit_rate, state) = published.setups[row["setup"]], _place(row, published)
+    cache = {name: of for name, of in setup.cache.items() if state not in _GPU_ALONE or name not in ("cpu", "disk")}
     chunk_tokens = setup.cache["chunk_tokens"]
     chunks = round(prompt_tokens / chunk_tokens)
     experiment = Experiment.model_validate(
@@ -170,7 +181,7 @@ def _cell(number: int, row: dict[str, str], published: Published) -> Cell:
                 "hit_rate": round(hit_rate * chunks) / chunks,
             },
             "measure": {"tiers": [state], "samples": 1},
-            "cache": setup.cache,
+            "cache": cache,
             "engines": {"sim": {"hardware": setup.hardware, "max_batched_tokens": _step_tokens(setup)}},
         }
     )
@@ -224,13 +235,16 @@ def _time_points(
     return found
 
 
-def _role(state: str, prompt_tokens: float, hit_rate: float, value: float, calibration: Calibration) -> str:
+def _role(
+    state: str, prompt_tokens: float, hit_rate: float, taken_s: float, calibration: Calibration, requests: int = 1
+) -> str:
     """'fitted': the preset was fitted on this row; 'printed twice': on another value of the same place."""
     for point in calibration.fitted_on.points:
-        same_prompt = abs(point.prompt_tokens / prompt_tokens - 1) < _NEAR
-        hit = 0.0 if state == "recompute" else hit_rate
-        if point.tier == state and same_prompt and abs(point.hit_tokens / point.prompt_tokens - hit) < _NEAR:
-            return "fitted" if abs(point.measured_s / value - 1) < 1e-9 else "printed twice"
+        same_load = point.concurrency == requests and abs(point.prompt_tokens / prompt_tokens - 1) < _NEAR
+        hit = 0.0 if point.tier == "recompute" else point.hit_tokens / point.prompt_tokens
+        same_tier = point.tier == state or (requests > 1 and not hit)
+        if same_load and same_tier and abs(hit - (0.0 if state == "recompute" else hit_rate)) < _NEAR:
+            return "fitted" if abs(point.measured_s / taken_s - 1) < _SAME else "printed twice"
     return "predicted"
 
 
@@ -277,13 +291,19 @@ def _curve_points(values: Sequence[Value], means: dict[str, float], margin: floa
         calibration = calibration_of(value)
         axes = {
             "tier": value.of.state,
-            "source": f"curve {value.of.rows.get('storage', value.of.state)} {calibration.name}",
+            "source": f"curve {value.of.label} {calibration.name}",
             "prompt_tokens": value.prompt_tokens,
             "hit_rate": value.hit_rate,
-            "constants": _role(value.of.state, value.prompt_tokens, value.hit_rate, value.value_s, calibration),
+            "constants": _role(
+                value.of.state,
+                value.prompt_tokens,
+                value.hit_rate,
+                value.taken_s,
+                calibration,
+                value.of.requests,
+            ),
         }
-        between = (value.low_s, value.high_s)
-        figure = _held("ttft_mean_s", value.value_s, between, means[value.name], margin)
+        figure = _held(value.metric, value.value, (value.low, value.high), means[value.name], margin)
         found.append(_point(value.name, axes, [figure]))
     return found
 
@@ -292,31 +312,16 @@ def _curve_points(values: Sequence[Value], means: dict[str, float], margin: floa
 
 
 def round_cells(rounds: Rounds) -> list[Cell]:
-    """A cell for each scheme and seed. It ends before the first round whose prompts exceed the model's length."""
-    longest = (load_model(rounds.model).max_position - 1) // rounds.round_tokens
-    workload = {
-        "kind": "rounds",
-        "clients": rounds.clients,
-        "rounds": min(rounds.rounds, longest),
-        "first_tokens": rounds.round_tokens,
-        "parallel": rounds.parallel,
-        "answers": "none",  # whole chunks, as in the document's arithmetic of hit rates
-    }
-    # SGLang's chunked prefill takes 8192 tokens a step.
-    sim = {"hardware": rounds.hardware, "tier_policy": "lru", "max_batched_tokens": 8192}
-    found = []
-    for scheme, size in rounds.schemes.items():
-        config = {
-            "name": "rounds",
-            "model": rounds.model,
-            "workload": workload,
-            "cache": rounds.cache | {"disk": {"capacity": size, "odirect": True}},
-            "engines": {"sim": sim},
-        }
-        for seed in rounds.seeds:
-            experiment = Experiment.model_validate(config | {"seed": seed})
-            found.append(Cell(_round_cell(scheme, seed), {}, experiment))
-    return found
+    """A cell for each scheme and seed. Raises ConfigError where the experiment has no such set-up."""
+    plan = load_experiment(shipped(Path(rounds.experiment)), (), rounds.size)
+    setups = {str(cell.overrides.get("caches")): cell.experiment for cell in plan.cells()}
+    if unknown := sorted(set(rounds.schemes.values()) - setups.keys()):
+        raise ConfigError(f"rounds.schemes: {rounds.experiment} has no {', '.join(unknown)}; name one of its caches")
+    return [
+        Cell(_round_cell(scheme, seed), {}, setups[name].model_copy(update={"seed": seed}))
+        for scheme, name in rounds.schemes.items()
+        for seed in rounds.seeds
+    ]
 
 
 def _round_cell(scheme: str, seed: int) -> str:
@@ -356,7 +361,7 @@ def _round_points(
         axes = {
             "tier": "load",
             "source": f"{row['scheme']} round {row['x']}",
-            "prompt_tokens": (int(row["x"]) + 1) * rounds.round_tokens,
+            "prompt_tokens": None,
             "hit_rate": None,
             "constants": "none needed",
         }
@@ -396,7 +401,7 @@ def _simulator() -> SideFacts:
     )
 
 
-def _notes(table: Sequence[dict[str, str]], points: Sequence[PointResult]) -> list[str]:
+def _notes(table: Sequence[dict[str, str]], points: Sequence[PointResult], margin: float, times: str) -> list[str]:
     """By role of the constants: the number of rows and their MAPE; then the rows that no preset predicts."""
     said = []
     for role in ("fitted", "printed twice", "predicted", "none needed"):
@@ -404,11 +409,15 @@ def _notes(table: Sequence[dict[str, str]], points: Sequence[PointResult]) -> li
         errors = [abs(f.error) for point in own for f in point.figures if f.error is not None]
         if errors:
             passed = sum(point.verdict == "pass" for point in own)
-            said.append(f"{role}: {len(own)} rows, {passed} pass, MAPE {sum(errors) / len(errors):.1%}")
+            within = sum(error <= margin for error in errors)
+            said.append(
+                f"{role}: {len(own)} rows, {within} within ± {margin:.0%}, of which {passed} pass with all of"
+                f" their interval, MAPE {sum(errors) / len(errors):.1%}"
+            )
     asked = {point.cell for point in points}
     left = [f"{row['scheme']} {row['metric']} {row['x_name']} {row['x']}" for n, row in enumerate(table)
             if f"row {n + 2}" not in asked]  # fmt: skip
-    return [*said, f"{NO_PRESET}: {', '.join(left)}" if left else "every row is predicted"]
+    return [*said, f"not predicted, as {times}: {', '.join(left)}" if left else "every row is predicted"]
 
 
 def _left(curves: Curves, table: Sequence[dict[str, str]]) -> list[str]:

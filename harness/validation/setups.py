@@ -23,12 +23,13 @@ _REPEATS = {
     "resolved.cpu_bytes": "cache.cpu",
     "resolved.gpu_bytes": "cache.gpu",
     "resolved.gpu_blocks": "cache.gpu",
+    "resolved.pool_bytes": "cache.pool",
     "resolved.disk_bytes": "cache.disk.capacity",
 }
 _RESOLVED = (
-    "gpu_bytes", "cpu_bytes", "disk_bytes", "gpu_blocks", "block_tokens", "chunk_tokens", "kv_bytes_per_token",
-    "scheduler", "eviction", "cluster", "store", "disk_file_system", "disk_device", "connector", "accelerator",
-    "versions",
+    "gpu_bytes", "cpu_bytes", "pool_bytes", "disk_bytes", "gpu_blocks", "block_tokens", "chunk_tokens",
+    "kv_bytes_per_token", "scheduler", "eviction", "cluster", "store", "disk_file_system", "disk_device", "connector",
+    "accelerator", "versions",
 )  # fmt: skip
 _HOST = ("cpu", "cores", "memory_bytes", "kernel", "gpus")
 # Differences in these leave the question 'are the two equal?' as it is: the same set-up before and after a change.

@@ -273,7 +273,7 @@ def more_cells(comparison: Comparison, reference: Side, cells: Sequence[Cell], l
     engines: set[str] = set()
     for cost_s, extra, point in sorted(wanted, key=lambda each: each[0]):
         experiment = by_key[point.cell].experiment
-        engine = repr((experiment.cache, experiment.storage))
+        engine = repr((experiment.deployment, experiment.cache, experiment.storage))
         cost_s += 0.0 if engine in engines else START_S
         if cost_s <= left_s:
             left_s -= cost_s
@@ -326,9 +326,12 @@ def sim_cell(entry: CellEntry, calibration: str, engine: EngineName) -> Cell:
     A free load is sent as often as it was there: a cache server may remember what an earlier pass used.
     """
     experiment, resolved = entry.experiment, entry.resolved or Resolved()
-    cache: dict[str, Any] = {"gpu": resolved.gpu_bytes or experiment.cache.gpu}
-    if experiment.cache.cpu is not None:
-        cache["cpu"] = resolved.cpu_bytes or experiment.cache.cpu
+    cache: dict[str, Any] = {"gpu": resolved.bytes_for_one("gpu") or experiment.cache.gpu}
+    cache |= {
+        tier: resolved.bytes_for_one(tier) or size
+        for tier in ("cpu", "pool")
+        if (size := experiment.cache.bytes_of(tier)) is not None
+    }
     measure: dict[str, Any] = {}
     key = entry.key
     if isinstance(experiment.workload, PrefixWorkload):
@@ -337,7 +340,7 @@ def sim_cell(entry: CellEntry, calibration: str, engine: EngineName) -> Cell:
     limits = msgspec.structs.asdict(resolved.scheduler)
     sim = experiment.engines.of(SimSettings).model_dump(mode="json") | {"hardware": calibration}
     sim |= {name: value for name, value in limits.items() if value is not None}
-    sim |= packs_of(experiment, engine)._asdict()
+    sim |= packs_of(experiment, engine).settings
     sections: dict[str, dict[str, Any]] = {"engines": {"sim": sim}}
     if experiment.storage is not None and ENGINES["sim"].disk(experiment).moves != "real":
         sections["storage"] = {"trace": False}

@@ -20,6 +20,7 @@ LOOPS = ROOT / "scripts/bench_lib/client_loops.py"
 VLLM_PYTHON = ROOT / ".engines/vllm/bin/python"
 SERVER_CORE, CLIENT_CORE = 0, 1
 OUTPUT_TOKENS = (1, 8)
+TURNS = 8
 REQUESTS = {"ours": 15_000, "bare": 15_000, "vllm": 3000}
 NAMES = {"ours": "HttpReplay, rows written", "bare": "bare aiohttp, nothing parsed", "vllm": "vllm bench serve"}
 
@@ -85,6 +86,19 @@ def closed_loop(url: str, rounds: int) -> None:
         print("  vllm bench serve: left out, .engines/vllm is not there")
 
 
+def conversations(url: str, rounds: int) -> None:
+    """What quoting the server's answers costs, against stand-ins of as many tokens."""
+    rates: dict[str, list[float]] = {"synthetic": [], "quoted": []}
+    for _ in range(rounds):
+        for answers, seen in rates.items():
+            result = loop(url, "ours", requests=REQUESTS["ours"], output_tokens=8, turns=TURNS, answers=answers)
+            seen.append(result["requests"] / result["seconds"])
+    print(f"conversations of {TURNS} turns, 32 tokens asked and 8 answered in each, 64 at once:")
+    for answers, seen in rates.items():
+        spread = f"({min(seen):,.0f} to {max(seen):,.0f})"
+        print(f"  answers {answers:10s} {statistics.median(seen):8,.0f} requests/s  {spread}")
+
+
 def open_loop(url: str) -> None:
     print("open loop, sent later than intended:")
     for rate, prompt_tokens, seconds in ((500, 32, 10), (20, 32_768, 10)):
@@ -102,6 +116,7 @@ def main() -> None:
     print(f"load before the start (1 min): {os.getloadavg()[0]:.2f}")
     with instant_server() as url:
         closed_loop(url, args.rounds)
+        conversations(url, args.rounds)
         open_loop(url)
     print(f"load after the end (1 min): {os.getloadavg()[0]:.2f}")
 

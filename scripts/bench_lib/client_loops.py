@@ -4,8 +4,9 @@
     {"seconds": 0.42, "cpu_s": 0.40, "requests": 5000, "failed": 0}
 
 ours: HttpReplay, closed loop, each record encoded and written to a file as it completes; making the prompts is
-within the time. bare: aiohttp, a ceiling: its bodies are made before the time starts, it stamps the first chunk,
-parses nothing and keeps nothing. open: HttpReplay, open loop; the figures are how late each request was sent.
+within the time. --turns: conversations, whose later prompts hold stand-ins for the answers, or quote them. bare:
+aiohttp, a ceiling: its bodies are made before the time starts, it stamps the first chunk, parses nothing and keeps
+nothing. open: HttpReplay, open loop; the figures are how late each request was sent.
 """
 
 from __future__ import annotations
@@ -27,9 +28,19 @@ from harness.engines.http.dialect import Completions
 from harness.engines.http.replay import HttpReplay
 from traces.load import Load
 from traces.request import Request, RequestRecord, Segment, TokenSource
+from traces.synth import SessionSpec, conversation
 
 
 def requests(args: argparse.Namespace) -> list[Request]:
+    if args.turns > 1:
+        spec = SessionSpec(
+            sessions=args.requests // args.turns,
+            turns=args.turns,
+            user_tokens=args.prompt_tokens,
+            output_tokens=args.output_tokens,
+            answers=args.answers,
+        )
+        return list(conversation(spec, seed=1))
     step_s = 1 / args.rate if args.rate else None
     return [
         Request(
@@ -100,6 +111,8 @@ def main() -> None:
     parser.add_argument("--concurrency", type=int, default=64)
     parser.add_argument("--prompt-tokens", type=int, default=32)
     parser.add_argument("--output-tokens", type=int, default=1)
+    parser.add_argument("--turns", type=int, default=1, help="of each conversation, for 'ours'")
+    parser.add_argument("--answers", choices=("synthetic", "quoted"), default="synthetic")
     parser.add_argument("--rate", type=float, help="requests per second, for 'open'")
     args = parser.parse_args()
     if (args.loop == "open") != (args.rate is not None):

@@ -17,15 +17,19 @@ from pathlib import Path
 from typing import Any, NamedTuple, cast
 
 import numpy as np
+from msgspec.structs import replace
 
 from harness.collectors.host import core_loop_s
 from simulator.calibration import load_calibration
 from simulator.cluster import Cluster, Routing
 from simulator.columns import CompletionColumns, RequestColumns
+from simulator.levels import Level, RemoteDevice, standard_levels
 from simulator.models import load_model
+from simulator.policies import tier_policy
 from simulator.simulate import Simulator
 from traces.catalogue import find_trace
 from traces.formats import open_trace
+from traces.tiers import tier_names
 
 GIB = 1 << 30
 GPU_TOKENS = 132_800  # what 14.19 GiB hold of llama-3.2-3b
@@ -45,18 +49,19 @@ NAMESPACE = 1 << 32
 
 
 class Case(NamedTuple):
-    """What is measured; `shared` as in the experiment file, with commas."""
+    """What is measured; `shared` as in the experiment file, with commas. four: a pool and a remote store as well."""
 
     tier_pack: str = TIER_PACKS[0]
     block_tokens: int = BLOCK_TOKENS[0]
     instances: int = INSTANCES
     routing: str = ROUTINGS[0]
     shared: str = ""
+    four: int = 0
 
     def __str__(self) -> str:
         shared = f", {self.shared} shared" if self.shared else ""
         words = f"{self.tier_pack}, blocks of {self.block_tokens} tokens, {self.instances:,} instances"
-        return f"{words}, {self.routing}{shared}"
+        return f"{words}, {self.routing}{shared}{', four tiers below the GPU' if self.four else ''}"
 
 
 CASES = (
@@ -64,8 +69,17 @@ CASES = (
     *(Case(routing=routing) for routing in ROUTINGS[1:]),
     Case(shared="disk"),
     Case(shared="cpu,disk"),
+    Case("lru", shared="pool,disk,remote", four=1),
     Case(instances=MANY_INSTANCES),
 )
+
+
+def four_levels(pack: str) -> tuple[Level, ...]:
+    """CPU RAM, and a pool, a disk and a store behind links of 12.5 GB/s, at whose total the instances queue."""
+    remote = RemoteDevice(latency_s=2e-4, bytes_per_s=12.5e9, total_bytes_per_s=50e9, connections=64)
+    sizes = {"cpu": 16 * GIB, "pool": 64 * GIB, "disk": 256 * GIB, "remote": 2048 * GIB}
+    levels = standard_levels(tier_policy(pack), tier_policy(pack), sizes)
+    return tuple(replace(level, device=None if level.name in ("cpu", "disk") else remote) for level in levels)
 
 
 def cluster(case: Case) -> Cluster:
@@ -79,6 +93,7 @@ def cluster(case: Case) -> Cluster:
         chunk_tokens=max(CHUNK_TOKENS, case.block_tokens),
         cpu_bytes=64 * GIB,
         disk_bytes=2048 * GIB,
+        levels=four_levels(case.tier_pack) if case.four else (),
         odirect=True,
         max_num_batched_tokens=2048,
         max_num_seqs=256,
@@ -137,7 +152,7 @@ def _together(
 def add(totals: Counter[str], done: CompletionColumns) -> None:
     totals["requests"] += len(done.ids)
     totals["failed"] += len(done.errors)
-    for name in ("prompt_tokens", "output_tokens", "computed", "gpu", "cpu", "disk", "preemptions"):
+    for name in ("prompt_tokens", "output_tokens", "computed", "gpu", "cpu", "pool", "disk", "remote", "preemptions"):
         totals[name] += int(np.asarray(getattr(done, name)).sum())
 
 
@@ -195,7 +210,7 @@ def report(case: Case, requests: int) -> str:
     if failed := long["failed"]:
         sys.exit(f"{case}: {failed} requests failed; the figures are worth nothing")
     long_s = long["wall_s"] / long["requests"]
-    hits = ", ".join(f"{tier} {long[tier] / long['prompt_tokens']:.1%}" for tier in ("gpu", "cpu", "disk"))
+    hits = ", ".join(f"{tier} {long[tier] / long['prompt_tokens']:.1%}" for tier in tier_names() if long[tier])
     lines = [
         f"{case}: {1 / long_s:,.0f} requests/s",
         f"    {long['requests']:,} requests in {long['wall_s']:.1f} s ({long['cpu_s']:.1f} s of CPU), peak"
@@ -234,8 +249,8 @@ def main() -> None:
 
 if __name__ == "__main__":
     if sys.argv[1:2] == ["case"]:
-        count, tier_pack, block_tokens, instances, routing, shared = sys.argv[2:]
-        case = Case(tier_pack, int(block_tokens), int(instances), routing, shared)
+        count, tier_pack, block_tokens, instances, routing, shared, *four = sys.argv[2:]
+        case = Case(tier_pack, int(block_tokens), int(instances), routing, shared, *map(int, four))
         print(json.dumps(replay(case, int(count))))
     else:
         main()

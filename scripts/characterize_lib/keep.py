@@ -62,11 +62,18 @@ def size_rows(io: IoFigures) -> list[list[str]]:
 
 
 def ttft_table(summary: Summary) -> list[str]:
+    head = ["cell", "tier", "n", "mean ± 95 %", "p50", "p90", "p99", "verdicts"]
     rows = [
-        [row.cell, row.tier, str(row.n), row.mean, *(p.text + "*" * p.thin for p in row.percentiles), row.verdicts]
+        [
+            row.cell,
+            row.tier,
+            str(row.n),
+            row.mean,
+            *(p.text + "*" * p.thin for p in row.percentiles if p.name in head),
+            row.verdicts,
+        ]
         for row in figure_rows(summary)
     ]
-    head = ["cell", "tier", "n", "mean ± 95 %", "p50", "p90", "p99", "verdicts"]
     return [*table(head, rows), "", "\\* fewer values than this percentile needs: no more than the largest one seen"]
 
 

@@ -21,6 +21,7 @@ import sys
 import threading
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -79,13 +80,19 @@ def main() -> None:
         if (outcome := _try(program, 0, stage, 3600.0)) != "survived":
             sys.exit(f"error: the core's tests {' '.join(stage)} fail as they are ({outcome}); run: cargo test")
         limits_s.append(_START_S + _TIMES * (_children_cpu_s() - began_s))
-    for one in left:
-        outcome = "unviable"
-        if one in viable:
-            tries = (_try(program, one.number, *of) for of in zip(_STAGES, limits_s, strict=True))
-            outcome = next((found for found in tries if found != "survived"), "survived")
-        kept[one.file].add(one.name, Outcome(outcome, one.line, one.before, one.after))
-        print(f"{CORE / one.file}:{one.name} {outcome}", flush=True)
+
+    def found(one: Mutant) -> str:
+        if one not in viable:
+            return "unviable"
+        tries = (_try(program, one.number, *of) for of in zip(_STAGES, limits_s, strict=True))
+        return next((outcome for outcome in tries if outcome != "survived"), "survived")
+
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        running = {pool.submit(found, one): one for one in left}
+        for done in as_completed(running):
+            one = running[done]
+            kept[one.file].add(one.name, Outcome(done.result(), one.line, one.before, one.after))
+            print(f"{CORE / one.file}:{one.name} {done.result()}", flush=True)
 
 
 def _read(number: int, listed: dict[str, Any]) -> Mutant | None:

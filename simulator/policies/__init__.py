@@ -15,16 +15,27 @@ from simulator.policies.eviction import cache_hits as cache_hits
 from simulator.policies.lmcache import LMCACHE as LMCACHE
 from simulator.policies.lmcache import lmcache_evicting as lmcache_evicting
 from simulator.policies.lmcache import lmcache_eviction as lmcache_eviction
-from simulator.policies.mooncake import MOONCAKE
-from simulator.policies.sglang import SGLANG
+from simulator.policies.mooncake import MOONCAKE, MOONCAKE_OFFLOADS_EVICTED
+from simulator.policies.sglang import SGLANG, SGLANG_HICACHE, SGLANG_HICACHE_BEST_EFFORT, SGLANG_HICACHE_WAIT
 from simulator.policies.textbook import SPILLOVER, TEXTBOOK, WATERFALL
 from simulator.policies.tiers import TierPolicy as TierPolicy
 from simulator.policies.vllm import VLLM
 
 Pack = TypeVar("Pack")
 
-ENGINE_POLICIES = {pack.name: pack for pack in (VLLM,)}
-TIER_POLICIES = {pack.name: pack for pack in (LMCACHE, *TEXTBOOK, WATERFALL, SPILLOVER, SGLANG, MOONCAKE)}
+ENGINE_POLICIES = {pack.name: pack for pack in (VLLM, SGLANG)}
+_TIER_PACKS = (
+    LMCACHE,
+    *TEXTBOOK,
+    WATERFALL,
+    SPILLOVER,
+    SGLANG_HICACHE,
+    SGLANG_HICACHE_WAIT,
+    SGLANG_HICACHE_BEST_EFFORT,
+    MOONCAKE,
+    MOONCAKE_OFFLOADS_EVICTED,
+)
+TIER_POLICIES = {pack.name: pack for pack in _TIER_PACKS}
 
 
 def engine_policy(name: str) -> EnginePolicy:

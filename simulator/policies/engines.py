@@ -6,10 +6,18 @@ import msgspec
 
 
 class EnginePolicy(msgspec.Struct, frozen=True, kw_only=True):
-    """null_blocks: blocks of the engine's own count that never hold a request's tokens."""
+    """null_blocks: blocks of the engine's own count that never hold a request's tokens. touches_waiting: each step uses
+    the cached prefix of the first waiting request, so that it is not evicted while others compute. reads_ahead: the
+    tiers begin to read for a request when it arrives, into CPU memory, and the engine looks there at its turn.
+    loads_by_layer: a request computes while its cached blocks come, layer by layer. whole_nodes: what one insertion
+    added is evicted as a whole, and a prompt's block that is there already is not kept twice."""
 
     name: str
     null_blocks: int
+    touches_waiting: bool = False
+    reads_ahead: bool = False
+    loads_by_layer: bool = False
+    whole_nodes: bool = False
 
 
 class Connector(msgspec.Struct, frozen=True, kw_only=True):

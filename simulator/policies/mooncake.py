@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import msgspec
+
 from simulator.policies.tiers import NO_LIMIT, TierPolicy
 
 # Mooncake's master (mooncake-store/src/master_service.cpp: GrantLease, EvictionThreadFunc, BatchEvict) and its SSD
 # offload at the end of each put, where the oldest go first (mooncake-store/include/storage_backend.h:
 # BucketEvictionPolicy::FIFO, which drops buckets; here chunks). A look-up leases what it finds, a put does not; each
-# chunk is put on its own. The release's wheel holds binaries: the rules were read in its repository, at no release of
-# its own, and the figures are those of an installed master. Not here: the master's 1,024 shards, each of which picks
-# its own share (here all chunks are one); replicas, soft pins, promotion and offload on eviction, which are off unless
-# asked for.
+# chunk is put on its own, after a question whether it is there, which leases it (the client's batch_is_exist). A file
+# on the SSD does not come back into memory, unless promotion_on_hit is set. The release's wheel holds binaries: the
+# rules were read in its repository, at no release of its own, and the figures are those of an installed master. An
+# eviction picks among all chunks, not shard by shard as before 0.3.13. Not here: replicas and soft pins, which are off
+# unless asked for; the two objects, keys and values, that SGLang makes of a page (here one chunk).
 MOONCAKE = TierPolicy(
     name="mooncake-0.3.13",
     eviction="lease",
@@ -28,4 +31,10 @@ MOONCAKE = TierPolicy(
     disk_evicts=True,
     disk_watermark=0.9,
     disk_target=0.8,
+    writes_use=True,
+    disk_buffer_bytes=20 << 30,
+)
+# With the master's offload_on_evict: the SSD gets what memory drops, and not each put.
+MOONCAKE_OFFLOADS_EVICTED = msgspec.structs.replace(
+    MOONCAKE, name="mooncake-0.3.13-offload-on-evict", disk_takes="dropped"
 )

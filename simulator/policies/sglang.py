@@ -2,26 +2,60 @@
 
 from __future__ import annotations
 
-from simulator.policies.tiers import NO_LIMIT, TierPolicy
+import msgspec
+
+from simulator.policies.engines import EnginePolicy
+from simulator.policies.tiers import TierPolicy
 
 # SGLang's defaults: write_through (server_args.py: hicache_write_policy), prefetch policy timeout. Paths are below
 # sglang/srt/. Pages (chunks here) reach the host when they are computed, and storage from there; both keep the order of
-# LRU, tail first, as only leaves go (mem_cache/evict_policy.py 18-20). What the prefetch brings stays on the host.
+# LRU, tail first, as only leaves go (mem_cache/evict_policy.py 18-20). The insertion at a request's end uses all pages
+# of its prompt (mem_cache/unified_radix_cache.py, insert). What the prefetch brings stays on the host.
 #   256 tokens at least              mem_cache/unified_radix_cache.py 2144, managers/cache_controller.py 623
 #   half of the host pool at most    managers/cache_controller.py 634, 1284
 #   1 s and 0.25 s a Ki-token        mem_cache/hybrid_cache/hybrid_cache_controller.py 405-408
-# Look-ups end at the first page that is in neither tier. Not here: write_back and write_through_selective, which wait
-# for the GPU's evictions and for second hits; the host keeps a page while the GPU has it; prefetches begin when a
-# request is queued, not when its turn comes; storage is read in batches of pages; the minimum of 10 tokens to load
-# back (unified_radix_cache.py 576), which a page of 16 or more always has.
-SGLANG = TierPolicy(
+# Look-ups end at the first page that is in neither tier. One thread reads from storage, one request after another
+# (managers/cache_controller.py, prefetch_io_aux_func). Not here: write_back and write_through_selective, which wait for
+# the GPU's evictions and for second hits; the host keeps a page while the GPU has it; storage is read in batches of
+# pages; the minimum of 10 tokens to load back (unified_radix_cache.py 576), which a page of 16 or more always has.
+SGLANG_HICACHE = TierPolicy(
     name="sglang-0.5.23-hicache",
+    end_uses=True,
     evict_on_demand=True,
     keep_prefetched=True,
-    max_prefetches=NO_LIMIT,
+    max_prefetches=1,
     min_prefetch_tokens=256,
     prefetch_share=0.5,
     prefetch_timeout_s=1.0,
     prefetch_token_s=0.25 / 1024,
     disk_evicts=False,
+)
+
+# The other two of --hicache-storage-prefetch-policy (hybrid_cache_controller.py, can_terminate_prefetch): wait for all
+# of it, or take what is there when the scheduler first asks.
+SGLANG_HICACHE_WAIT = msgspec.structs.replace(
+    SGLANG_HICACHE, name="sglang-0.5.23-hicache-wait", prefetch_timeout_s=None, prefetch_token_s=0.0
+)
+SGLANG_HICACHE_BEST_EFFORT = msgspec.structs.replace(
+    SGLANG_HICACHE, name="sglang-0.5.23-hicache-best-effort", prefetch_timeout_s=0.0, prefetch_token_s=0.0
+)
+
+# Each pass of the scheduler matches the first waiting request with the radix tree before it asks whether there is
+# budget left (managers/scheduler.py: init_next_round_input, then add_one_req), and a match makes the prefix the newest.
+# The tree's nodes are what one insertion added: a chunk of prefill, a reply with the page that it shares with its
+# prompt (mem_cache/unified_radix_cache.py 1240-1260), or what a prefetch brought. It evicts whole nodes
+# (components/full.py: _evict_device_next_node). A match that ends inside of a node cuts it and makes both parts new
+# (unified_tree_core.py: _split_node). A page that was computed again is freed (_insert_overlap_step). Each step makes
+# one page more free than it takes (mem_cache/allocation.py 185, 584), so that one never holds tokens.
+# A request's prefetch from storage begins when it is queued (_prefetch_kvcache), and again when the tree has lost some
+# of what it held then (_prefetch_after_device_hit_loss). At its turn the scheduler matches the tree and loads back from
+# the host, layer by layer, while the batch runs (managers/cache_controller.py, start_loading). All else is vLLM's
+# schedule.
+SGLANG = EnginePolicy(
+    name="sglang-0.5.23",
+    null_blocks=1,
+    touches_waiting=True,
+    whole_nodes=True,
+    reads_ahead=True,
+    loads_by_layer=True,
 )

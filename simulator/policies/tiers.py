@@ -10,9 +10,11 @@ NO_LIMIT = 1 << 32
 
 
 class TierPolicy(msgspec.Struct, frozen=True, kw_only=True):
-    """How a cache server fills and empties its tiers. It keeps whole chunks of prompts, never of replies.
+    """How a cache server fills and empties its tiers. It keeps whole chunks of prompts.
 
-    The first tier is CPU memory; disk is below it. The core takes these fields from here (`core/src/tiers/config.rs`).
+    The pack of the first tier, CPU memory, says how engine and tiers meet. A tier in memory below it empties itself by
+    its own pack, and a storage tier by the disk's rules of the pack above it (`simulator/levels.py`). The core takes
+    these fields from here (`core/src/tiers/config.rs`).
 
     eviction, disk_eviction: which chunk the CPU tier and the disk evict next: "lru", "fifo", "lfu", "s3-fifo", "arc",
         "lease" or "lmcache-arc" (LMCache's own, which differs from the paper's). They never evict a chunk that is read
@@ -25,6 +27,7 @@ class TierPolicy(msgspec.Struct, frozen=True, kw_only=True):
         evict there on demand, and evicted chunks move to disk. "spillover": stores write to the CPU tier while it is
         filled below the watermark, else to disk; nothing moves.
     partial_stores: a store without room for all of its chunks keeps the first ones; otherwise none.
+    stores_replies: whole chunks with tokens of replies are stored, too, as soon as the GPU has their KV.
     evict_on_demand: a write that needs room evicts; otherwise only ticks do, and a write without room is given up.
     tick_s, watermark, evict_ratio, tick_share: when and how much ticks drop from the CPU tier. "ratio": at or above the
         watermark int(ratio x keys), at least one. "surplus": above the watermark, or after a store without room,
@@ -36,7 +39,12 @@ class TierPolicy(msgspec.Struct, frozen=True, kw_only=True):
     min_prefetch_tokens: the server does not read hits of fewer tokens from disk.
     prefetch_share: the server reads nothing more while it is reading into this share of the CPU tier; None: no limit.
     prefetch_timeout_s, prefetch_token_s: a read from disk ends after so long and so much more for each token, with the
-        chunks that it has by then; None: when it has all.
+        chunks that it has by then; None: when it has all. Of an engine that reads ahead: not before it asks.
+    writes_use: a write that finds a chunk there uses it (below the first tier).
+    disk_takes: "stores": each store goes on to the disk; "dropped": the disk gets what the tier above it drops.
+    disk_buffer_bytes: look-ups find a chunk as soon as its write to the disk begins, while no more than so many bytes
+        are being written.
+    disk_promotes: what is read from the disk is written to the tier above it, too.
     disk_evicts: a full disk drops chunks; otherwise it takes no more.
     disk_watermark, disk_target: a write beyond the first share of a disk that evicts empties it to the second one.
     """
@@ -48,6 +56,7 @@ class TierPolicy(msgspec.Struct, frozen=True, kw_only=True):
     end_uses: bool = False
     placement: str = "copy"
     partial_stores: bool = False
+    stores_replies: bool = False
     evict_on_demand: bool
     tick_s: float = 0.0
     watermark: float = 1.0
@@ -61,6 +70,10 @@ class TierPolicy(msgspec.Struct, frozen=True, kw_only=True):
     prefetch_share: float | None = None
     prefetch_timeout_s: float | None = None
     prefetch_token_s: float = 0.0
+    writes_use: bool = False
+    disk_takes: str = "stores"
+    disk_buffer_bytes: int = 0
+    disk_promotes: bool = False
     disk_evicts: bool
     disk_watermark: float = 1.0
     disk_target: float = 1.0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import itertools
 import json
 import shutil
 import subprocess
@@ -137,6 +138,35 @@ def _loads(folder: Path) -> Path:
     return _sealed(folder_of(folder, rows, cells=cells))
 
 
+def _rounds(folder: Path) -> Path:
+    """Conversations in rounds over three cells, each load in four trials of which one is incomplete."""
+    config = {"workload": {"kind": "rounds"}, "report": {"against": "gpu only"}, "measure": {"trials": 4}}
+    names = {
+        "gpu only": (1.0, 0.0),
+        "GPU and CPU RAM": (0.7, 0.5),
+        "a pool of SSDs with a rather long name": (0.4, 1.0),
+    }
+    cells = [cell(f"cache={name}", {"cache": name}, config=config) for name in names]
+    rows, samples = [], []
+    for one, (slow, hits) in zip(cells, names.values(), strict=True):
+        for trial in range(4):
+            samples.append(sample("load", trial, None, cell=one.key))
+            for turn, session in itertools.product(range(6), range(10)):
+                prompt, cached = 4096 * (turn + 1), int(4096 * turn * hits)
+                ttft_s = None if (trial, turn, session) == (1, 3, 3) else slow * (1 + turn + session / 20 + trial / 50)
+                by_tier: dict[str, int | None] = {
+                    "computed": prompt - cached,
+                    "gpu": cached // 4,
+                    "cpu": cached - cached // 4,
+                    "disk": 0,
+                }
+                fields: dict[str, Any] = {"id": f"{turn}-{session}", "session": str(session), "turn": turn}
+                fields |= {"sample": trial, "prompt_tokens": prompt, "cached_tokens": cached}
+                at_s = 1000.0 * trial + 10 * turn + session / 10
+                rows.append(row(None, ttft_s, cell=one.key, at_s=at_s, by_tier=by_tier, **fields))
+    return _sealed(folder_of(folder, rows, samples, cells=cells))
+
+
 def _worth(folder: Path) -> Path:
     few = ("--set", "measure.samples=2", "--set", "measure.until=null")
     return _ran(folder, "worth", "quickstart", "--tokens", "64", "--tokens", "512", "--tokens", "2048", *few)
@@ -254,6 +284,7 @@ MAKERS: dict[str, Callable[[Path, Folders], Path]] = {
     "vllm": _alone(_vllm),
     "worth": _alone(_worth),
     "loads": _alone(_loads),
+    "rounds": _alone(_rounds),
     "flat axis": _alone(_flat),
     "one axis": _alone(_one_axis),
     "names": _alone(_names),

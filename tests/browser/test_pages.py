@@ -279,3 +279,18 @@ def test_print_opens_what_is_collapsed(visit: Callable[..., Visit]) -> None:
     page.emulate_media(media="print")
     assert page.locator(".tools:visible").count() == 0
     assert page.locator(".dot").first.evaluate("(dot) => getComputedStyle(dot).printColorAdjust") == "exact"
+
+
+def test_all_cells_share_the_charts_by_round(visit: Callable[..., Visit]) -> None:
+    page = visit("rounds").page
+    names = ["cache=gpu only", "cache=GPU and CPU RAM", "cache=a pool of SSDs with a rather long…"]
+    for chart in ("ttft-by-turn", "hits-by-turn"):
+        page.locator(f"#{chart}[data-drawn=yes]").wait_for(timeout=DRAWN_MS)
+        assert page.locator(f"#{chart} .legendtext").all_text_contents() == names
+        assert page.locator(f"#{chart} .scatterlayer .trace").count() == 3
+        assert page.locator(f"#{chart} .scatterlayer .trace").first.locator(".point").count() == 6
+    bars = page.locator("#over-all .bartext").all_text_contents()
+    # 1 + 2.5 turns + 4.5 / 20 sessions + the trials' 0, 2 and 3 / 50, on average; times 1, 0.7 and 0.4.
+    assert bars[:3] == ["3.76 s", "2.63 s", "1.50 s"] and len(bars) == 6
+    shown = page.locator("#against tbody tr").all_inner_texts()
+    assert len(shown) == 2 and all("\N{MINUS SIGN}" in line and "3 and 3 trials" in line for line in shown)

@@ -16,10 +16,15 @@ from simulator.models import load_model
 from tests.support.paths import ROOT
 
 PYTHON = ROOT / ".engines/vllm/bin/python"
-REAL = [
-    pytest.mark.real,
-    pytest.mark.skipif(not PYTHON.exists(), reason="no engine environment; `scripts/engine_env vllm` makes it"),
-]
+SGLANG_PYTHON = ROOT / ".engines/sglang/bin/python"
+
+
+def needs(name: str, python: Path) -> list[pytest.MarkDecorator]:
+    why = f"no engine environment; `scripts/engine_env {name}` makes it"
+    return [pytest.mark.real, pytest.mark.skipif(not python.exists(), reason=why)]
+
+
+REAL = needs("vllm", PYTHON)
 CACHE: dict[str, Any] = {"gpu": "64MiB", "cpu": "1GiB", "disk": {"capacity": "512MiB"}}
 STORAGE: dict[str, Any] = {"mode": "storage", "storage": {"reserve": "0B", "compute": "none", "io": "threads"}}
 FILES: dict[str, Any] = {"mode": "storage", "storage": {"reserve": "0B", "compute": "none", "layout": "files"}}
@@ -60,8 +65,15 @@ ENGINE_CASES = {
     "sim-storage": Case("sim", {"engines": {"sim": STORAGE}}),
     "sim-files": Case("sim", {"engines": {"sim": FILES}}),
     "sim-storage-alone": Case(
-        "sim", {"engines": {"sim": STORAGE}, "cache": {"gpu": "0B", "disk": {"capacity": "512MiB"}}}
+        "sim", {"engines": {"sim": STORAGE | {"mode": "tiers"}}, "cache": {"gpu": "0B", "disk": {"capacity": "512MiB"}}}
     ),
 }
-REAL_ENGINE_CASES = {"vllm": Case("vllm", {"engines": {"vllm": {"python": str(PYTHON)}}})}
-REAL_ENGINE_PARAMS = [pytest.param(case, id=name, marks=REAL) for name, case in REAL_ENGINE_CASES.items()]
+_PYTHONS = {"vllm": PYTHON, "sglang": SGLANG_PYTHON}
+REAL_ENGINE_CASES = {
+    "vllm": Case("vllm", {"engines": {"vllm": {"python": str(PYTHON)}}}),
+    "sglang": Case("sglang", {"engines": {"sglang": {"python": str(SGLANG_PYTHON)}}}),
+}
+REAL_ENGINE_PARAMS = [
+    pytest.param(case, id=name, marks=needs(case.engine, _PYTHONS[case.engine]))
+    for name, case in REAL_ENGINE_CASES.items()
+]

@@ -36,9 +36,13 @@ STATUS: dict[str, Any] = {
 NOTHING = EngineSide(metrics=Metrics(""), read_bytes=None)
 
 
-def plan(folder: Path, **more: Any) -> CachePlan:
+RAM = {"cpu": "1GiB"}
+POOL = {"pool": "128MiB", "chunk_tokens": 32}
+
+
+def plan(folder: Path, ram: dict[str, Any] = RAM, **more: Any) -> CachePlan:
     (folder / "logs").mkdir(exist_ok=True)
-    cache = Cache.model_validate({"gpu": "64MiB", "cpu": "1GiB", "disk": {"capacity": "256MiB"}})
+    cache = Cache.model_validate({"gpu": "64MiB", "disk": {"capacity": "256MiB"}, **ram})
     return CachePlan(engine="vllm", python=PYTHON, cache=cache, folder=folder, **more)
 
 
@@ -67,10 +71,11 @@ async def stand_in() -> AsyncIterator[str]:
 
 @contextlib.asynccontextmanager
 async def made(name: str, folder: Path) -> AsyncIterator[CacheServer]:
-    """The server of that name; 'attached' is an LMCache server that runs already."""
+    """The server of that name; 'attached…' is one that runs already."""
     async with stand_in() as url:
-        attached = Attached(url=url, disk_path=folder) if name == "attached" else None
-        server = CACHES["mp" if name == "attached" else name].make(plan(folder, attached=attached))
+        attached = Attached(url=url, disk_path=folder) if name.startswith("attached") else None
+        kind = CACHES[{"attached": "mp", "attached file": "file"}.get(name, name)]
+        server = kind.make(plan(folder, POOL if "pool" in kind.tiers else RAM, attached=attached))
         try:
             yield server
         finally:
@@ -78,8 +83,13 @@ async def made(name: str, folder: Path) -> AsyncIterator[CacheServer]:
             await server.stop()
 
 
-every_server = pytest.mark.parametrize("name", ["in_process", "attached", pytest.param("mp", marks=REAL)])
+REAL_SERVERS = ("mp", "mooncake")
+every_server = pytest.mark.parametrize(
+    "name", ["in_process", "attached", "file", *(pytest.param(name, marks=REAL) for name in REAL_SERVERS)]
+)
 TIERS = ("cpu", "disk", "page_cache")
+# What each of these empties, and how its chunk files end.
+EMPTIES = {"in_process": (), "attached": TIERS, "attached file": ("disk", "page_cache")}
 
 
 @every_server
@@ -90,8 +100,8 @@ def test_a_server_lives_counts_and_ends(name: str, tmp_path: Path) -> None:
             server.start()
             await server.ready()
             children = server.children
-            if name == "mp":  # its start takes long; the others are asked one by one below
-                for tier in TIERS:
+            if name in REAL_SERVERS:  # their start takes long; the others are asked one by one below
+                for tier in (*sorted(CACHES[name].tiers), "page_cache"):
                     await server.clear(tier)
             first, second = await server.settle(NOTHING), await server.settle(NOTHING)
             before, after = (Counters.of(reading.counters).named() for reading in (first, second))
@@ -102,13 +112,14 @@ def test_a_server_lives_counts_and_ends(name: str, tmp_path: Path) -> None:
     assert connection.arguments or connection.environment
     assert all(second[name] >= value for name, value in first.items()) and first.keys() == second.keys()
     assert resolved.cpu_bytes in (None, 2**30) and resolved.chunk_tokens in (None, 256)
+    assert resolved.pool_bytes == (128 * 2**20 if name == "mooncake" else None)
     assert not any(child.running for child in children)
 
 
-@pytest.mark.parametrize("name", ["in_process", "attached"])
+@pytest.mark.parametrize("name", EMPTIES)
 @pytest.mark.parametrize("tier", TIERS)
 def test_clear_empties_a_tier_or_says_that_it_cannot(name: str, tier: str, tmp_path: Path) -> None:
-    chunk = tmp_path / "ab.data"
+    chunk = tmp_path / ("ab.bin" if name == "attached file" else "ab.data")
     chunk.write_bytes(b"k")
 
     async def live() -> str:
@@ -122,9 +133,8 @@ def test_clear_empties_a_tier_or_says_that_it_cannot(name: str, tier: str, tmp_p
             return ""
 
     refusal = asyncio.run(live())
-    assert "\n" not in refusal and bool(refusal) == (name == "in_process")
-    if name == "attached":
-        assert chunk.exists() == (tier != "disk")
+    assert "\n" not in refusal and bool(refusal) == (tier not in EMPTIES[name])
+    assert chunk.exists() == (tier != "disk" or name == "in_process")
 
 
 @pytest.mark.parametrize("name", CACHES)
@@ -154,7 +164,12 @@ def test_a_server_that_is_not_there_is_told_in_one_line(tmp_path: Path) -> None:
 def test_each_server_says_which_engines_can_have_it_and_what_stands_for_it() -> None:
     from simulator.policies import TIER_POLICIES
 
-    assert caches_of("vllm") == ["mp", "in_process"] and caches_of("fake") == []
+    assert caches_of("vllm") == ["mp", "in_process", "mooncake"] and caches_of("sglang") == ["mooncake", "file"]
+    assert caches_of("fake") == []
     assert all(kind.engines and kind.tier_policy in TIER_POLICIES for kind in CACHES.values())
     with pytest.raises(ValueError, match="LMCache takes whole GiB"):
         CACHES["mp"].check(Cache.model_validate({"gpu": "64MiB", "cpu": "1000MiB"}))
+    with pytest.raises(ValueError, match="one block of 32 tokens into an object of Mooncake's; set both"):
+        CACHES["mooncake"].check(Cache.model_validate({"gpu": "64MiB", "pool": "1GiB"}))
+    with pytest.raises(ValueError, match=r"Mooncake's SSD holds what its RAM drops; give cache\.pool"):
+        CACHES["mooncake"].check(Cache.model_validate({"gpu": "64MiB", "cpu": "1GiB", "disk": {"capacity": "1GiB"}}))

@@ -13,11 +13,11 @@ import pytest
 from harness.engines import ENGINES
 from harness.engines.base import Engine
 from harness.measure.run import RunRequest, run
-from harness.records import Resolved
+from harness.records import Resolved, is_cut_off
 from tests.contract.cases import ENGINE_CASES, REAL_ENGINE_PARAMS, Case
 from tests.unit.measure.test_run_loop import Quiet, measured
 from traces.load import Load
-from traces.request import Request, RequestRecord, Segment
+from traces.request import Request, RequestRecord, Segment, reply_stream
 
 
 def ask(name: str, stream: int, tokens: int = 1025) -> Request:
@@ -110,12 +110,63 @@ async def what_a_reset_empties_serves_nothing_afterwards(engine: Engine, tiers: 
     assert tiers <= everything and cold.cached_tokens == again.cached_tokens == 0
 
 
+async def a_load_ends_with_its_time(engine: Engine, _tiers: frozenset[str]) -> None:
+    """Nothing is sent after it. What is under way ends in its own time, or there and then, and nothing stays behind."""
+    await engine.reset(frozenset[str]().union(*engine.capabilities.resets))
+    [_, alone] = await answers(engine, ask("first", 50), ask("alone", 51))
+    assert alone.e2e_s is not None
+    for number, drain in enumerate((True, False, True)):
+        asked = [ask(f"{number}-{at}", 100 + 40 * number + at) for at in range(40)]
+        load = Load(asked, concurrency=1, duration_s=1.5 * alone.e2e_s, drain=drain)
+        records: list[RequestRecord] = []
+        await engine.replay(load, records.append)
+        await engine.metrics()
+        assert len(records) + load.unsent == 40 and load.unsent > 0
+        assert all(one.scheduled_s < records[0].scheduled_s + 1.5 * alone.e2e_s for one in records)
+        cut, most = [one for one in records if one.error is not None], 0 if drain else load.unfinished
+        # On the wall clock, an answer may come while the engine ends the request.
+        assert len(cut) == most or (len(cut) < most and not engine.capabilities.virtual_time)
+        assert load.unfinished <= 1
+        assert all(is_cut_off(one.error) and one.last_token_s is None for one in cut)
+        assert not engine.capabilities.virtual_time or load.unfinished == 1
+
+
+async def quoted_answers_hit_what_was_decoded(engine: Engine, _tiers: frozenset[str]) -> None:
+    """Whole blocks of prompt and answer, but for the answer's last token: no engine computes the KV of that one."""
+    if not engine.capabilities.quotes:
+        return
+    await engine.reset(frozenset[str]().union(*engine.capabilities.resets))
+    block_tokens = 32  # an experiment's default
+    # Prompt and answer fill their last block but for two tokens, for one, exactly, and by one token more.
+    turns: list[Request] = []
+    prompt: tuple[Segment, ...] = (Segment(500, block_tokens),)
+    expected, quotes = [0], tuple[str, ...]()
+    for turn, beyond in enumerate((-2, -1, 0, 1)):
+        asked = sum(segment.tokens for segment in prompt)
+        output = 2 * block_tokens + beyond - asked % block_tokens
+        turns.append(
+            Request(
+                id=f"q{turn}", prompt=prompt, output_tokens=output, session="q", turn=turn, instance=0, quotes=quotes
+            )
+        )
+        expected.append((asked + output - 1) // block_tokens * block_tokens)
+        prompt += (Segment(reply_stream(f"q{turn}"), output), Segment(600 + turn, 5))
+        quotes += (f"q{turn}",)
+    turns.append(Request(id="q4", prompt=prompt, output_tokens=1, session="q", turn=4, instance=0, quotes=quotes))
+    records: list[RequestRecord] = []
+    await engine.replay(Load(turns), records.append)
+    assert [record.error for record in records] == [None] * 5
+    assert [record.cached_tokens for record in records] == expected
+
+
 Check = Callable[[Engine, frozenset[str]], Awaitable[None]]
 CHECKS: tuple[Check, ...] = (
     each_request_gives_one_record_with_times_in_order,
     a_failed_request_is_a_record_and_the_next_one_is_served,
     counters_only_rise_and_always_have_the_same_names,
     what_a_reset_empties_serves_nothing_afterwards,
+    a_load_ends_with_its_time,
+    quoted_answers_hit_what_was_decoded,
 )
 
 

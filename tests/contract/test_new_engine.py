@@ -52,8 +52,8 @@ def test_it_runs_pinned_and_is_resolved_by_its_own_words(tmp_path: Path) -> None
         ({"storage": {"trace": True}}, "storage.trace: --engine toy moves no bytes"),
         ({"engines": {"toy": {"colour": "red"}}}, "engines.toy.colour: unknown key"),
         ({"cache": {"gpu": "0B", "disk": {"capacity": "2GiB"}}, "measure": {}, "workload": {"kind": "synthetic",
-          "requests": 2, "prompt_tokens": 513, "concurrency": 1}, "engines": {"sim": {"mode": "storage",
-          "storage": {"compute": "none"}}}}, "all KV on storage is for --engine sim, not toy"),
+          "requests": 2, "prompt_tokens": 513, "concurrency": 1}, "engines": {"sim": {"mode": "tiers"}}},
+          "tiers without an engine are for --engine sim, not toy"),
         ({"deployment": {"instances": 2}}, "engine toy runs one instance"),
     ],
 )  # fmt: skip
@@ -128,7 +128,7 @@ def test_it_is_validated_as_a_whole(
     counts = [figure for point in content["points"] for figure in point["counts"]]
     assert len(counts) == 14 and {figure["verdict"] for figure in counts} == {"pass"}
     [*_, cell] = json.loads((tmp_path / "out" / "sim" / "manifest.json").read_text())["cells"]
-    packs = {key: value for key, value in cell["config"]["engines"]["sim"].items() if key.endswith("_policy")}
+    packs = {key: cell["config"]["engines"]["sim"][key] for key in ("engine_policy", "tier_policy")}
     assert packs == {"engine_policy": "toy-1", "tier_policy": "toy-cache-2"}
 
 

@@ -27,6 +27,7 @@ NOT_RUN = {
     "harness init mine.yaml --engine vllm": "a folder and a disk of the reader's; tests/unit/commands runs init",
     "--attach": "servers of the reader's; tests/real attaches",
     "--engine vllm": "a real engine: 6 GB of packages, and minutes",
+    "--engine sglang": "a real engine: 6 GB of packages, and minutes",
     "harness serve": "it serves until it is interrupted; tests/unit/serving runs it",
     "harness validate cpu_vllm": "a real engine",
     "harness device create": "root",
@@ -39,6 +40,9 @@ NOT_RUN = {
     "--set engines.sim.hardware=mine.yaml": "the reader's own calibration",
     "harness validate published": "tests/unit/validation runs it",
     "harness sweep cluster_routing": "a minute; tests/unit/measure runs clusters",
+    "harness capacity": "minutes; tests/unit/measure searches on the simulator",
+    "harness suite": "a minute and more; tests/unit/commands runs it",
+    "harness export": "runs of the reader's; tests/unit/commands exports some",
     "harness sweep": "half a minute and more; tests/unit/measure runs sweeps",
 }
 # What other programs' lines begin with, and what holds them: a script here is a file with a --help or a usage line.

@@ -17,6 +17,8 @@ from tests.support.paths import ROOT
 ALLOWED = {
     "harness/blockio/fio.py": "fio's JSON output",
     "harness/caches/lmcache.py": "LMCache's answer to /status",
+    "harness/caches/stores/redis.py": "Redis' answer to INFO",
+    "harness/caches/stores/s3_bucket.py": "an S3 store's error, as botocore gives it",
     "harness/collectors/bpf.py": "bpftrace's JSON lines",
     "harness/commands/device.py": "pydantic's error dictionaries",
     "harness/engines/vllm/found.py": "LMCache's answer to /status",

@@ -45,6 +45,7 @@ WINGS = (
     "harness.experiment.fields",
     "harness.experiment.units",
     "harness.records",
+    "harness.storage_records",
     "harness.errors",
     "harness.stats",
     "harness",

@@ -26,7 +26,8 @@ from harness.results.manifest import read_manifest
 from harness.results.traced import read_io
 from simulator.calibration import STEP, load_calibration
 from simulator.models import CONFIGS
-from tests.real.test_vllm import EXPERIMENT, PYTHON, harness, left_behind, request
+from tests.real.test_vllm import EXPERIMENT, PYTHON, request
+from tests.support.real_runs import harness, left_behind
 from tests.unit.measure.test_run_loop import Quiet, measured
 
 pytestmark = [

@@ -15,10 +15,11 @@ import msgspec
 import pytest
 
 from simulator.models import load_model
-from simulator.simulate import Completion, Note, reply_stream
+from simulator.simulate import Completion, Note
 from tests.support.oracle_cases import PYTHON, Case, ask, random_batching, random_eviction, random_tiers, simulate
 from traces.catalogue import find_trace
 from traces.formats import open_trace
+from traces.request import reply_stream
 
 # Not marked real: no server is started and nothing is timed, so that these run beside other tests.
 pytestmark = pytest.mark.skipif(not PYTHON.exists(), reason="no engine environment; `scripts/engine_env vllm` makes it")

@@ -9,7 +9,8 @@ import yaml
 from harness.commands.validate import planned_cells
 from harness.experiment.read import load_experiment
 from harness.validation.validate import Validation, validate
-from tests.real.test_vllm import PYTHON, left_behind
+from tests.real.test_vllm import PYTHON
+from tests.support.real_runs import left_behind
 from tests.unit.measure.test_run_loop import Quiet
 
 pytestmark = [

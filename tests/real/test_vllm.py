@@ -2,10 +2,6 @@
 
 import asyncio
 import json
-import os
-import subprocess
-import sys
-import tempfile
 import time
 from pathlib import Path
 from typing import Any
@@ -21,13 +17,13 @@ from harness.engines.vllm.settings import VllmSettings
 from harness.errors import NotComparable
 from harness.experiment.read import load_experiment
 from harness.measure.run import RunRequest, run
-from harness.processes import warden
 from harness.report.refresh import seal
 from harness.results.folder import read_samples
 from harness.results.manifest import read_manifest
 from harness.validation.validate import Validation, validate
 from simulator.models import load_model
 from tests.support.paths import ROOT
+from tests.support.real_runs import harness, left_behind
 from tests.unit.measure.test_run_loop import Quiet, measured
 from traces.request import RequestRecord
 
@@ -54,60 +50,20 @@ def request(tmp_path: Path, **changes: Any) -> RunRequest:
     return RunRequest(name="real", cells=plan.cells(), engine="vllm", experiment=plan.origin(), folder=tmp_path / "out")
 
 
-# Before the first engine of this worker: what is older than that, these tests did not leave.
-STARTED_S = time.time()
-# Process ids of the harnesses that this worker's tests ran.
-HARNESSES = {os.getpid()}
-
-
-def harness(*arguments: str) -> "subprocess.Popen[str]":
-    command = [sys.executable, "-m", "harness", *arguments]
-    process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    HARNESSES.add(process.pid)
-    return process
-
-
-def _changed_s(path: Path) -> float:
-    """When a file changed last; 0 for one that is gone."""
-    try:
-        return path.stat().st_ctime
-    except FileNotFoundError:
-        return 0.0
-
-
-def left_behind(tmp_path: Path) -> list[str]:
-    """Processes that mention the run's folder, shared memory (what multiprocessing names, only if no process uses it),
-    sockets and temporary files of ours, chunk files."""
-    processes = []
-    for cmdline in Path("/proc").glob("[0-9]*/cmdline"):
-        try:
-            text = cmdline.read_bytes().replace(b"\0", b" ").decode(errors="replace")
-        except OSError:
-            continue
-        if str(tmp_path) in text:
-            processes.append(text)
-    # Shared memory is named after its harness; another worker's tests have some, too.
-    memory = [path for path in Path("/dev/shm").glob("kv-harness-*") if int(path.name.split("-")[2]) in HARNESSES]
-    used = warden.shared_memory(pid for pid, _, _ in warden.living())
-    psm = Path("/dev/shm").glob("psm_*")
-    memory += [path for path in psm if path not in used and _changed_s(path) > STARTED_S]
-    scratch = [*memory, *Path(tempfile.gettempdir()).glob("kv-harness-*")]
-    return processes + list(map(str, scratch)) + [str(path) for path in tmp_path.glob("**/*.data")]
-
-
 def test_every_tier_that_it_claims_to_prove_at_exact_hit_rates_and_concurrency(tmp_path: Path) -> None:
-    axes = {"workload.concurrency": [1, 3], "workload.hit_rate": [0.0, 0.5, 1.0]}
-    folder = run(request(tmp_path, sweep=axes), Quiet())
+    together = {"1": 0.0, "3": 0.5, "2": 1.0}
+    sets = {key: {"workload.concurrency": int(key), "workload.hit_rate": rate} for key, rate in together.items()}
+    folder = run(request(tmp_path, sweep={"together": sets}), Quiet())
     rows = measured(folder)
     experiment = load_experiment(tmp_path / "experiment.yaml").experiment
     claims = VllmEngine(experiment, load_model("tiny-llama"), tmp_path, time.perf_counter).capabilities.evidence
     assert {row.expected_tier for row in rows} == set(claims)
-    assert len(rows) == (1 + 3) * 3 * 5 * 2
+    assert len(rows) == (1 + 3 + 2) * 5 * 2
     assert {(row.verdict, row.verdict_reason) for row in rows} == {("proven", None)}
     assert {(row.error, row.prompt_tokens, row.output_tokens) for row in rows} == {(None, 641, 1)}
     for row in rows:
-        rate = float(row.cell.rsplit("=", 1)[1])
-        assert row.cached_tokens == (0 if row.expected_tier == "recompute" else round(rate * 640))
+        hits = round(640 * together[row.cell.rsplit("=", 1)[1]])
+        assert row.cached_tokens == (0 if row.expected_tier == "recompute" else hits)
     manifest = read_manifest(folder)
     resolved = manifest.cells[0].resolved
     assert resolved is not None and resolved.gpu_blocks is not None
@@ -152,6 +108,10 @@ def test_in_process_lmcache_recomputes_silently_and_evidence_and_validation_say_
 
 TRACE = {"kind": "trace", "trace": "tiny_conversation", "limit": 25, "block_tokens": 32,
          "max_prompt_tokens": 1000, "max_output_tokens": 4, "time_scale": 0.05}  # fmt: skip
+# More KV than the GPU holds, and less than the share of CPU RAM from which on LMCache evicts.
+ROUNDS = {"kind": "rounds", "clients": 8, "rounds": 4, "first_tokens": 640, "parallel": 1, "order": "fifo",
+          "answers": "none"}  # fmt: skip
+QUOTED = ROUNDS | {"clients": 2, "rounds": 3, "first_tokens": 160, "output_tokens": 48, "answers": "quoted"}
 
 
 def test_servers_that_run_already_are_measured_and_left_running(tmp_path: Path) -> None:
@@ -165,7 +125,7 @@ def test_servers_that_run_already_are_measured_and_left_running(tmp_path: Path) 
         try:
             await engine.start()
             server = (await engine.ready()).url or "no URL"
-            cache = engine.cache_server
+            (cache,) = engine.caches
             assert isinstance(cache, LMCacheServer) and isinstance(cache.backend, FilesBackend)
             url = cache.url or "no URL"
             attach = {"url": server, "lmcache_url": cache.url, "lmcache_pid": cache.pids[0]}
@@ -177,9 +137,11 @@ def test_servers_that_run_already_are_measured_and_left_running(tmp_path: Path) 
                 return harness("run", str(experiment), "--engine", "vllm", "--out", str(out)).wait(timeout=200)
 
             done = await asyncio.to_thread(exit_code, path, tmp_path / "out")
-            sliced = tmp_path / "slice.yaml"
-            sliced.write_text(yaml.safe_dump({**EXPERIMENT, "engines": engines, "workload": TRACE, "measure": {}}))
-            also = await asyncio.to_thread(exit_code, sliced, tmp_path / "slice")
+            also = 0
+            for name, load in {"slice": TRACE, "rounds": ROUNDS, "quoted": QUOTED}.items():
+                free = tmp_path / f"{name}.yaml"
+                free.write_text(yaml.safe_dump({**EXPERIMENT, "engines": engines, "workload": load, "measure": {}}))
+                also |= await asyncio.to_thread(exit_code, free, tmp_path / name)
             mine = str(tmp_path / "mine.yaml")
             said.append(await asked("init", mine, "--attach", server, "--lmcache-url", url))
             few = ("--tokens", "256", "--tokens", "1024", "--set", "measure.samples=3")
@@ -195,6 +157,11 @@ def test_servers_that_run_already_are_measured_and_left_running(tmp_path: Path) 
     rows = measured(tmp_path / "out")
     assert len(rows) == 10 and {row.verdict for row in rows} == {"proven"}
     sends_what_the_simulator_is_sent(tmp_path / "slice", tmp_path / "sim")
+    assert hits_of_both(tmp_path / "rounds", tmp_path / "sim_rounds", gpu_alone=False) == [
+        8 * 640 * n for n in range(4)
+    ]
+    # The answer's tokens hit, too, all but its last one: in blocks of 32 tokens, (160 + 47) and (160 + 48 + 160 + 47).
+    assert hits_of_both(tmp_path / "quoted", tmp_path / "sim_quoted", gpu_alone=True) == [0, 2 * 192, 2 * 384]
     assert "recompute, gpu, cpu, disk, disk_cold" in said[0] and "cannot run here yet" not in said[0]
     worth = json.loads((tmp_path / "worth" / "worth.json").read_text())
     assert worth["against"] == "a miss with the cache server" and not worth["simulated"]
@@ -232,6 +199,26 @@ def sends_what_the_simulator_is_sent(folder: Path, simulated: Path) -> None:
     gpu_tokens = moved.hit_tokens["gpu"]
     assert moved.computed_tokens is not None and gpu_tokens and moved.external_tokens is not None
     assert moved.computed_tokens + gpu_tokens + moved.external_tokens == sum(row.prompt_tokens for row in rows.values())
+
+
+def hits_of_both(folder: Path, simulated: Path, *, gpu_alone: bool) -> list[int]:
+    """Hit tokens of each round of conversations: vLLM's and the simulator's are equal, request for request, and so is
+    the GPU's share of them."""
+    plan = load_experiment(folder.with_suffix(".yaml"))
+    asked = RunRequest(name="real", cells=plan.cells(), engine="sim", experiment=plan.origin(), folder=simulated)
+    modelled = {row.id: row for row in measured(run(asked, Quiet()))}
+    rows = {row.id: row for row in measured(folder)}
+    assert {row.error for row in rows.values()} == {None} and rows
+    assert {name: (row.prompt_tokens, row.cached_tokens) for name, row in rows.items()} == {
+        name: (row.prompt_tokens, row.cached_tokens) for name, row in modelled.items()
+    }
+    cached = sum(row.cached_tokens or 0 for row in rows.values())
+    gpu_tokens = sum(row.tokens_by_tier["gpu"] or 0 for row in modelled.values())
+    [sample] = read_samples(folder)
+    assert sample.observed.hit_tokens["gpu"] == gpu_tokens and sample.observed.external_tokens == cached - gpu_tokens
+    assert gpu_tokens > 0 and (gpu_tokens == cached) is gpu_alone
+    turns = {row.turn for row in rows.values()}
+    return [sum(row.cached_tokens or 0 for row in rows.values() if row.turn == turn) for turn in sorted(turns)]
 
 
 def written(tmp_path: Path, engines: dict[str, Any]) -> Path:

@@ -19,7 +19,8 @@ from harness.measure.run import run
 from harness.report.io.tables import DIRECTIONS
 from harness.report.refresh import seal
 from harness.results.traced import Direction, TraceFigures, read_io
-from tests.real.test_vllm import PYTHON, left_behind, request
+from tests.real.test_vllm import PYTHON, request
+from tests.support.real_runs import left_behind
 from tests.unit.measure.test_run_loop import Quiet, measured
 
 MIB = 2**20

@@ -22,7 +22,7 @@ import uvloop
 Fault = Literal[
     "status500", "json_error", "reset_midstream", "no_done", "no_usage", "split_events", "slow", "wrong_prompt_count",
     "hang", "error_event", "empty_text_first", "cut_chunk", "echo_key", "bad_event", "not_http", "close_delimited",
-    "plain_json", "empty_texts", "usage_beside_text",
+    "plain_json", "no_token_ids", "fewer_token_ids", "empty_texts", "usage_beside_text",
 ]  # fmt: skip
 
 STREAM_HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream; charset=utf-8\r\ntransfer-encoding: chunked\r\n\r\n"
@@ -36,6 +36,7 @@ class Ask(msgspec.Struct):
     prompt: list[int] | str
     max_tokens: int
     stream_options: StreamOptions = StreamOptions()
+    return_token_ids: bool = False
 
 
 class Server:
@@ -142,11 +143,19 @@ def events(server: Server, body: bytes) -> list[bytes]:
     out = [empty if fault == "empty_texts" else token] * count
     if fault == "empty_text_first":
         out.insert(0, empty)
+    if ask.return_token_ids and fault != "no_token_ids":
+        head, index, tail = token.partition(b'"index":0')
+        telling = head + index + b',"token_ids":[%d]' + tail
+        out = [telling % ((sent + n) % 1000) for n in range(len(out))]
+        # With the first, the prompt's, as vLLM tells them.
+        out[0] = out[0].replace(index, b'"prompt_token_ids":%b,%b' % (msgspec.json.encode(ask.prompt), index), 1)
     if fault == "usage_beside_text":
         usage = usage.replace(b'"choices":[]', b'"choices":[{"index":0,"text":"","finish_reason":"length"}]')
     elif ask.stream_options.continuous_usage_stats:
         first = count - len(out) + 1  # an empty first chunk counts 0
         out = [event.replace(b'"usage":null', running(prompt, first + n)) for n, event in enumerate(out)]
+    if fault == "fewer_token_ids":
+        out[0] = out[0].replace(b"token_ids", b"other_ids")
     if fault == "bad_event":
         out.append(b"data: {not json\n\n")
     if fault == "error_event":

@@ -15,9 +15,9 @@ import msgspec
 from simulator.calibration import Calibration, load_calibration
 from simulator.models import load_model
 from simulator.policies import LMCACHE, lmcache_evicting
-from simulator.simulate import Completion, Note, Simulator, reply_stream
+from simulator.simulate import Completion, Note, Simulator
 from tests.support.paths import ROOT
-from traces.request import Request, Segment
+from traces.request import Request, Segment, reply_stream
 
 PYTHON = ROOT / ".engines" / "vllm" / "bin" / "python"
 
@@ -120,15 +120,17 @@ def simulate(case: Case, *, macro_steps: bool = True) -> tuple[dict[str, Complet
     return rows, *simulator.take_journal()
 
 
-def ask(script: str, cases: list[Any], cache: Path) -> list[dict[str, Any]]:
-    """Runs an oracle of tests/oracle/ in the engine's environment and returns its answer. `cache` keeps byte code."""
+def ask(script: str, cases: list[Any], cache: Path | None = None, python: Path = PYTHON) -> list[Any]:
+    """Runs an oracle of tests/oracle/ in an engine's environment and returns its answer, one for each case. `cache`
+    keeps byte code; None: the environment does."""
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
-    environment |= {"PYTHONPYCACHEPREFIX": str(cache), "VLLM_LOGGING_LEVEL": "ERROR", "LMCACHE_LOG_LEVEL": "CRITICAL"}
+    environment |= {"VLLM_LOGGING_LEVEL": "ERROR", "LMCACHE_LOG_LEVEL": "CRITICAL"}
+    environment |= {} if cache is None else {"PYTHONPYCACHEPREFIX": str(cache)}
     environment |= {"HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1"}
-    command = [str(PYTHON), str(ROOT / "tests" / "oracle" / script)]
+    command = [str(python), str(ROOT / "tests" / "oracle" / script)]
     start = time.monotonic()
     done = subprocess.run(command, input=json.dumps(cases), env=environment, capture_output=True, text=True)
     print(f"{script}: {len(cases)} cases in {time.monotonic() - start:.0f} s")
     assert done.returncode == 0, done.stderr[-4000:]
-    answers: list[dict[str, Any]] = json.loads(done.stdout)
+    answers: list[Any] = json.loads(done.stdout)
     return answers

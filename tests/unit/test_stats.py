@@ -239,6 +239,42 @@ def test_a_paired_ratio_is_the_median_of_each_requests_own() -> None:
     assert paired_ratio([3.0] * 99, [1.0] * 99).low is None  # type: ignore[union-attr]
 
 
+def test_a_paired_interval_is_woodruffs_over_ten_blocks() -> None:
+    # Ties at the median count half; the blocks differ in how many values are below it.
+    values = [float(1 + (i * i) % 7 + i // 40) for i in range(110)]
+    found = paired_ratio([*values, 0.0, 4.0], [*[1.0] * 110, 1.0, 0.0])
+    assert found is not None and found.low is not None and found.high is not None
+    assert found.samples == (110, 110) and found.typical_s == 1.0
+    middle = float(np.median(values))
+    below = [1.0 if value < middle else 0.5 if value == middle else 0.0 for value in values]
+    shares = [sum(below[at : at + 11]) / 11 for at in range(0, 110, 11)]
+    spread = math.sqrt(sum((share - sum(shares) / 10) ** 2 for share in shares) / 9)
+    half = reference.t.ppf(0.975, 9) * spread / math.sqrt(10)
+    ends = np.exp(np.quantile(np.log(values), [0.5 - half, 0.5 + half]))
+    assert found.low == pytest.approx(ends[0]) and found.high == pytest.approx(ends[1])
+    assert found.low < found.ratio < found.high
+
+
+def test_a_paired_interval_ends_with_the_values() -> None:
+    # Whole blocks lie on one side of the median, so that the error exceeds all shares.
+    values = [float(i % 10 + 100 * (i // 50)) + 1 for i in range(100)]
+    found = paired_ratio(values, [1.0] * 100, 0.999)
+    assert found is not None
+    assert found.low == pytest.approx(1.0) and found.high == pytest.approx(110.0)
+
+
+def test_a_ratio_turned_is_its_other_sides() -> None:
+    times = [[[0.4], [0.44], [0.36], [0.42]], [[0.1], [0.12], [0.11]]]
+    one, other = ratio_interval(times[0], times[1]), ratio_interval(times[1], times[0])
+    assert one is not None and other is not None and one.low is not None
+    assert one.turned.ratio == pytest.approx(other.ratio)
+    assert one.turned.low == pytest.approx(other.low) and one.turned.high == pytest.approx(other.high)
+    assert (one.turned.reference_s, one.turned.typical_s) == (other.reference_s, other.typical_s)
+    assert one.turned.samples == other.samples == (3, 4)
+    few = ratio_interval(times[0][:2], times[1])
+    assert few is not None and (few.turned.low, few.turned.high) == (None, None)
+
+
 def queued(rng: np.random.Generator, n: int, memory: float) -> np.ndarray:
     """n values of unit variance of which neighbours are correlated by `memory` (an AR(1) process)."""
     values = rng.standard_normal(n)

@@ -24,8 +24,7 @@ from simulator.errors import ModelError
 from simulator.models import ModelSpec, load_model
 
 LinkMode = Literal["paced", "copied"]
-ARCHITECTURE = "PacedForCausalLM"
-_PLUGIN = Path(__file__).parent / "plugin"
+PLUGIN = Path(__file__).parent / "plugin"
 _VARIABLE = "KV_ACCELERATOR"
 # Logits are as wide as the vocabulary, and nothing depends on what a token says.
 _VOCABULARY = 4096
@@ -35,17 +34,17 @@ _DEVICES = {"loads": "cpu.read", "stores": "cpu.write"}
 
 class Accelerator:
     """name: of configs/hardware, or a file. link: how KV comes to CPU RAM and back; copied: the cache server's
-    own way.
+    own way. where: the key that names it, for refusals.
 
     Raises SettingsError where there is no such calibration, where it lacks a constant, and where no layer has the
     model's shape.
     """
 
-    def __init__(self, name: str, link: LinkMode, model: ModelSpec) -> None:
-        if model.mla_latent_dim is not None:
+    def __init__(self, name: str, link: LinkMode, model: ModelSpec, where: str = "engines.vllm.accelerator") -> None:
+        if not model.full_attention:
             raise SettingsError(
-                f"engines.vllm.accelerator: {model.name} has latent attention, which it has no layers for; use a model"
-                " with kv_heads alone"
+                f"{where}: {model.name} has layers of other kinds than full attention, and the accelerator has none;"
+                " use a model with kv_heads alone"
             )
         try:
             known = load_calibration(name)
@@ -54,7 +53,7 @@ class Accelerator:
                 for way, device in _DEVICES.items():
                     self._constants[way] = {of: known.constant(f"{device}.{of}") for of in TRANSFER}
         except ModelError as error:
-            raise SettingsError(f"engines.vllm.accelerator: {error}") from None
+            raise SettingsError(f"{where}: {error}") from None
         self.facts = AcceleratorFacts(
             name=known.name,
             machine=known.machine,
@@ -95,15 +94,11 @@ class Accelerator:
         }
         return self._constants["step"] | link
 
-    def environment(self, report: Path) -> dict[str, str]:
-        """report: the file, in memory, that the engine's process will keep its totals in."""
-        asked = json.dumps({"constants": self._constants, "report": str(report)})
-        return {_VARIABLE: asked, "PYTHONPATH": str(_PLUGIN), "VLLM_ENABLE_V1_MULTIPROCESSING": "0"}
-
-    @property
-    def vllm_arguments(self) -> list[str]:
-        """One process for scheduler and model, as vLLM has it on one GPU."""
-        return ["--scheduler-cls", "kv_accelerator.scheduler.PacedScheduler", "--distributed-executor-backend", "uni"]
+    def environment(self, report: Path, *, polls: bool = False) -> dict[str, str]:
+        """report: the file, in memory, that the engine's process will keep its totals in. polls: its scheduler asks
+        again and again for what its other threads do."""
+        asked = json.dumps({"constants": self._constants, "report": str(report), "polls": polls})
+        return {_VARIABLE: asked, "PYTHONPATH": str(PLUGIN)}
 
 
 # What neither a step's time nor a token's bytes follow from.

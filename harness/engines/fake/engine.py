@@ -8,11 +8,14 @@ from __future__ import annotations
 
 import asyncio
 
+import msgspec
+
 from harness.engines.base import Emit
 from harness.engines.fake.settings import FakeSettings
 from harness.errors import EngineError
+from harness.experiment.cache import Cache
 from harness.experiment.model import Experiment
-from harness.records import Capabilities, Counters, Resolved, evidence_in, singly
+from harness.records import CUT_SHORT, Capabilities, Counters, Resolved, evidence_in, singly
 from simulator.models import ModelSpec
 from traces.load import Blocked, Done, Load, WaitUntil
 from traces.request import Request, RequestRecord, Segment
@@ -20,14 +23,16 @@ from traces.tiers import PAGE_CACHE, tier_named, tier_names
 
 # Seconds a token: computed; served by the engine's own tier, by RAM, by storage and, where that asks the device, more.
 _COMPUTED_S = 1e-3
-_SERVED_S = {"engine": 1e-6, "memory": 1e-5, "storage": 5e-5}
+_SERVED_S = {"engine": 1e-6, "memory": 1e-5, "storage": 5e-5, "store": 7e-5}
 _DEVICE_S = 1e-4
+_STORED = ("storage", "store")
 
 
 class FakeEngine:
     """One request at a time, one prefix segment a request; a clock that moves by what it serves.
 
-    It has every tier that there is, and each evicts the prefix that was used longest ago.
+    It has the tiers that the experiment sizes, and those that no experiment can; each evicts the prefix that was used
+    longest ago.
     """
 
     name = "fake"
@@ -37,12 +42,15 @@ class FakeEngine:
         self._per_token = model.kv_bytes_per_token
         self._now_s = 0.0
         self._served = 0
+        cache = experiment.cache
+        sized = Cache.model_fields
+        self._names = tuple(name for name in tier_names() if name not in sized or cache.bytes_of(name) is not None)
         self._tiers: dict[str, dict[Segment, None]] = {name: {} for name in (*tier_names(), PAGE_CACHE)}
         together = self._settings.resets
         self.capabilities = Capabilities(
-            tiers=frozenset(tier_names()),
-            resets=singly(self._tiers) if together is None else frozenset(map(frozenset, together)),
-            evidence=evidence_in(tier_names()),
+            tiers=frozenset(self._names),
+            resets=singly((*self._names, PAGE_CACHE)) if together is None else frozenset(map(frozenset, together)),
+            evidence=evidence_in(self._names),
             virtual_time=True,
         )
         counted = frozenset().union(*self.capabilities.evidence.values()) | {"stores_begun", "stores_ended"}
@@ -57,9 +65,7 @@ class FakeEngine:
     async def ready(self) -> Resolved:
         cache = self._experiment.cache
         return Resolved(
-            gpu_bytes=cache.bytes_of("gpu"),
-            cpu_bytes=cache.bytes_of("cpu"),
-            disk_bytes=cache.bytes_of("disk"),
+            **cache.sizes,
             chunk_tokens=cache.chunk_tokens,
             block_tokens=cache.block_tokens,
             kv_bytes_per_token=self._per_token,
@@ -79,15 +85,22 @@ class FakeEngine:
             self._tiers[tier].clear()
 
     async def replay(self, load: Load, emit: Emit) -> None:
-        start_s = self._now_s
-        while not isinstance(action := load.next(self._now_s - start_s), Done):
+        start_s, load_s = self._now_s, 0.0
+        while not isinstance(action := load.next(load_s), Done):
             if isinstance(action, WaitUntil):
-                self._now_s = start_s + action.at_s
+                load_s = action.at_s
+                self._now_s = start_s + load_s
                 continue
             assert not isinstance(action, Blocked), "one request at a time never blocks"
             await asyncio.sleep(self._settings.delay)
             record = self._serve(action.request, start_s + action.scheduled_s)
-            load.completed(action.request.id, self._now_s - start_s)
+            load_s = self._now_s - start_s
+            if load.cut_s is not None and load_s > load.cut_s:
+                load_s = load.cut_s
+                self._now_s = start_s + load_s
+                unseen = {name: None for name in ("first_chunk_s", "first_token_s", "last_token_s", "output_tokens")}
+                record = msgspec.structs.replace(record, **unseen, cached_tokens=None, error=CUT_SHORT)
+            load.completed(action.request.id, load_s)
             emit(record)
 
     def _serve(self, request: Request, scheduled_s: float) -> RequestRecord:
@@ -107,14 +120,14 @@ class FakeEngine:
 
     def _look_up(self, request: Request) -> tuple[int, str, bool]:
         """Tokens of the first segment that are cached, the tier that has them, and whether its device was read."""
-        prefix, own = request.prompt[0], tier_names()[0]
+        prefix, own = request.prompt[0], self._names[0]
         degraded = self._settings.degrade_after is not None and self._served > self._settings.degrade_after
-        found = next((tier for tier in tier_names() if prefix in self._tiers[tier]), None)
-        stored = found is not None and tier_named(found).kind == "storage"
+        found = next((tier for tier in self._names if prefix in self._tiers[tier]), None)
+        stored = found is not None and tier_named(found).kind in _STORED
         cold = prefix not in self._tiers[PAGE_CACHE]
         for tier in self._tiers:
             # What only storage has comes up into the engine's own tier, and RAM gives its buffer back.
-            if not (stored and tier in tier_names() and tier_named(tier).kind == "memory"):
+            if not (stored and tier in self._names and tier_named(tier).kind == "memory"):
                 self._keep(tier, prefix)
         if found is None or (found != own and degraded):
             return 0, own, False
@@ -133,9 +146,11 @@ class FakeEngine:
         totals["computed_tokens"] += request.prompt_tokens - hit
         totals[f"{tier}_hit_tokens"] += hit
         totals["external_tokens"] += hit if tier_named(tier).offload else 0
-        if tier_named(tier).kind == "storage":
+        if tier_named(tier).kind in _STORED:
             totals[f"{tier}_loaded_chunks"] += hit // self._experiment.cache.chunk_tokens
             totals[f"{tier}_device_read_bytes"] += hit * self._per_token if from_device else 0
+            if tier_named(tier).kind == "store":
+                totals[f"{tier}_sent_bytes"] += hit * self._per_token
 
     async def metrics(self) -> Counters:
         return Counters.of(self._totals)

@@ -1,15 +1,18 @@
 """What one kind of server speaks over HTTP: a path, a request's JSON, and the events of a streamed answer.
 
 The load loop (replay.py) and the reader of streams (stream.py) know no field of any server. A further kind of server
-is one class here, for example SGLang's `/generate`, whose `meta_info` tells cached tokens by tier.
+is one class: here that of OpenAI's interface, and SGLang's `/generate` in the engine's own folder.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any, Protocol
+from collections.abc import Callable, Mapping, Sequence
+from copy import copy
+from typing import Any, ClassVar, Protocol
 
 import msgspec
+
+from traces.request import TokensByTier
 
 
 class Usage(Protocol):
@@ -23,6 +26,10 @@ class Usage(Protocol):
     def cached_tokens(self) -> int | None:
         """Prompt tokens that the server did not compute; None if it does not report them."""
 
+    @property
+    def tokens_by_tier(self) -> TokensByTier:
+        """Prompt tokens by where their KV came from; empty if it does not report that for a request."""
+
 
 class Event(Protocol):
     """One event of a stream. error: what the server reported in place of tokens, of any JSON shape."""
@@ -30,6 +37,10 @@ class Event(Protocol):
     @property
     def text(self) -> str | None:
         """The text of the reply's next tokens; None if the event carries no part of the reply."""
+
+    @property
+    def token_ids(self) -> Sequence[int]:
+        """The ids of those tokens, from a dialect that asked for them."""
 
     @property
     def usage(self) -> Usage | None: ...
@@ -47,11 +58,14 @@ class Dialect(Protocol):
     path: str
     warm_path: str
 
-    def encode(self, ids: Sequence[int], output_tokens: int) -> bytes:
-        """The body of a request that streams output_tokens tokens in reply to a prompt of these token ids."""
+    def encode(self, prompt: bytes, output_tokens: int) -> bytes:
+        """The body of a request that streams output_tokens tokens in reply to a prompt: token ids as a JSON array."""
 
     def decode(self, data: bytes) -> Event:
         """The event in a `data` field. Raises msgspec.MsgspecError or UnicodeDecodeError."""
+
+    def telling_ids(self) -> Dialect:
+        """The same, asking for the token ids of each answer."""
 
 
 class _Details(msgspec.Struct):
@@ -62,6 +76,8 @@ class _Usage(msgspec.Struct):
     prompt_tokens: int
     completion_tokens: int = 0
     prompt_tokens_details: _Details | None = None
+
+    tokens_by_tier: ClassVar[TokensByTier] = {}
 
     @property
     def cached_tokens(self) -> int | None:
@@ -77,12 +93,34 @@ class _Event(msgspec.Struct):
     usage: _Usage | None = None
     error: Any = None
 
+    token_ids: ClassVar[Sequence[int]] = ()
+
     @property
     def text(self) -> str | None:
         return (self.choices[0].text or "") if self.choices else None
 
 
+class _TellingChoice(msgspec.Struct):
+    text: str | None = None
+    token_ids: list[int] | None = None
+
+
+class _TellingEvent(msgspec.Struct):
+    choices: list[_TellingChoice] = []
+    usage: _Usage | None = None
+    error: Any = None
+
+    @property
+    def text(self) -> str | None:
+        return (self.choices[0].text or "") if self.choices else None
+
+    @property
+    def token_ids(self) -> Sequence[int]:
+        return (self.choices[0].token_ids or ()) if self.choices else ()
+
+
 _decode_event = msgspec.json.Decoder(_Event).decode
+_decode_telling_event = msgspec.json.Decoder(_TellingEvent).decode
 
 
 class Completions:
@@ -90,8 +128,9 @@ class Completions:
 
     extra_body: added to every request's JSON, over the defaults (temperature 0, ignore_eos).
     count_tokens: asks for the running count of tokens with each event (`continuous_usage_stats`, vLLM), because text
-    can be empty for a token that is half a character. The token ids themselves would bring the prompt's back, too.
-    Where the server sends no count, an event's text tells whether it carries tokens.
+    can be empty for a token that is half a character. Where the server sends no count, an event's text tells
+    whether it carries tokens.
+    `telling_ids` asks for `return_token_ids` (vLLM): the first event then brings the prompt's ids back, too.
     """
 
     path = "/v1/completions"
@@ -102,8 +141,14 @@ class Completions:
         fields = {"model": model, "temperature": 0, "ignore_eos": True, **extra_body}
         self._fields = msgspec.json.encode(fields | {"stream": True, "stream_options": stream_options})[:-1]
 
-    def encode(self, ids: Sequence[int], output_tokens: int) -> bytes:
-        return b'%b,"max_tokens":%d,"prompt":%b}' % (self._fields, output_tokens, msgspec.json.encode(ids))
+    def encode(self, prompt: bytes, output_tokens: int) -> bytes:
+        return b'%b,"max_tokens":%d,"prompt":%b}' % (self._fields, output_tokens, prompt)
 
     # The load loop decodes each token's event: a method around the decoder would cost it a call more.
-    decode = staticmethod(_decode_event)
+    decode: Callable[[bytes], Event] = staticmethod(_decode_event)
+
+    def telling_ids(self) -> Dialect:
+        telling = copy(self)
+        telling._fields = self._fields + b',"return_token_ids":true'
+        telling.decode = _decode_telling_event
+        return telling

@@ -15,26 +15,26 @@ import contextlib
 import gc
 import math
 import os
-from collections import deque
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
 from types import SimpleNamespace, TracebackType
 from urllib.parse import SplitResult, urlsplit
 
 import aiohttp
 
 from harness.engines.base import Emit
-from harness.engines.http.dialect import Dialect, Event
+from harness.engines.http.bodies import Bodies, Unquotable, bodies_of
+from harness.engines.http.dialect import Dialect
 from harness.engines.http.stream import Answer
+from harness.records import CUT_SHORT
 from traces.load import Action, Done, Load, Send, WaitUntil
-from traces.request import Request, RequestRecord, TokenSource
+from traces.request import RequestRecord, TokenSource
+from traces.routing import Router
 
 # The event loop's timers are up to a millisecond late, so the loop spins through the last stretch.
 SPIN_S = 0.0015
 # Sends in a row, half a millisecond, before the event loop reads answers again: until then it stamps none.
 BURST = 8
-PREPARED_BYTES = 256 << 20
-# The longest time that a prompt takes to prepare, to judge whether it fits into a pause (usual: 0.1 µs a token).
-PREPARE_S, PREPARE_S_PER_TOKEN = 0.0002, 1e-6
 # Servers drop idle connections (uvicorn after 5 s). A request sent on a connection being dropped would be lost.
 REUSE_WITHIN_S = 3.0
 CONNECT_AHEAD = aiohttp.ClientTimeout(total=5)
@@ -43,28 +43,31 @@ ERROR_CHARS = 300
 
 
 class HttpReplay:
-    """A client of `url` (without /v1), reusable for any number of replays, one at a time.
+    """A client of servers (each a URL without /v1), reusable for any number of replays, one at a time.
 
-    dialect: what the server there speaks.
+    router: chooses a server for each request as it is sent; None: there is one. dialect: what the server there speaks.
     clock: the run's clock in seconds; moment 0 of a load is clock() when its replay starts.
     Raises ValueError for a url or key that cannot be used.
     """
 
     def __init__(
         self,
-        url: str,
+        urls: str | Sequence[str],
         dialect: Dialect,
         tokens: TokenSource,
         clock: Callable[[], float],
         *,
+        router: Router | None = None,
         api_key: str | None = None,
         request_timeout_s: float = 600.0,
         max_connections: int = 1024,
     ) -> None:
-        self._address = _checked(url).netloc
+        each = [urls] if isinstance(urls, str) else urls
+        self._addresses = [_checked(url).netloc for url in each]
+        self._urls, self._router = [url.rstrip("/") for url in each], router
         if api_key is not None and not (api_key.isascii() and api_key.isprintable()):
             raise ValueError("api_key has characters that cannot go into an HTTP header: check for a line break")
-        self._url, self._dialect, self._tokens = url.rstrip("/"), dialect, tokens
+        self._dialect, self._tokens = dialect, tokens
         self._clock, self._api_key = clock, api_key
         self._timeout_s, self._max_connections = request_timeout_s, max_connections
         self._session: aiohttp.ClientSession | None = None
@@ -109,12 +112,15 @@ class HttpReplay:
         If the caller cancels it or emit raises, it drops the requests in flight without a record and leaves no task.
         """
         await self.open()
-        bodies = _Bodies(load.requests, self._encode)
-        schedule = self._schedule = _Schedule(load, bodies, self._clock, self._ask, self._dialect.decode)
+        quotes = any(request.quotes for request in load.requests)
+        dialect = self._dialect.telling_ids() if quotes else self._dialect
+        bodies = bodies_of(load.requests, dialect, self._tokens)
+        begin = partial(Answer, decode=dialect.decode, tells_ids=quotes)
+        schedule = self._schedule = _Schedule(load, bodies, self._clock, self._ask, begin, self._router)
         gc.freeze()  # a full collection of a big load's objects would stop the loop for 100 ms and more
         try:
             await self._connect_ahead()
-            await schedule.play(lambda send, answer: emit(self._record(send, answer)))
+            await schedule.play(lambda send, instance, answer: emit(self._record(send, instance, answer)))
         finally:
             gc.unfreeze()
             self._schedule = None
@@ -126,24 +132,22 @@ class HttpReplay:
             self._schedule.give_up(reason)
 
     async def _connect_ahead(self) -> None:
-        """Opens one connection, so that a lone request does not wait for its set-up."""
+        """Opens one connection to each server, so that a lone request does not wait for its set-up."""
         assert self._session is not None
-        # Any status is fine. If the connection fails, the requests fail, too, and become records.
-        with contextlib.suppress(aiohttp.ClientError, TimeoutError):
-            address = f"{self._url}{self._dialect.warm_path}"
-            async with self._session.get(address, timeout=CONNECT_AHEAD, allow_redirects=False) as response:
-                await response.read()
+        for url in self._urls:
+            # Any status is fine. If the connection fails, the requests fail, too, and become records.
+            with contextlib.suppress(aiohttp.ClientError, TimeoutError):
+                address = f"{url}{self._dialect.warm_path}"
+                async with self._session.get(address, timeout=CONNECT_AHEAD, allow_redirects=False) as response:
+                    await response.read()
 
     async def _stamp_sent(self, _session: aiohttp.ClientSession, context: SimpleNamespace, _chunk: object) -> None:
         context.trace_request_ctx.sent_s = self._clock()
 
-    def _encode(self, request: Request) -> bytes:
-        return self._dialect.encode(self._tokens.expand(request.prompt), request.output_tokens)
-
-    async def _ask(self, body: bytes, answer: Answer) -> None:
+    async def _ask(self, instance: int, body: bytes, answer: Answer) -> None:
         """Posts the body and feeds what arrives to the answer."""
         assert self._session is not None
-        address = f"{self._url}{self._dialect.path}"
+        address = f"{self._urls[instance]}{self._dialect.path}"
         post = self._session.post(address, data=body, allow_redirects=False, trace_request_ctx=answer)
         try:
             async with post as response:
@@ -155,7 +159,7 @@ class HttpReplay:
             # A negative number comes from a name look-up, whose error carries its own text.
             number = error.errno or 0
             reason = os.strerror(number) if number > 0 else error.strerror or error
-            answer.error = f"cannot connect to {self._address}: {reason}"
+            answer.error = f"cannot connect to {self._addresses[instance]}: {reason}"
         except TimeoutError:
             answer.error = f"no complete answer within {self._timeout_s:g} s"
         except aiohttp.ClientResponseError as error:
@@ -164,7 +168,7 @@ class HttpReplay:
             when = "midway through the answer" if answer.status else "before any answer"
             answer.error = answer.error or f"the connection was lost {when}: {error}"
 
-    def _record(self, send: Send, answer: Answer) -> RequestRecord:
+    def _record(self, send: Send, instance: int, answer: Answer) -> RequestRecord:
         request, usage = send.request, answer.usage
         error = answer.failure(request.prompt_tokens)
         if error is not None and self._api_key:
@@ -180,15 +184,17 @@ class HttpReplay:
             prompt_tokens=request.prompt_tokens,
             output_tokens=usage.completion_tokens if usage else None,
             cached_tokens=usage.cached_tokens if usage else None,
+            tokens_by_tier=usage.tokens_by_tier if usage else {},
             session=request.session,
             turn=request.turn,
+            instance=None if self._router is None else instance,
             error=None if error is None else " ".join(error.split())[:ERROR_CHARS],
         )
 
 
-_Ask = Callable[[bytes, Answer], Awaitable[None]]
-_Decode = Callable[[bytes], Event]
-_Emit = Callable[[Send, Answer], None]
+_Ask = Callable[[int, bytes, Answer], Awaitable[None]]
+_Begin = Callable[[float], Answer]
+_Emit = Callable[[Send, int, Answer], None]
 
 
 def _checked(url: str) -> SplitResult:
@@ -205,12 +211,23 @@ def _checked(url: str) -> SplitResult:
 class _Schedule:
     """One replay: the only place that sleeps. Each request in flight is a task that waits for its own answer."""
 
-    def __init__(self, load: Load, bodies: _Bodies, clock: Callable[[], float], ask: _Ask, decode: _Decode) -> None:
-        self._load, self._bodies, self._clock, self._ask, self._decode = load, bodies, clock, ask, decode
+    def __init__(
+        self,
+        load: Load,
+        bodies: Bodies,
+        clock: Callable[[], float],
+        ask: _Ask,
+        begin: _Begin,
+        router: Router | None,
+    ) -> None:
+        """begin: makes the answer of a request that is sent at a moment."""
+        self._router = router
+        self._load, self._bodies, self._clock, self._ask, self._begin = load, bodies, clock, ask, begin
         self._in_flight: set[asyncio.Task[None]] = set()
         self._wake: asyncio.Future[None] | None = None
         self._failure: BaseException | None = None
         self._lost: str | None = None
+        self._cut_s = math.inf if load.cut_s is None else load.cut_s
 
     async def play(self, emit: _Emit) -> None:
         while self._bodies.prepare(math.inf):
@@ -218,7 +235,9 @@ class _Schedule:
         self._start_s = self._clock()
         while self._failure is None:
             action = self._send_due(emit) if self._lost is None else Done()
-            if isinstance(action, Send):
+            if self._in_flight and self._lost is None and self._cut_s <= self._now_s():
+                self.give_up(CUT_SHORT)
+            elif isinstance(action, Send):
                 # The requests go out, and arrived answers get stamps. Twice: aiohttp writes in a task of a task.
                 await asyncio.sleep(0)
                 await asyncio.sleep(0)
@@ -240,22 +259,39 @@ class _Schedule:
             if not isinstance(action, Send):
                 return last or action
             last = Send(action.request, self._start_s + action.scheduled_s)
-            task = asyncio.get_running_loop().create_task(self._serve(last, self._bodies.take(action.request), emit))
+            try:
+                body: bytes | Unquotable = self._bodies.take(action.request)
+            except Unquotable as error:
+                body = error
+            instance = 0
+            if self._router is not None:
+                instance = self._router.choose(action.request)
+                self._router.sent(action.request, instance)
+            task = asyncio.get_running_loop().create_task(self._serve(last, instance, body, emit))
             self._in_flight.add(task)
             task.add_done_callback(self._ended)
         assert last is not None
         return last
 
-    async def _serve(self, send: Send, body: bytes, emit: _Emit) -> None:
-        answer = Answer(self._clock(), self._decode)
+    async def _serve(self, send: Send, instance: int, body: bytes | Unquotable, emit: _Emit) -> None:
+        answer = self._begin(self._clock())
         try:
-            await self._ask(body, answer)
+            if isinstance(body, Unquotable):
+                answer.error = str(body)
+            else:
+                await self._ask(instance, body, answer)
         except asyncio.CancelledError:
             if self._lost is None:
                 raise
             answer.error = self._lost
+        if answer.token_ids is not None:
+            failed = answer.failure(send.request.prompt_tokens) is not None
+            self._bodies.answered(send.request, None if failed else answer.token_ids)
+        if self._router is not None:
+            answered = answer.failure(send.request.prompt_tokens) is None
+            self._router.ended(send.request, instance, answered=answered)
         self._load.completed(send.request.id, self._now_s())
-        emit(send, answer)
+        emit(send, instance, answer)
 
     def _ended(self, task: asyncio.Task[None]) -> None:
         self._in_flight.discard(task)
@@ -294,39 +330,3 @@ class _Schedule:
         for task in self._in_flight:
             task.cancel()
         await asyncio.gather(*self._in_flight, return_exceptions=True)
-
-
-class _Bodies:
-    """Encodes requests before they are due, up to PREPARED_BYTES, in the order in which they will be needed."""
-
-    def __init__(self, requests: tuple[Request, ...], encode: Callable[[Request], bytes]) -> None:
-        self._encode, self._bytes = encode, 0
-        self._ready: dict[int, bytes] = {}
-        self._taken: set[int] = set()
-        begins_s: dict[str | None, float] = {request.session: request.at_s or 0.0 for request in reversed(requests)}
-        # A later turn has no time of its own; it is needed some time after its session's first turn.
-        due_s = [begins_s[request.session] if request.at_s is None else request.at_s for request in requests]
-        wanted = sorted(range(len(requests)), key=lambda order: (requests[order].wave, due_s[order]))
-        self._queue = deque(requests[order] for order in wanted)
-
-    def prepare(self, within_s: float) -> bool:
-        """Encodes one request if that surely takes less than within_s. Returns whether it did."""
-        while self._queue and id(self._queue[0]) in self._taken:
-            self._queue.popleft()
-        if not self._queue or self._bytes >= PREPARED_BYTES:
-            return False
-        if within_s < PREPARE_S + PREPARE_S_PER_TOKEN * self._queue[0].prompt_tokens:
-            return False
-        request = self._queue.popleft()
-        self._ready[id(request)] = body = self._encode(request)
-        self._bytes += len(body)
-        return True
-
-    def take(self, request: Request) -> bytes:
-        """The request's bytes, made now if they are not ready."""
-        body = self._ready.pop(id(request), None)
-        if body is None:
-            self._taken.add(id(request))
-            return self._encode(request)
-        self._bytes -= len(body)
-        return body

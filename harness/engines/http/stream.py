@@ -10,7 +10,8 @@ import msgspec
 from harness.engines.http.dialect import Event, Usage
 
 OTHER_BYTES = 4096
-MAX_EVENT_BYTES = 1 << 20
+# The first event may bring a prompt of a million token ids back.
+MAX_EVENT_BYTES = 16 << 20
 
 
 class EventTooLong(Exception):
@@ -56,19 +57,21 @@ class Answer:
     """What has arrived for one request so far; token_s are the arrivals of the chunks that carried tokens.
 
     decode: the dialect's reader of one event. status is 0 until the answer's head is in. error: what broke the answer
-    off. other: the first bytes of an answer that is no event stream.
+    off. token_ids: the reply's, if the server `tells_ids`; else None. other: the first bytes of an answer that is no
+    event stream.
     """
 
     __slots__ = (
         "_counts", "_decode", "_events", "_other", "_tokens", "content_type", "error", "finished", "first_chunk_s",
-        "sent_s", "status", "token_s", "usage",
+        "sent_s", "status", "token_ids", "token_s", "usage",
     )  # fmt: skip
 
-    def __init__(self, sent_s: float, decode: Callable[[bytes], Event]) -> None:
+    def __init__(self, sent_s: float, decode: Callable[[bytes], Event], *, tells_ids: bool = False) -> None:
         self.sent_s, self._decode = sent_s, decode
         self.status, self.content_type = 0, ""
         self.first_chunk_s: float | None = None
         self.token_s: list[float] = []
+        self.token_ids: list[int] | None = [] if tells_ids else None
         self.usage: Usage | None = None
         self.finished = False
         self.error: str | None = None
@@ -122,6 +125,8 @@ class Answer:
         text, usage = event.text, event.usage
         if text is not None and self._carries_token(text, usage):
             self.token_s.append(now_s)
+        if self.token_ids is not None:
+            self.token_ids += event.token_ids
         if usage is not None:
             self.usage = usage
 

@@ -23,11 +23,11 @@ class OpenAIEngine:
     """An URL behind the Engine seam."""
 
     name = "openai"
-    capabilities = Capabilities()
 
     def __init__(self, experiment: Experiment, model: ModelSpec, clock: Callable[[], float]) -> None:
         settings = experiment.engines.of(OpenAISettings)
         self._settings, self._clock = settings, clock
+        self.capabilities = Capabilities(starts_empty=False, quotes=settings.token_ids)
         self._key = _key(settings.api_key_env)
         self._vocab_size = settings.vocab_size or model.vocab_size
         self._replay = HttpReplay(

@@ -32,4 +32,5 @@ KIND = EngineKind(
     disk=lambda _: DiskTier("none", "a server behind a URL has storage of its own; remove it"),
     traits=lambda _: Traits(),
     packs=packs_of_the_file,
+    untold="set engines.openai.token_ids true if the server takes return_token_ids, as vLLM does",
 )

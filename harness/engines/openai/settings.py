@@ -16,12 +16,14 @@ class OpenAISettings(Strict):
     model: the model's name there.
     api_key_env: the environment variable that holds the key.
     vocab_size: token ids stay below it; null takes the model's.
+    token_ids: the server takes `return_token_ids`, as vLLM does, so that prompts can quote its answers.
     """
 
     url: Url
     model: Annotated[str, Field(min_length=1)]
     api_key_env: str | None = None
     vocab_size: Annotated[int, Field(ge=512, le=10_000_000)] | None = None
+    token_ids: bool = False
 
     @field_validator("api_key_env")
     @classmethod

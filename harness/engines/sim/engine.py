@@ -15,6 +15,7 @@ import msgspec
 from harness.engines.base import Emit
 from harness.errors import EngineError
 from harness.records import (
+    CUT_SHORT,
     Capabilities,
     ClusterShape,
     Counters,
@@ -26,12 +27,12 @@ from harness.records import (
 )
 from simulator.cluster import Cluster, Routing, SharedTier
 from simulator.policies import lmcache_eviction
-from simulator.simulate import Completion, Simulator
+from simulator.simulate import Completion, SimCounters, Simulator
 from traces.load import Blocked, Done, Load, Send, WaitUntil
 from traces.request import RequestRecord, TokensByTier
-from traces.tiers import COMPUTED, PAGE_CACHE
+from traces.tiers import COMPUTED, PAGE_CACHE, tier_names
 
-# What a simulator can hold KV in.
+# What a simulator can hold KV in, and its rows name whether it has it or not.
 SIMULATED_TIERS = ("gpu", "cpu", "disk")
 # So many turns of the loop before others (a progress bar) get one.
 TURNS_BEFORE_YIELD = 64
@@ -40,8 +41,7 @@ TURNS_BEFORE_YIELD = 64
 class SimEngine:
     """An engine around a fresh simulator a start. Record times are the simulator's seconds since that start.
 
-    cluster: `make` makes clusters. A prefix is then on one instance and the next request perhaps on another, so that
-    no tier's state can be proven for it. tiers: those that its simulators have.
+    tiers: those that its simulators have.
     """
 
     name = "sim"
@@ -50,18 +50,18 @@ class SimEngine:
         self,
         make: Callable[[], Simulator | Cluster],
         *,
-        cluster: bool = False,
         tiers: Collection[str] = SIMULATED_TIERS,
     ) -> None:
         self._make = make
         self._running: Simulator | Cluster | None = None
         self.capabilities = Capabilities(
             tiers=frozenset(tiers),
-            resets=singly((*SIMULATED_TIERS, PAGE_CACHE)),
-            evidence={} if cluster else evidence_in(tiers),
+            resets=singly((*tier_names(), PAGE_CACHE)),
+            evidence=_evidence(tiers),
             deterministic=True,
             virtual_time=True,
             routings=frozenset(get_args(Routing)),
+            quotes=True,
         )
 
     async def start(self) -> None:
@@ -76,18 +76,21 @@ class SimEngine:
         instances, shared = (running.instances, running.shared) if isinstance(running, Cluster) else (1, ())
         bytes_per_token = one.model.kv_bytes_per_token
         room = (one.gpu_blocks - 1) * one.block_tokens  # one block is the engine's own
-        rules = None if one.cpu_bytes is None else lmcache_eviction(one.tier_policy)
+        rules = None if one.bytes_of("cpu") is None else lmcache_eviction(one.tier_policy)
         cluster = None
         if isinstance(running, Cluster):
             cluster = ClusterShape(instances=instances, routing=running.routing, shared=tuple(shared))
 
-        def of_all(tier: SharedTier, size: int | None) -> int | None:
+        def of_all(tier: SharedTier) -> int | None:
+            size = one.bytes_of(tier)
             return None if size is None else size * (1 if tier in shared else instances)
 
         return Resolved(
             gpu_bytes=one.gpu_blocks * one.block_tokens * bytes_per_token * instances,
-            cpu_bytes=of_all("cpu", one.cpu_bytes),
-            disk_bytes=of_all("disk", one.disk_bytes),
+            cpu_bytes=of_all("cpu"),
+            pool_bytes=of_all("pool"),
+            disk_bytes=of_all("disk"),
+            remote_bytes=of_all("remote"),
             gpu_blocks=one.gpu_blocks,
             block_tokens=one.block_tokens,
             chunk_tokens=one.chunk_tokens,
@@ -97,6 +100,7 @@ class SimEngine:
             versions={
                 "engine_policy": one.engine_policy.name,
                 "tier_policy": one.tier_policy.name,
+                **({} if one.bytes_of("pool") is None else {"pool_policy": one.pool_policy.name}),
                 "calibration": one.calibration.name,
             },
             eviction=None if rules is None else msgspec.convert(rules, EvictionRules),
@@ -122,20 +126,12 @@ class SimEngine:
 
     async def metrics(self) -> Counters:
         self._simulator.drain()
-        totals = self._simulator.counters()
-        return Counters.of(
-            {
-                "computed_tokens": totals.computed_tokens,
-                "gpu_hit_tokens": totals.gpu_hit_tokens,
-                "external_tokens": totals.external_tokens,
-                "cpu_hit_tokens": totals.l1_hit_tokens,
-                "disk_hit_tokens": totals.l2_hit_tokens,
-                "disk_loaded_chunks": totals.l2_loaded_chunks,
-                "stores_begun": totals.stores_begun,
-                "stores_ended": totals.stores_ended,
-                "disk_device_read_bytes": totals.storage_read_bytes,
-            }
-        )
+        running = self._simulator
+        found = _named(running.counters())
+        if isinstance(running, Cluster):
+            each = tuple(Counters.of(_named(one)) for one in running.counters_by_instance())
+            return msgspec.structs.replace(Counters.of(found), by_instance=each)
+        return Counters.of(found)
 
     async def stop(self) -> None:
         self._running = None
@@ -145,6 +141,31 @@ class SimEngine:
         if self._running is None:
             raise EngineError("the simulator has not been started: call start first")
         return self._running
+
+
+def _evidence(tiers: Collection[str]) -> dict[str, frozenset[str]]:
+    """What proves each state. A simulated store says what it sends; it has no device of its own behind that."""
+    found = {name: needed - {"remote_device_read_bytes"} for name, needed in evidence_in(tiers).items()}
+    return {name: needed for name, needed in found.items() if name != "remote_cold"}
+
+
+def _named(totals: SimCounters) -> dict[str, int | None]:
+    return {
+        "computed_tokens": totals.computed_tokens,
+        "gpu_hit_tokens": totals.gpu_hit_tokens,
+        "external_tokens": totals.external_tokens,
+        "cpu_hit_tokens": totals.l1_hit_tokens,
+        "pool_hit_tokens": totals.pool_hit_tokens,
+        "pool_loaded_chunks": totals.pool_loaded_chunks,
+        "disk_hit_tokens": totals.l2_hit_tokens,
+        "disk_loaded_chunks": totals.l2_loaded_chunks,
+        "remote_hit_tokens": totals.remote_hit_tokens,
+        "remote_loaded_chunks": totals.remote_loaded_chunks,
+        "remote_sent_bytes": totals.remote_read_bytes,
+        "stores_begun": totals.stores_begun,
+        "stores_ended": totals.stores_ended,
+        "disk_device_read_bytes": totals.storage_read_bytes,
+    }
 
 
 class _Replay:
@@ -157,10 +178,12 @@ class _Replay:
         self._sent: dict[str, tuple[Send, float]] = {}
 
     async def run(self) -> None:
-        turn = 0
+        turn, cut_s = 0, self._load.cut_s
         while not isinstance(action := self._load.next(self._load_s), Done) or self._sent:
             if isinstance(action, Send):
                 self._send(action)
+            elif cut_s is not None and self._load_s >= cut_s:
+                self._cut()
             else:
                 self._advance(action)
             turn += 1
@@ -171,6 +194,15 @@ class _Replay:
         now_s = self._simulator.now_s
         self._simulator.submit(send.request, now_s)
         self._sent[send.request.id] = (send, now_s)
+
+    def _cut(self) -> None:
+        """Ends the load's requests where they are. The simulator has no way to take one back: it serves them unseen."""
+        for send, sent_s in self._sent.values():
+            self._emit(cut_record(send, sent_s, self._start_s))
+            self._load.completed(send.request.id, self._load_s)
+        while self._sent:
+            for completion in self._simulator.advance(math.inf):
+                del self._sent[completion.id]
 
     def _advance(self, action: WaitUntil | Blocked | Done) -> None:
         until_s = self._start_s + action.at_s if isinstance(action, WaitUntil) else math.inf
@@ -191,11 +223,25 @@ class _Replay:
             self._load.completed(completion.id, self._load_s)
 
 
+def cut_record(send: Send, sent_s: float, start_s: float) -> RequestRecord:
+    """The row of a request that its load's time ended."""
+    return RequestRecord(
+        id=send.request.id,
+        scheduled_s=start_s + send.scheduled_s,
+        sent_s=sent_s,
+        prompt_tokens=send.request.prompt_tokens,
+        session=send.request.session,
+        turn=send.request.turn,
+        error=CUT_SHORT,
+    )
+
+
 def record_of(
     completion: Completion, send: Send, sent_s: float, start_s: float, instance: int | None = None
 ) -> RequestRecord:
     failed = completion.error is not None
     by_tier: TokensByTier = {source: getattr(completion, source) for source in (COMPUTED, *SIMULATED_TIERS)}
+    by_tier |= {tier: tokens for tier in ("pool", "remote") if (tokens := getattr(completion, tier)) is not None}
     return RequestRecord(
         id=completion.id,
         scheduled_s=start_s + send.scheduled_s,

@@ -6,7 +6,7 @@ from harness.engines.proposal import PREFIX_TOKENS, Proposal, Wanted, known_mode
 from harness.engines.sim.settings import SimSettings
 from simulator.calibration import load_calibration
 from simulator.models import load_model
-from traces.tiers import state_names
+from traces.tiers import states_in
 
 _BLOCK_TOKENS = 32
 
@@ -16,7 +16,8 @@ def propose_sim(wanted: Wanted) -> Proposal:
     preset = wanted.hardware or SimSettings().hardware
     known = load_calibration(preset)
     model, _ = known_model(wanted.model or known.fitted_on.model, wanted.model_file)
-    cache, tiers, notes = roomy_cache(load_model(model), _BLOCK_TOKENS), list(state_names()), []
+    cache, notes = roomy_cache(load_model(model), _BLOCK_TOKENS), []
+    tiers = states_in(cache)
     if known.constants["page_cache.read.latency_s"] is None:
         cache["disk"] |= {"odirect": True}
         tiers.remove("disk")

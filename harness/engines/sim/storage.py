@@ -8,37 +8,68 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Collection
+from collections import deque
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 import msgspec
 
 from harness.collectors.host import device_name, file_system
 from harness.engines.base import Emit
-from harness.engines.sim.engine import SimEngine, record_of
+from harness.engines.sim.engine import SimEngine, cut_record, record_of
 from harness.engines.sim.transfers import Transfers
 from harness.errors import EngineError
 from harness.processes import keeper
 from harness.processes.child import storage_read_bytes
 from harness.records import Capabilities, CellRecord, Counters, Resolved, StoreFacts
-from simulator.columns import reply_stream
 from simulator.errors import StoreError
 from simulator.gpu_memory import GpuStore
 from simulator.simulate import Completion, Simulator
-from simulator.storage import CoreStore, Store, StoreSettings
+from simulator.storage import CoreStore, Ended, Operation, Store, StoreSettings
 from traces.load import Done, Load, Send, WaitUntil
+from traces.request import reply_stream
 from traces.tiers import state_named
 
 # The longest wait at a stretch, so that signals and the progress bar get a turn.
 _SLICE_S = 0.02
 
 
+# Bytes that memory copies in one poll: other devices wait so long for their next operations.
+_SLICE_BYTES = 4 << 20
+
+
+class Slices:
+    """A store in memory, which copies all that it has been given in one poll: it gets a few operations at a time."""
+
+    def __init__(self, store: Store) -> None:
+        self._store, self.slot_bytes, self.io = store, store.slot_bytes, store.io
+        self.buffered_because = store.buffered_because
+        self._at_once = max(1, _SLICE_BYTES // store.slot_bytes)
+        self._waiting = deque[tuple[Operation, float]]()
+        self.forget, self.close = store.forget, store.close
+
+    @property
+    def pending(self) -> int:
+        return len(self._waiting) + self._store.pending
+
+    def submit(self, operations: Sequence[Operation]) -> None:
+        now_s = time.monotonic()
+        self._waiting.extend((operation, now_s) for operation in operations)
+
+    def poll(self, least: int, timeout_s: float) -> list[Ended]:
+        taken = [self._waiting.popleft() for _ in range(min(self._at_once, len(self._waiting)))]
+        self._store.submit([operation for operation, _ in taken])
+        queued_s = {operation.id: at_s for operation, at_s in taken}
+        return [one._replace(queued_s=queued_s[one.id]) for one in self._store.poll(max(least, len(taken)), timeout_s)]
+
+
 class StorageDevice:
-    """A store's transfers, and the seconds since `start`.
+    """A store's transfers, and the seconds since `start`. Memory copies while it is polled, some slots at a time.
 
     Where each chunk has a file, `stop` removes their folder; so does the end of this process."""
 
@@ -63,9 +94,11 @@ class StorageDevice:
         """Raises EngineError in one line."""
         settings = self.settings
         try:
-            store = GpuStore(settings) if settings.device == "gpu" else CoreStore(settings)
+            store: Store = GpuStore(settings) if settings.device == "gpu" else CoreStore(settings)
         except StoreError as error:
             raise EngineError(f"the storage device does not start: {error}") from None
+        if settings.device == "ram":
+            store = Slices(store)
         folder = settings.folder.parent if self.has_files else settings.folder
         self._transfers = Transfers(store, settings.chunk_bytes, folder if settings.device == "file" else None)
         if self.has_files:
@@ -124,7 +157,7 @@ class StorageEngine:
         # The page cache can answer only for files that are opened without O_DIRECT.
         told = {None, True} if direct else {None, True, False} if device.has_files else {None}
         evidence = {name: needed for name, needed in model.evidence.items() if state_named(name).from_device in told}
-        self.capabilities = Capabilities(tiers=model.tiers, resets=model.resets, evidence=evidence)
+        self.capabilities = Capabilities(tiers=model.tiers, resets=model.resets, evidence=evidence, quotes=True)
         self._names: dict[int, str] = {}
         # Transfers that requests wait for, and requests whose transfer failed.
         self._reading: dict[int, str] = {}
@@ -153,8 +186,15 @@ class StorageEngine:
 
     async def replay(self, load: Load, emit: Emit) -> None:
         start_s, sent = self.now_s(), {}  # type: float, dict[str, tuple[Send, float]]
-        while not isinstance(action := load.next(self.now_s() - start_s), Done) or sent:
+        cut_s, unseen = math.inf if load.cut_s is None else start_s + load.cut_s, set[str]()
+        while not isinstance(action := load.next(self.now_s() - start_s), Done) or sent or unseen:
             now_s = self.now_s()
+            if sent and now_s >= cut_s:
+                for send, sent_s in sent.values():
+                    emit(cut_record(send, sent_s, start_s))
+                    load.completed(send.request.id, now_s - start_s)
+                unseen.update(sent)
+                sent.clear()
             if isinstance(action, Send):
                 self._simulator.submit(action.request, max(now_s, self._simulator.now_s))
                 self._names[reply_stream(action.request.id)] = action.request.id
@@ -162,6 +202,9 @@ class StorageEngine:
                 continue
             completions = self._advance(now_s)
             for completion in completions:
+                if completion.id in unseen:
+                    unseen.remove(completion.id)
+                    continue
                 send, sent_s = sent.pop(completion.id)
                 row = record_of(completion, send, sent_s, start_s)
                 emit(msgspec.structs.replace(row, error=row.error or self._failed.pop(completion.id, None)))

@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from harness.collectors.host import HostReading, between, read_host
-from harness.records import LatencyParts, OperationFigures, StorageFigures
 from harness.stats import percentile
+from harness.storage_records import LatencyParts, OperationFigures, StorageFigures
 from simulator.storage import Ended, Operation, Store
 
 SHARES = (0.5, 0.9, 0.95, 0.99, 0.999)
@@ -36,8 +36,8 @@ class Finished(NamedTuple):
 
 
 class _Transfer:
-    def __init__(self, operations: int, began_s: float) -> None:
-        self.left, self.began_s, self.ended_s = operations, began_s, began_s
+    def __init__(self, write: bool, operations: int, began_s: float) -> None:
+        self.write, self.left, self.began_s, self.ended_s = write, operations, began_s, began_s
         self.error: str | None = None
         self.failed: list[int] = []
 
@@ -48,6 +48,8 @@ class _Way:
     def __init__(self) -> None:
         self.total_s, self.device_s, self.ended_s = array("d"), array("d"), array("d")
         self.moved_bytes = array("q")
+        # Of whole transfers: their times, and when they ended.
+        self.whole_s, self.whole_ended_s = array("d"), array("d")
 
     def add(self, one: Ended) -> None:
         self.total_s.append(one.ended_s - one.queued_s)
@@ -74,7 +76,6 @@ class Transfers:
         self._errors: Counter[str] = Counter()
         self._asked: dict[str, hashlib._Hash] = {}
         self._first_s: float | None = None
-        self._io_s: list[tuple[float, float]] = []
         self._host: HostReading | None = None if self._folder is None else read_host(self._folder)
         self._host_end: HostReading | None = None
 
@@ -87,7 +88,7 @@ class Transfers:
         digest = self._asked.setdefault(owner, hashlib.sha256())
         digest.update(b"".join(b"%s %d\n" % (b"W" if write else b"R", key) for key, _ in chunks))
         self._first_s = now_s if self._first_s is None else self._first_s
-        self._open[transfer] = _Transfer(len(chunks), now_s)
+        self._open[transfer] = _Transfer(write, len(chunks), now_s)
         operations = []
         for key, slot in chunks:
             self._of_operation[self._next_operation] = transfer, key
@@ -120,7 +121,9 @@ class Transfers:
 
     def _close(self, number: int) -> None:
         transfer = self._open.pop(number)
-        self._io_s.append((transfer.began_s, transfer.ended_s))
+        way = self._ways[_WAYS[transfer.write]]
+        way.whole_s.append(transfer.ended_s - transfer.began_s)
+        way.whole_ended_s.append(transfer.ended_s)
         failed = tuple(transfer.failed)
         self._ended.append(Finished(number, transfer.began_s, transfer.ended_s, transfer.error, failed))
 
@@ -137,7 +140,7 @@ class Transfers:
         ends = [end for way in self._ways.values() for end in way.ended_s if until_s is None or end <= until_s]
         last_s = max(ends, default=None)
         first_s = self._first_s
-        io_s = sum(end - begin for begin, end in self._io_s if until_s is None or end <= until_s)
+        io_s = sum(sum(self._whole(way, until_s)) for way in _WAYS)
         return StorageFigures(
             io=self.store.io,
             page_cache=self.store.buffered_because,
@@ -157,6 +160,12 @@ class Transfers:
             whole.update(f"{owner} {self._asked[owner].hexdigest()}\n".encode())
         return whole.hexdigest()
 
+    def _whole(self, name: str, until_s: float | None) -> list[float]:
+        """Seconds of each transfer that ended by then."""
+        way = self._ways[name]
+        ended = zip(way.whole_s, way.whole_ended_s, strict=True)
+        return [took_s for took_s, end_s in ended if until_s is None or end_s <= until_s]
+
     def _way(self, name: str, device_bytes: int | None, until_s: float | None) -> OperationFigures:
         way = self._ways[name]
         within = [i for i, end in enumerate(way.ended_s) if until_s is None or end <= until_s]
@@ -167,11 +176,11 @@ class Transfers:
             asked_bytes=len(within) * self.chunk_bytes,
             moved_bytes=sum(way.moved_bytes[i] for i in within),
             device_bytes=device_bytes,
-            latency_s=LatencyParts(
-                total=_percentiles(total_s), device=_percentiles(device_s), host=_percentiles(host_s)
-            ),
+            latency_s=LatencyParts(total=percentiles(total_s), device=percentiles(device_s), host=percentiles(host_s)),
+            transfer_s=percentiles(self._whole(name, until_s)),
         )
 
 
-def _percentiles(values: Sequence[float]) -> dict[str, float | None]:
+def percentiles(values: Sequence[float]) -> dict[str, float | None]:
+    """p50 to p99.9, by name; None: there are no values."""
     return {f"p{100 * share:g}": percentile(values, share) for share in SHARES}

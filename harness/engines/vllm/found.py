@@ -7,7 +7,6 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
 
 import httpx
 import msgspec
@@ -15,6 +14,7 @@ import psutil
 
 from harness.collectors.prometheus import Metrics
 from harness.errors import ConfigError
+from harness.processes.child import listener
 
 _TIMEOUT_S = 5.0
 
@@ -70,20 +70,6 @@ def _get(url: str, path: str) -> httpx.Response:
     response = httpx.get(f"{url.rstrip('/')}{path}", timeout=_TIMEOUT_S)
     response.raise_for_status()
     return response
-
-
-def listener(url: str) -> int | None:
-    """The process of this machine that listens on the URL's port; None where it cannot be seen."""
-    address = urlsplit(url)
-    if address.hostname not in ("127.0.0.1", "localhost", "::1", "0.0.0.0"):
-        return None
-    with contextlib.suppress(psutil.Error, OSError):
-        for connection in psutil.net_connections("tcp"):
-            if connection.status != psutil.CONN_LISTEN or not connection.laddr or not connection.pid:
-                continue
-            if connection.laddr.port == address.port:
-                return int(connection.pid)
-    return None
 
 
 def _disk_path(pid: int | None) -> str | None:

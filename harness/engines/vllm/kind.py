@@ -56,7 +56,7 @@ def _traits(experiment: Experiment) -> Traits:
     on_cpu, paced = settings.device == "cpu", settings.accelerator is not None
     return Traits(
         synchronous_loads=on_cpu and not (paced and settings.link == "paced"),
-        shared_core=on_cpu and not paced and len(settings.cores.engine or ()) == 1,
+        shared_core=on_cpu and not paced and len(settings.cores.of_engines or ()) == 1,
         serial_chunks=disk is not None and ADAPTERS[disk.adapter].serial_chunks,
     )
 
@@ -74,7 +74,12 @@ def _given(experiment: Experiment) -> Mapping[str, float]:
 def _packs(experiment: Experiment) -> Packs:
     from harness.caches import CACHES
 
-    return Packs("vllm-0.32", CACHES[_section(experiment).connector].tier_policy)
+    settings = _section(experiment)
+    below = CACHES[settings.connector]
+    if experiment.cache.pool is None:
+        return Packs("vllm-0.32", below.tier_policy)
+    lease_s = below.lease_s(settings.mooncake_args) if below.lease_s else None
+    return Packs("vllm-0.32", below.tier_policy, below.tier_policy, lease_s)
 
 
 def _consistent(experiment: Experiment) -> None:
@@ -120,6 +125,7 @@ KIND = EngineKind(
     packs=_packs,
     propose=_propose,
     attaches=True,
+    cache_server_url=True,
     consistent=_consistent,
     check=_check,
     cores=lambda experiment: _section(experiment).cores,

@@ -15,20 +15,20 @@ from harness.engines.proposal import (
     NamedServers,
     Proposal,
     Wanted,
+    checked_disk,
+    fitting_prompt,
     known_model,
     roomy_cache,
+    shape_of_attached,
 )
 from harness.engines.vllm.found import FoundCache, find_cache, find_server
 from harness.engines.vllm.settings import VllmSettings
-from harness.errors import ConfigError
 from harness.results.provenance import host
-from simulator.models import ModelSpec, load_model
-from traces.tiers import state_names
+from simulator.models import load_model
+from traces.tiers import states_in
 
 # vLLM's attention on CPU takes multiples of 32 tokens; on a GPU 16 is vLLM's own default.
 _BLOCK_TOKENS = {"cpu": 32, "gpu": 16}
-# Of LMCache's CPU tier, the share that a prompt may take: half of what stays below the eviction watermark.
-_KEPT_SHARE = 0.4
 _MODEL = "tiny-llama"
 
 
@@ -39,15 +39,13 @@ def propose_vllm(wanted: Wanted) -> Proposal:
 
 def _started(wanted: Wanted) -> Proposal:
     device = wanted.device or ("gpu" if host().gpus else "cpu")
-    if wanted.disk is not None and not wanted.disk.is_dir():
-        raise ConfigError(f"--disk {wanted.disk}: is no folder; make it, on the disk that is to be judged")
+    on_disk = checked_disk(wanted.disk)
     model, weights = known_model(wanted.model or _MODEL, wanted.model_file)
     cache, notes = roomy_cache(load_model(model), _BLOCK_TOKENS[device]), []
-    if wanted.disk is not None:
-        cache["disk"] |= {"path": str(wanted.disk)}
+    cache["disk"] |= on_disk
     if weights is None:
         notes.append("no folder of weights is named: vLLM gets random weights of the model's shape, as quick as real")
-    return Proposal(model, PREFIX_TOKENS + 1, _section(device, weights), cache, list(state_names()), notes)
+    return Proposal(model, PREFIX_TOKENS + 1, _section(device, weights), cache, states_in(cache), notes)
 
 
 def _section(device: str, weights: str | None) -> dict[str, Any]:
@@ -66,13 +64,7 @@ def _section(device: str, weights: str | None) -> dict[str, Any]:
 def _attached(wanted: Wanted, attached: NamedServers) -> Proposal:
     """Of servers that run already: what they say, and what of it can be proven."""
     server = find_server(attached.url)
-    named = wanted.model or server.weights
-    if named is None or (wanted.model is None and not (Path(named) / "config.json").is_file()):
-        raise ConfigError(
-            f"--model is missing: the server loads {named}, of which no folder with config.json is here; name one, a"
-            " model YAML, or a name of `harness list models`"
-        )
-    model, _ = known_model(named, wanted.model_file)
+    model = shape_of_attached(wanted, server.weights)
     spec = load_model(model)
     gpu_bytes = server.gpu_blocks * server.block_tokens * spec.kv_bytes_per_token
     cache: dict[str, Any] = {"block_tokens": server.block_tokens, "gpu": f"{gpu_bytes}B"}
@@ -90,7 +82,7 @@ def _attached(wanted: Wanted, attached: NamedServers) -> Proposal:
         if "disk_path" in attach:
             cache["disk"] = {"capacity": f"{4 * max(1, found.cpu_bytes // GIB)}GiB"}
             tiers += ["disk", "disk_cold"] if "lmcache_pid" in attach else []
-    prompt_tokens = _fitting_prompt(cache, spec, server.max_tokens)
+    prompt_tokens = fitting_prompt(cache, spec, server.max_tokens)
     return Proposal(model, prompt_tokens, {"attach": attach}, cache, tiers, notes)
 
 
@@ -111,14 +103,3 @@ def _disk_of_attached(attached: NamedServers, found: FoundCache, attach: dict[st
         attach["disk_path"] = path
         notes.append(f"a run deletes the chunk files in {path}, and empties the servers' caches, to bring states about")
     return notes
-
-
-def _fitting_prompt(cache: dict[str, Any], spec: ModelSpec, max_tokens: int | None) -> int:
-    """The longest prompt up to the usual one that the tiers hold and the engine takes: whole chunks and one token."""
-    chunk = int(cache["chunk_tokens"])
-    limits = [PREFIX_TOKENS, int(int(cache["gpu"][:-1]) / spec.kv_bytes_per_token / 2)]
-    if "cpu" in cache:
-        limits.append(int(_KEPT_SHARE * int(cache["cpu"][:-1]) / spec.kv_bytes_per_token))
-    if max_tokens is not None:
-        limits.append(max_tokens - 2)
-    return max(1, min(limits) // chunk) * chunk + 1

@@ -44,13 +44,14 @@ class VllmSettings(Strict):
 
     python: the interpreter of the environment that holds vLLM and LMCache.
     model_path: a folder of weights.
-    connector: LMCache as a server of its own (mp), or inside vLLM (in_process).
+    connector: LMCache as a server of its own (mp), or inside vLLM (in_process); or Mooncake's pool (mooncake).
     device: vLLM's build.
     max_batched_tokens: vLLM's max-num-batched-tokens; null leaves its default.
     max_sequences: vLLM's max-num-seqs; null leaves its default.
     args: more arguments for vllm serve.
     env: environment variables of both servers; secrets are refused, since servers inherit the shell's.
     lmcache_args: more arguments for the LMCache server.
+    mooncake_args: more arguments for Mooncake's master.
     start_timeout: how long a start may take.
     cores: CPU cores that processes are pinned to.
     accelerator: the GPU whose pace the engine keeps without it, of `harness list presets`; null: its own arithmetic.
@@ -68,6 +69,7 @@ class VllmSettings(Strict):
     args: Annotated[tuple[str, ...], FROM_LIST] = ()
     env: dict[str, str] = Field(default_factory=dict)
     lmcache_args: Annotated[tuple[str, ...], FROM_LIST] = ()
+    mooncake_args: Annotated[tuple[str, ...], FROM_LIST] = ()
     start_timeout: Seconds = 300.0
     cores: Cores = Cores()
     accelerator: str | None = None
@@ -85,8 +87,10 @@ class VllmSettings(Strict):
             raise ValueError(f"accelerator stands for a GPU, and device is {self.device}; remove one of them")
         if self.model_path is not None:
             raise ValueError("accelerator computes with no weights; remove model_path: model gives the shape")
-        if self.connector != "mp":
-            raise ValueError(f"accelerator: without a GPU, connector {self.connector} transfers nothing; use mp")
+        if self.connector == "in_process":
+            raise ValueError("accelerator: without a GPU, connector in_process transfers nothing; use mp")
+        if self.link == "paced" and self.connector != "mp":
+            raise ValueError(f"link: paced is for LMCache's transfers; with connector {self.connector} use copied")
         if self.link == "paced" and self.transport != "shm":
             raise ValueError("link: paced needs transport: shm; use it, or link: copied")
         return self
@@ -95,6 +99,6 @@ class VllmSettings(Strict):
     def _no_secrets(self) -> VllmSettings:
         for name in self.env:
             without_secrets(name, f"env.{name}")
-        for argument in (*self.args, *self.lmcache_args):
+        for argument in (*self.args, *self.lmcache_args, *self.mooncake_args):
             without_secrets(argument.split("=")[0] if argument.startswith("--") else argument, "an argument")
         return self

@@ -5,7 +5,16 @@ from __future__ import annotations
 import msgspec
 
 from harness.report.simulated import how_made, in_figures
-from harness.report.words import digits, duration, mean_with_interval, percent, percentile_text, plural, tier_order
+from harness.report.words import (
+    ceiling_words,
+    digits,
+    duration,
+    mean_with_interval,
+    percent,
+    percentile_text,
+    plural,
+    tier_order,
+)
 from harness.results.manifest import Manifest
 from harness.results.summary import FREE_LOAD, Summary, TierFigures
 from traces.tiers import all_states
@@ -43,7 +52,7 @@ def tiles(summary: Summary) -> list[Tile]:
         return []
     (cell,) = summary.cells
     if group := cell.tiers.get(FREE_LOAD):
-        return _load_tiles(group)
+        return _load_tiles(group, ceiling_words(cell.ceiling))
     labels = {state.name: state.label for state in all_states()}
     found = []
     for tier in tier_order(cell.tiers):
@@ -57,7 +66,7 @@ def tiles(summary: Summary) -> list[Tile]:
     return found[:_MAX_TILES]
 
 
-def _load_tiles(group: TierFigures) -> list[Tile]:
+def _load_tiles(group: TierFigures, ceiling: str) -> list[Tile]:
     ttft, flow, rate = group.metrics["ttft_s"], group.throughput, group.tokens.hit_rate
     found = []
     if ttft:
@@ -66,5 +75,5 @@ def _load_tiles(group: TierFigures) -> list[Tile]:
     if flow:
         found.append(Tile("throughput", f"{digits(flow.requests_per_s)} requests/s", "completed"))
     if rate is not None:
-        found.append(Tile("hit rate", percent(rate), "of prompt tokens came from a cache"))
+        found.append(Tile("hit rate", percent(rate), f"of prompt tokens came from a cache{ceiling and ', '}{ceiling}"))
     return found

@@ -32,7 +32,8 @@ from harness.report.style import (
     wide,
 )
 from harness.report.words import NOT_REPORTED, duration, fitting_unit, mean_with_interval, tier_order
-from harness.results.summary import FREE_LOAD, CellFigures, Latency, Summary, core_slower, counted
+from harness.results.rows import Latency
+from harness.results.summary import FREE_LOAD, CellFigures, Summary, core_slower, counted
 from traces.request import RequestRecord
 from traces.tiers import sources
 

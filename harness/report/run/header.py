@@ -9,7 +9,14 @@ from harness.report.words import NOT_REPORTED
 from harness.results.manifest import CellEntry, Manifest
 from harness.results.provenance import Git, is_simulated
 
-_NAMES = {"vllm": "vLLM", "lmcache": "LMCache", "sim": "simulator", "openai": "OpenAI-compatible server"}
+_NAMES = {
+    "vllm": "vLLM",
+    "sglang": "SGLang",
+    "hicache": "HiCache",
+    "lmcache": "LMCache",
+    "sim": "simulator",
+    "openai": "OpenAI-compatible server",
+}
 _RULES = ("engine_policy", "tier_policy", "calibration")
 
 
@@ -38,8 +45,15 @@ def _facts(manifest: Manifest, cell: CellEntry, found: Resolved) -> dict[str, st
         if accelerator := found.accelerator:
             facts["accelerator"] = f"{accelerator} ({accelerator.machine}; link {accelerator.link})"
             facts["accelerator's validation"] = accelerator.standing
+        if found.replaced:
+            facts["not the engine's own"] = _replaced(found)
         facts["runs on"] = _machine(manifest, cell)
     return facts | {"model": cell.model, "disk": _disk(cell, found, modelled=is_simulated(manifest.engine))}
+
+
+def _replaced(found: Resolved) -> str:
+    """Each stand-in by file and line, and what it stands for."""
+    return "; ".join(f"{each.ours} for {each.theirs} ({each.why})" for each in found.replaced)
 
 
 def _told(values: list[str | None]) -> str:
@@ -51,7 +65,7 @@ def _engine(manifest: Manifest, found: Resolved) -> str:
     name = _NAMES.get(manifest.engine, manifest.engine)
     if is_simulated(manifest.engine):
         rules = found.versions.get("engine_policy")
-        return f"{name} of {rules}" if rules else f"{name}: no engine, the storage device alone"
+        return f"{name} of {rules}" if rules else f"{name}: no engine, the tiers alone"
     return f"{name} {found.versions.get(manifest.engine, f'(version {NOT_REPORTED})')}"
 
 

@@ -13,6 +13,7 @@ import yaml
 
 from harness.errors import ResultsError
 from harness.records import Counters, Sample
+from harness.report.asked import asked_lines
 from harness.report.axes import cell_labels, value_text, varied_axes
 from harness.report.glossary import glossary
 from harness.report.goals import goal_rows
@@ -22,19 +23,21 @@ from harness.report.page import Picture, picture, render_page
 from harness.report.run import figures, maps, pays, tables
 from harness.report.run.answer import badge, tiles
 from harness.report.run.header import header_facts
+from harness.report.run.loads import against_rows, load_findings, trial_rows
 from harness.report.run.takeaway import take_away
 from harness.report.run.timeline import slowest, timeline
+from harness.report.run.turns import bars_say_it, turn_pictures, turn_rows, turn_word
 from harness.report.simulated import flat_mark, how_made, in_figures, simulated_notes
-from harness.report.words import NOT_REPORTED, UNKNOWN, evidence, findings, percent, plural, tier_order
+from harness.report.words import NOT_REPORTED, UNKNOWN, evidence, percent, plural, tier_order
 from harness.report.worth import answer, headings, label, table
-from harness.results.folder import read_rows, read_samples, write_atomically
-from harness.results.manifest import CellEntry, Manifest, read_manifest
+from harness.results.folder import write_atomically
+from harness.results.manifest import CellEntry, Manifest
 from harness.results.provenance import is_simulated
-from harness.results.summary import FREE_LOAD, Summary, core_slower, summarize
+from harness.results.summary import FREE_LOAD, Summary, core_slower
 from harness.results.traced import read_io
+from harness.results.whole import WholeRun, read_run
 from harness.results.worth import is_worth, judge
 from traces.request import RequestRecord
-from traces.tiers import sources
 
 _NOISE = "noise"
 _TABLES = {"ttft_s": "TTFT", "e2e_s": "End to end", "tpot_s": "Time per output token"}
@@ -56,12 +59,13 @@ class Doubt(msgspec.Struct, frozen=True):
     expected: str
 
 
-def write_report(folder: Path) -> Path:
+def write_report(folder: Path, run: WholeRun | None = None) -> Path:
     """Writes report.html into the run's folder, whatever the run's state, and returns its path.
 
+    run: what the folder holds, where the caller has read it.
     Raises ResultsError where the folder is not a run's, its rows are damaged, or it cannot be written to.
     """
-    page, target = report_page(folder), folder / "report.html"
+    page, target = report_page(folder, run), folder / "report.html"
     try:
         write_atomically(target, page.encode("utf-8", errors="replace"))
     except OSError as error:
@@ -69,28 +73,17 @@ def write_report(folder: Path) -> Path:
     return target
 
 
-def report_page(folder: Path) -> str:
+def report_page(folder: Path, run: WholeRun | None = None) -> str:
     """The page of the rows so far. Raises ResultsError where the folder is not a run's, or its rows are damaged."""
-    rows = list(read_rows(folder))
-    manifest = _with_all_cells(read_manifest(folder), rows)
-    return render_page("report.html.j2", _context(folder, manifest, rows, list(read_samples(folder))))
+    return render_page("report.html.j2", _context(folder, run or read_run(folder)))
 
 
-def _with_all_cells(manifest: Manifest, rows: Sequence[RequestRecord]) -> Manifest:
-    """The manifest with an entry also for each cell that only rows name."""
-    known = {cell.key for cell in manifest.cells}
-    more = [CellEntry(key=key) for key in dict.fromkeys(row.cell for row in rows) if key not in known]
-    return msgspec.structs.replace(manifest, cells=[*manifest.cells, *more])
-
-
-def _context(
-    folder: Path, manifest: Manifest, rows: Sequence[RequestRecord], samples: Sequence[Sample]
-) -> dict[str, Any]:
-    summary = summarize(manifest, rows, samples)
+def _context(folder: Path, run: WholeRun) -> dict[str, Any]:
+    manifest, rows, samples, summary = run
     labels = cell_labels(summary.cells)
     figure_rows = tables.figure_rows(summary)
-    slowest_rows = slowest([row for row in rows if row.phase != "warm"])
-    traced = read_io(folder)
+    slowest_rows = slowest([row for row in rows if row.phase == "measure"])
+    traced, word, told = read_io(folder), turn_word(manifest), tables.told_sources(manifest, summary)
     return {
         "title": f"{manifest.name} on {manifest.engine}",
         "run": manifest.run_id,
@@ -100,12 +93,16 @@ def _context(
         "state": _state(manifest, summary, folder),
         "what": _what(manifest, summary),
         "worth": _worth(manifest, rows, samples),
-        "findings": [*findings(summary), *storage_lines(summary, labels)],
+        "findings": [*load_findings(summary), *asked_lines(summary, labels), *storage_lines(summary, labels)],
         "answer_at": len(simulated_notes(summary)),
         "tiles": tiles(summary),
         "made": in_figures(summary),
         "simulated": how_made(summary) == "simulated",
-        "answers": _said(_answers(summary), summary),
+        "answers": _said([*turn_pictures(summary, word), *_answers(summary)], summary),
+        "turns": turn_rows(summary, told)[:_MAX_TABLE_ROWS],
+        "turn_word": word,
+        "against": against_rows(summary)[:_MAX_TABLE_ROWS],
+        "trials": trial_rows(summary)[:_MAX_TABLE_ROWS],
         "evidence": evidence(summary),
         "goals": goal_rows(summary)[:_MAX_TABLE_ROWS],
         "doubts": _doubts(samples, summary),
@@ -120,8 +117,8 @@ def _context(
         "shown_rows": min(len(figure_rows), _MAX_TABLE_ROWS),
         "thin": any(percentile.thin for row in figure_rows for percentile in row.percentiles),
         "flows": tables.flow_rows(summary)[:_MAX_TABLE_ROWS],
-        "source_names": sources(),
-        "sources": tables.source_rows(summary)[:_MAX_TABLE_ROWS],
+        "source_names": told,
+        "sources": tables.source_rows(summary, told)[:_MAX_TABLE_ROWS],
         "lags": [row for row in tables.lag_rows(summary) if row.worth_telling][:_MAX_TABLE_ROWS],
         "glossary": glossary(tier for cell in summary.cells for tier in cell.tiers),
         "noise": _noise(samples),
@@ -189,7 +186,8 @@ def _what(manifest: Manifest, summary: Summary) -> str:
         shown = ", ".join(values) if len(values) <= 8 else f"{values[0]} … {values[-1]} ({len(values)} values)"
         parts.append(f"{axis.name} = {shown}")
     if any(cell.storage for cell in summary.cells):
-        parts.append("a real storage device under a simulated engine")
+        alone = any(cell.storage and cell.storage.kv for cell in summary.cells)
+        parts.append("real tiers, no engine" if alone else "a real storage device under a simulated engine")
     elif is_simulated(manifest.engine):
         parts.append("simulated: a prediction, not a measurement")
     parts += dict.fromkeys(str(cell.accelerator) for cell in summary.cells if cell.accelerator)
@@ -211,7 +209,7 @@ def _answers(summary: Summary) -> list[Picture]:
     found: list[Picture] = []
     counted = sum(group.rows.counted > 0 for cell in summary.cells for group in cell.tiers.values())
     free = all(tier == FREE_LOAD for cell in summary.cells for tier in cell.tiers)
-    if counted > 1:
+    if counted > 1 and not bars_say_it(summary):
         mean = "Mean TTFT and its 95 % interval, from the rows that count."
         one = len(summary.cells) == 1
         figure = figures.ttft_by_tier(summary) if one else figures.ttft_by_axis(summary)
@@ -242,16 +240,17 @@ def _answers(summary: Summary) -> list[Picture]:
 
 def _details(summary: Summary, rows: Sequence[RequestRecord], samples: Sequence[Sample]) -> list[Picture]:
     """The figures behind the answer, as far as they have something to show."""
-    measured = [row for row in rows if row.phase != "warm"]
+    measured = [row for row in rows if row.phase == "measure"]
     labels = cell_labels(summary.cells)
     found: list[Picture] = []
-    if figures.spreads(measured):
+    complete = _of_complete_trials(measured, summary)
+    if figures.spreads(complete):
         spread = "How TTFT spreads, from the rows that count."
-        spread_figure = figures.distribution(measured, labels)
+        spread_figure = figures.distribution(complete, labels)
         found.append(picture("distribution", "Distribution", spread, spread_figure, True, "figures"))
-    if figures.mixed_sources(measured):
+    if figures.mixed_sources(complete):
         sources = "Where the KV of a request's prompt came from, by the counters. A bar for rows left out stands apart."
-        bars = figures.tokens_by_source(measured, labels)
+        bars = figures.tokens_by_source(complete, labels)
         found.append(picture("sources", "Prompt tokens by source", sources, bars, table="source-table"))
     if measured:
         dots = "Each request when it was sent. A cross, an open diamond or a triangle is a row without proof."
@@ -264,6 +263,16 @@ def _details(summary: Summary, rows: Sequence[RequestRecord], samples: Sequence[
         )
         found.append(picture(_NOISE, "Host noise", noise, figures.host_noise(watched)))
     return found
+
+
+def _of_complete_trials(rows: Sequence[RequestRecord], summary: Summary) -> Sequence[RequestRecord]:
+    left = {
+        (cell.key, trial.trial, trial.attempt)
+        for cell in summary.cells
+        if cell.trials is not None
+        for trial in cell.trials.left_out
+    }
+    return [row for row in rows if (row.cell, row.sample, row.attempt) not in left] if left else rows
 
 
 def _doubts(samples: Sequence[Sample], summary: Summary) -> list[Doubt]:

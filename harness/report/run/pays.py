@@ -11,7 +11,7 @@ import plotly.graph_objects as go
 from harness.experiment.goals import parse_goal
 from harness.report.axes import panels, shortened, value_text, varied_axes
 from harness.report.simulated import axis_title, in_figures
-from harness.report.style import GREY, MAX_PANELS, color_of, finish, safe, symbol_of, wide
+from harness.report.style import GREY, MAX_PANELS, color_of, finish, safe, series_look, symbol_of, wide
 from harness.report.words import (
     TIMES,
     duration,
@@ -22,14 +22,11 @@ from harness.report.words import (
     with_interval,
 )
 from harness.results.goals import JudgedGoal
-from harness.results.summary import FREE_LOAD, CellFigures, Latency, LoadRates, Summary
+from harness.results.rows import Latency, LoadRates
+from harness.results.summary import FREE_LOAD, CellFigures, Summary
 from harness.results.worth import Worth
 from harness.stats import Ratio, ratio_interval
 from traces.tiers import all_states, state_named
-
-# Series of a load's chart, each with a colour of its own; they are no tiers.
-_SERIES = ("#7A6FD0", "#3F7F8C", "#B97A00", "#C05A9C", "#2B83C6", "#5E7F3A")
-_SHAPES = ("circle", "square", "diamond", "triangle-up", "star", "hexagon")
 
 
 class At(NamedTuple):
@@ -173,7 +170,7 @@ def trade(summary: Summary) -> go.Figure | None:
 
     figure = go.Figure()
     for number, (title, own) in enumerate(series.items()):
-        shape, color = _SHAPES[number % len(_SHAPES)], _SERIES[number % len(_SERIES)]
+        shape, color = series_look(number)
         figure.add_scatter(
             x=[load.rates.requests_per_s for load in own],
             y=[load.ttft.p50 * factor for load in own],

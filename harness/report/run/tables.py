@@ -14,6 +14,7 @@ from harness.report.simulated import flat_cells, how_made
 from harness.report.words import (
     NOT_REPORTED,
     UNKNOWN,
+    ceiling_words,
     digits,
     duration,
     mean_with_interval,
@@ -22,18 +23,19 @@ from harness.report.words import (
     tier_order,
     too_few,
 )
-from harness.results.manifest import CellEntry
+from harness.results.manifest import CellEntry, Manifest
 from harness.results.summary import FREE_LOAD, RowCounts, Summary, TierFigures
 from traces.request import RequestRecord
-from traces.tiers import sources
+from traces.tiers import COMPUTED, sources, tier_names
 
 LAG_LIMIT, LAG_TOLD = 0.05, 0.01
-_PERCENTILES = {"p50": 0.5, "p90": 0.9, "p99": 0.99}
+_PERCENTILES = {"p50": 0.5, "p90": 0.9, "p95": 0.95, "p99": 0.99}
 
 
 class Percentile(msgspec.Struct, frozen=True):
     """thin: fewer than one value lies beyond it, so that it says no more than the largest one."""
 
+    name: str
     text: str
     thin: bool
 
@@ -77,12 +79,14 @@ class FlowRow(msgspec.Struct, frozen=True):
     requests: str
     prompt_tokens: str
     output_tokens: str
+    all_tokens: str
     hit_rate: str
+    ceiling: str
     preemptions: str
 
 
 class SourceRow(msgspec.Struct, frozen=True):
-    """Prompt tokens of the rows that count: in all, and by source in the order of tiers.sources. device_read: what the
+    """Prompt tokens of the rows that count: in all, and by source in the order of told_sources. device_read: what the
     cache server got from its device meanwhile."""
 
     cell: str
@@ -137,7 +141,7 @@ def _figure_row(cell: str, tier: str, group: TierFigures, metric: str, proven: s
         n=n,
         mean=mean_with_interval(figures),
         percentiles=tuple(
-            Percentile(duration(getattr(figures, name) if figures else None), bool(n) and too_few(n, share))
+            Percentile(name, duration(getattr(figures, name) if figures else None), bool(n) and too_few(n, share))
             for name, share in _PERCENTILES.items()
         ),
         slowest=duration(figures.max if figures else None),
@@ -196,6 +200,8 @@ def lag_rows(summary: Summary) -> list[LagRow]:
 def flow_rows(summary: Summary) -> list[FlowRow]:
     found = []
     output_of = dict(_storage_outputs(summary))
+    labels = cell_labels(summary.cells)
+    ceilings = {labels[cell.key]: ceiling_words(cell.ceiling) for cell in summary.cells}
     for cell, _, group in _groups(summary):
         if flow := group.throughput:
             output = output_of.get(cell, flow.output_tokens_per_s)
@@ -205,7 +211,9 @@ def flow_rows(summary: Summary) -> list[FlowRow]:
                     f"{digits(flow.requests_per_s)}/s",
                     f"{digits(flow.prompt_tokens_per_s)}/s",
                     NOT_REPORTED if output is None else f"{digits(output)}/s",
+                    NOT_REPORTED if output is None else f"{digits(flow.prompt_tokens_per_s + output)}/s",
                     NOT_REPORTED if group.tokens.hit_rate is None else percent(group.tokens.hit_rate),
+                    ceilings[cell],
                     NOT_REPORTED if group.preemptions is None else f"{group.preemptions:,}",
                 )
             )
@@ -220,14 +228,26 @@ def _storage_outputs(summary: Summary) -> Iterator[tuple[str, float | None]]:
             yield labels[cell.key], wall.tokens_per_s
 
 
-def source_rows(summary: Summary) -> list[SourceRow]:
+def told_sources(manifest: Manifest, summary: Summary) -> tuple[str, ...]:
+    """Sources that have a column: computed, and each tier that a cell has or that served a token."""
+    had = {tier for cell in manifest.cells if cell.cache for tier in cell.cache.tiers}
+    groups = [group.tokens.by_source for _, _, group in _groups(summary)]
+    return tuple(
+        source
+        for source in sources()
+        if source == COMPUTED or source in had or any(group.get(source) for group in groups)
+    )
+
+
+def source_rows(summary: Summary, names: Sequence[str]) -> list[SourceRow]:
+    """names: the sources that have a column."""
     return [
         SourceRow(
             cell,
             tier,
             _verdicts(group.rows, proven_word(summary)),
             f"{group.tokens.prompt:,}",
-            tuple(_tokens(group.tokens.by_source.get(source)) for source in sources()),
+            tuple(_tokens(group.tokens.by_source.get(source)) for source in names),
             _device_read(group.counters),
         )
         for cell, tier, group in _groups(summary)
@@ -247,12 +267,7 @@ def _tokens(value: int | None) -> str:
 def cache_sizes(cell: CellEntry) -> list[tuple[str, str, str]]:
     """(tier, configured, resolved by the engine): an unmatched size is the commonest reason for unlike figures."""
     cache, found = cell.cache, cell.resolved or Resolved()
-    disk_bytes = cache.disk.capacity if cache and cache.disk else None
-    bytes_of = [
-        ("gpu", cache.gpu if cache else None, found.gpu_bytes),
-        ("cpu", cache.cpu if cache else None, found.cpu_bytes),
-        ("disk", disk_bytes, found.disk_bytes),
-    ]
+    bytes_of = [(tier, cache.bytes_of(tier) if cache else None, found.bytes_of(tier)) for tier in tier_names()]
     sizes = [(tier, _size(wanted, "not set"), _size(size)) for tier, wanted, size in bytes_of]
     grain = [
         ("block_tokens", cache.block_tokens if cache else None, found.block_tokens),

@@ -16,13 +16,16 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from harness.report.asked import asked_lines
 from harness.report.axes import cell_labels
 from harness.report.goals import goal_lines
 from harness.report.io.storage_words import storage_lines
 from harness.report.run.header import header_facts
+from harness.report.run.loads import TurnsInTerminal, load_findings
 from harness.report.run.tables import FigureRow, FlowRow, figure_rows, flow_rows, lag_rows
+from harness.report.run.turns import turn_word
 from harness.report.simulated import how_made
-from harness.report.words import NOT_REPORTED, THIN_NOTE, digits, evidence, findings, plural
+from harness.report.words import NOT_REPORTED, THIN_NOTE, digits, evidence, plural
 from harness.results.manifest import Manifest
 from harness.results.summary import Summary
 
@@ -30,12 +33,14 @@ _LINE_EVERY_S = 10.0
 _REDRAWS_PER_S = 4
 _COLORS = {"good": "green", "simulated": "magenta", "warn": "yellow", "bad": "red"}
 _MAX_ROWS = 200
-_WIDE = 110
 _MEAN = "TTFT ± 95 %"
 _WORDS = ("cell", "tier", "verdicts")
-_ALL_COLUMNS = ("cell", "tier", "n", _MEAN, "p50", "p90", "p99", "hit tokens", "verdicts", "left out")
+_ALL_COLUMNS = ("cell", "tier", "n", _MEAN, "p50", "p90", "p95", "p99", "hit tokens", "verdicts", "left out")
+# From how many columns of the terminal on all cells share a table, and what it holds.
+_WIDE = ((120, _ALL_COLUMNS), (110, tuple(name for name in _ALL_COLUMNS if name != "p95")))
 # In a narrow terminal the first of these that fits, each cell with a table of its own.
 _NARROWER = (
+    ("tier", "n", _MEAN, "p50", "p90", "p95", "p99", "verdicts"),
     ("tier", "n", _MEAN, "p50", "p90", "p99", "verdicts"),
     ("tier", "n", _MEAN, "p50", "p90", "verdicts"),
     ("tier", "n", _MEAN, "p50", "verdicts"),
@@ -62,25 +67,29 @@ def render_summary(summary: Summary, manifest: Manifest) -> RenderableType:
     if any(percentile.thin for row in rows for percentile in row.percentiles):
         parts.append(Text(THIN_NOTE, style="dim"))
     parts += [Text(printable(_flow(flow))) for flow in flow_rows(summary)[:_MAX_ROWS]]
+    if any(cell.turns for cell in summary.cells):
+        parts.append(TurnsInTerminal(summary, turn_word(manifest)))
     parts.append(Text(judged.headline, style=_COLORS[judged.level]))
     parts += [Text(printable(f"  {number:,} left out: {reason}")) for reason, number in judged.reasons]
     parts += [Text(f"  {cure}") for cure in judged.cures]
     if cut_off := summary.rows.cut_off:
-        parts.append(Text(f"  {plural(cut_off, 'request')} cut off by measure.budget, as it was asked: in no figure"))
+        ended = plural(cut_off, "request")
+        parts.append(Text(f"  {ended} cut off when the time was over, as it was asked: in no figure"))
     late = [row for row in lag_rows(summary) if row.late]
     if late:
         worst = f"{plural(len(late), 'line')} with a p99 send lag above 5 % of the median TTFT, e.g. {late[0].tier}"
         parts.append(Text(f"Sent late: {worst} {late[0].p99}; give the load loop a core of its own", style="yellow"))
-    parts += [
-        Text(printable(line)) for line in [*findings(summary), *storage_lines(summary, cell_labels(summary.cells))]
-    ]
+    labels = cell_labels(summary.cells)
+    said = [*load_findings(summary), *asked_lines(summary, labels), *storage_lines(summary, labels)]
+    parts += [Text(printable(line)) for line in said]
     parts += [Text(printable(line), style=_COLORS[level]) for line, level in goal_lines(summary)]
     return Group(*parts)
 
 
 def _flow(flow: FlowRow) -> str:
     preempted = "" if flow.preemptions in ("0", NOT_REPORTED) else f", preemptions {flow.preemptions}"
-    tokens = f"output tokens {flow.output_tokens}, hit rate {flow.hit_rate}"
+    ceiling = f" ({flow.ceiling})" if flow.ceiling else ""
+    tokens = f"output tokens {flow.output_tokens}, all tokens {flow.all_tokens}, hit rate {flow.hit_rate}{ceiling}"
     return f"{flow.cell}: requests {flow.requests}, {tokens}{preempted}"
 
 
@@ -91,8 +100,8 @@ class _Figures:
         self._rows = rows
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        if options.max_width >= _WIDE:
-            yield _table(self._rows, _ALL_COLUMNS)
+        if wide := next((names for least, names in _WIDE if options.max_width >= least), None):
+            yield _table(self._rows, wide)
             return
         narrow = next((names for names in _NARROWER if self._fits(console, options, names)), _NARROWER[-1])
         for _, grouped in itertools.groupby(self._rows, key=lambda row: row.cell):
@@ -118,9 +127,9 @@ def _table(rows: list[FigureRow], names: Sequence[str]) -> Table:
             "tier": Text(printable(row.tier)),
             "n": Text(f"{row.n:,}"),
             _MEAN: Text(row.mean),
-            **dict(zip(("p50", "p90", "p99"), percentiles, strict=True)),
+            **dict(zip(("p50", "p90", "p95", "p99"), percentiles, strict=True)),
             "hit tokens": Text(row.hit_tokens),
-            "verdicts": Text(row.verdicts if names is _ALL_COLUMNS else row.verdicts.replace(", ", ",\n")),
+            "verdicts": Text(row.verdicts if "cell" in names else row.verdicts.replace(", ", ",\n")),
             "left out": Text(f"{row.left_out:,}", style="yellow" if row.left_out else ""),
         }
         table.add_row(*(columns[name] for name in names))

@@ -10,7 +10,7 @@ import numpy as np
 import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
-from harness.records import CUT_OFF
+from harness.records import is_cut_off
 from harness.report.style import (
     GREY,
     MAX_BINS,
@@ -118,7 +118,7 @@ def _failed(row: RequestRecord) -> bool:
 
 def _state(row: RequestRecord) -> str:
     if _failed(row):
-        return "cut off" if row.error == CUT_OFF else "error"
+        return "cut off" if is_cut_off(row.error) else "error"
     return row.verdict or ("no claim" if row.expected_tier is None else "unproven")
 
 

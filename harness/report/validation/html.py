@@ -14,6 +14,7 @@ from harness.experiment.units import format_bytes
 from harness.report.axes import value_text
 from harness.report.page import Picture, picture, render_page
 from harness.report.validation import figures
+from harness.report.validation.turns import TurnLine, turn_findings, turn_lines, turn_table
 from harness.report.words import TIMES, UNKNOWN, digits, duration, percent, plural
 from harness.results.folder import write_atomically
 from harness.validation.document import Document, MetricSummary, SideFacts
@@ -79,6 +80,8 @@ def _context(
         "metrics": [_metric_cells(line, document.points) for line in document.metrics],
         "pictures": _pictures(document, labels, reference, candidate),
         "lines": lines(document, labels),
+        "turns": turn_lines(document.points, labels),
+        "turn_names": _short_names(document),
         "facts": _facts(document),
     }
 
@@ -91,6 +94,12 @@ def _names(document: Document) -> tuple[str, str]:
         return called
     names = f"{called[0]} {ours.runs[0]}", f"{called[1]} {theirs.runs[0]}"
     return names if names[0] != names[1] else (f"{names[0]} (reference)", f"{names[1]} (candidate)")
+
+
+def _short_names(document: Document) -> tuple[str, str]:
+    """For columns: without what stands for an engine's GPU."""
+    called = document.reference.engine, document.candidate.engine
+    return called if called[0] != called[1] else _names(document)
 
 
 def _engine(side: SideFacts) -> str:
@@ -128,14 +137,20 @@ def _pictures(
 
 
 def point_labels(points: Sequence[PointResult]) -> list[str]:
-    """Each point by its tier and what was varied, or by the row of a table that it is."""
+    """Each point by its tier and what was varied, or by the row of a table that it is; no two alike."""
     if points and "source" in points[0].axes:
         return [f"{point.tier} {point.axes['source']} ({point.axes['constants']})" for point in points]
     axes = list(points[0].axes) if points else []
     varied = [axis for axis in axes if len({value_text(point.axes[axis]) for point in points}) > 1]
-    return [
+    labels = [
         " ".join(filter(None, [point.tier, *(_axis_text(a, point.axes[a]) for a in varied if a not in _NAMED)]))
         for point in points
+    ]
+    # Where only the keys of their cells differ, labels have these.
+    alike = {point.tier for label, point in zip(labels, points, strict=True) if labels.count(label) > 1}
+    return [
+        f"{point.tier} {point.cell}" if point.tier in alike else label
+        for label, point in zip(labels, points, strict=True)
     ]
 
 
@@ -186,7 +201,8 @@ def comparison_findings(document: Document) -> list[str]:
         for f in point.counts
         if f.verdict != "pass"
     ]
-    return [*said, *odd[:_MAX_NAMED], *(document.notes or ())]
+    said += [*odd[:_MAX_NAMED], *turn_findings(document.points, labels)]
+    return [*said, *(document.notes or ())]
 
 
 def lines(document: Document, labels: Sequence[str]) -> list[Line]:
@@ -260,8 +276,13 @@ def _side_facts(side: str, about: SideFacts) -> list[tuple[str, Any]]:
     ]
 
 
-def terminal_table(document: Document) -> Table:
-    """One line a point: TTFT on both sides, error, interval, verdict."""
+def terminal_tables(document: Document) -> list[Table]:
+    """One line a point: TTFT on both sides, error, interval, verdict. Of conversations, one line a turn as well."""
+    by_turn = turn_table(document.points, point_labels(document.points), _short_names(document))
+    return [_by_point(document), *([by_turn] if by_turn else [])]
+
+
+def _by_point(document: Document) -> Table:
     names = _names(document)
     table = Table(box=None, header_style="dim", padding=(0, 2, 0, 0))
     for number, head in enumerate(("point", *names, "error", "90 % interval", "n", "verdict")):
@@ -294,11 +315,20 @@ def markdown(document: Document) -> str:
             noise = signed(own.error) if own else UNKNOWN
             cells = (label, line.reference, line.candidate, line.error, line.interval, noise, line.samples)
             body.append(_row([*cells, point.verdict]))
+    turns = turn_lines(document.points, point_labels(document.points))
     facts = [f"- {key}: {value}" for key, value in _facts(document)]
     kinds = "TTFT: of a warm state the median over samples, of a load the mean over its requests"
     ttft = f"{kinds}; the verdict is of all the point's figures that count."
     caption = f"{ttft} A/A: the reference against itself."
-    return "\n".join([*head, *body, "", caption, "", *facts, ""])
+    return "\n".join([*head, *body, "", caption, "", *_turn_table(turns, _short_names(document)), *facts, ""])
+
+
+def _turn_table(turns: Sequence[TurnLine], names: tuple[str, str]) -> list[str]:
+    if not turns:
+        return []
+    heads = ("point", "turn", *(f"hit rate, {name}" for name in names), "hit tokens", "requests equal", "by tier")
+    body = [_row([t.point, str(t.turn), t.reference, t.candidate, t.error, t.equal, t.by_tier]) for t in turns]
+    return [_row(heads), "|---" * len(heads) + "|", *body, ""]
 
 
 def _row(cells: Sequence[str]) -> str:

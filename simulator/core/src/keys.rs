@@ -174,12 +174,13 @@ impl BlockCursor {
 }
 
 /// Adds the keys of the prompt's chunks, if those have a size, and the runs of the prompt's and the reply's blocks.
-/// Each hash waits for the one before it: the processor computes both chains in the time of one.
+/// `stores_replies`: the keys of the reply's chunks, too. Returns how many chunks are the prompt's own. Each hash waits for the one before it: the processor computes both chains in the time of one.
 pub fn keys_and_runs(
     (prompt, reply): (&[Segment], Segment),
     (chunk, keys): (Option<u64>, &mut Vec<Key>),
     (block, runs): (u64, &mut Vec<BlockRun>),
-) {
+    stores_replies: bool,
+) -> usize {
     let (mut chunks, mut blocks) = (chunk.map(HashChain::new), HashChain::new(block));
     for segment in prompt {
         let stream = stream(segment);
@@ -188,7 +189,12 @@ pub fn keys_and_runs(
         }
         blocks.runs(stream, segment.tokens, runs);
     }
+    let prompts = keys.len();
+    if let Some(chunks) = chunks.as_mut().filter(|_| stores_replies) {
+        chunks.keys(stream(&reply), reply.tokens, keys);
+    }
     blocks.runs(stream(&reply), reply.tokens, runs);
+    prompts
 }
 
 /// Chunks in a row of a prompt, with the keys of the chunks before them.
@@ -206,7 +212,7 @@ impl ChunkRange {
         Self { first: 0, end: prompt.len(), prompt: Some(prompt) }
     }
 
-    /// The chunks of these numbers, counted from this range's first one.
+    /// The chunks of these numbers, counted from this range's first one; they may lie beyond its end.
     pub fn slice(&self, range: Range<usize>) -> Self {
         Self { prompt: self.prompt.clone(), first: self.first + range.start, end: self.first + range.end }
     }

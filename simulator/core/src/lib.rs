@@ -1,6 +1,7 @@
 //! The core of the simulator: an engine and its cache tiers in virtual time, and real devices for its chunks.
 
 mod cache;
+mod ceiling;
 mod chunks;
 mod cluster;
 mod engine;
@@ -17,6 +18,7 @@ mod tiers;
 mod time;
 
 pub use cache::replay;
+pub use ceiling::most_hits;
 pub use cluster::{Cluster, Routing, Sharing};
 pub use engine::config::EngineConfig;
 pub use engine::request::{Completion, Prompt, Sources, Submission};

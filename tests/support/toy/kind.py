@@ -70,4 +70,10 @@ KIND = EngineKind(
     cores=lambda experiment: _section(experiment).cores,
     disk_path=_disk_path,
 )
-CACHE = CacheKind(engines=frozenset({"toy"}), make=_make_cache, check=lambda _: None, tier_policy=CACHE_PACK.name)
+CACHE = CacheKind(
+    engines=frozenset({"toy"}),
+    tiers=frozenset({"cpu"}),
+    make=_make_cache,
+    check=lambda _: None,
+    tier_policy=CACHE_PACK.name,
+)

@@ -17,12 +17,15 @@ from typing import Any
 import pytest
 
 from harness.engines.proposal import NamedServers, Proposal, Wanted
+from harness.engines.sglang.proposal import propose_sglang
 from harness.engines.sim.settings import SimSettings
-from harness.engines.vllm.found import disk_path_of, find_cache, find_server, listener
+from harness.engines.vllm.found import disk_path_of, find_cache, find_server
 from harness.engines.vllm.proposal import propose_vllm
 from harness.errors import ConfigError
 from harness.experiment.cache import Cache
 from harness.experiment.read import load_experiment
+from harness.processes.child import listener
+from simulator.errors import ModelError
 from simulator.models import load_model
 from tests.unit.commands.test_commands import command
 
@@ -60,6 +63,21 @@ def servers() -> Iterator[tuple[str, str]]:
         server({"/status": json.dumps(STATUS)}) as lmcache,
     ):
         yield vllm, lmcache
+
+
+SERVER_INFO = {
+    "version": "0.5.23", "model_path": "/nowhere/mine", "page_size": 64, "max_total_num_tokens": 4096,
+    "max_req_input_len": 3000, "enable_hierarchical_cache": True, "hicache_write_policy": "write_through",
+    "hicache_storage_backend": "file", "hicache_storage_prefetch_policy": "timeout",
+}  # fmt: skip
+
+
+def of_sglang(tmp_path: Path, disk_path: str | None = None, model: str | None = "tiny-llama", **told: Any) -> Proposal:
+    """What is proposed for an SGLang that says this of itself."""
+    pages = {"/server_info": json.dumps(SERVER_INFO | told), "/metrics": "sglang:hicache_host_total_tokens 16384.0\n"}
+    with server(pages) as url:
+        servers = NamedServers(url, None, None, disk_path)
+        return propose_sglang(Wanted(model, tmp_path / "mine-model.yaml", attached=servers))
 
 
 def proposed(tmp_path: Path, **answers: Any) -> Proposal:
@@ -204,7 +222,7 @@ def test_a_folder_of_weights_gives_the_models_shape(tmp_path: Path) -> None:
     spec = load_model(offer.model)
     assert (spec.name, spec.kv_bytes_per_token, spec.head_dim) == ("llama", 2 * 2 * 2 * 16 * 2, 16)
     (weights / "config.json").write_text("{}")
-    with pytest.raises(ConfigError, match="decoder-only"):
+    with pytest.raises(ModelError, match="decoder-only"):
         proposed(tmp_path, model=str(weights))
 
 
@@ -233,6 +251,45 @@ def test_what_is_not_known_of_running_servers_is_not_proven(tmp_path: Path, serv
     assert any("--disk-path" in note for note in no_disk.notes)
     with pytest.raises(ConfigError, match="--model is missing: the server loads /nowhere/mine"):
         proposed(tmp_path, model=None, attached=NamedServers(vllm, lmcache, 1, None))
+
+
+def test_an_sglang_that_the_harness_starts_is_paced_without_a_gpu(tmp_path: Path) -> None:
+    offer = propose_sglang(Wanted("tiny-llama", tmp_path / "mine-model.yaml", disk=tmp_path, device="cpu"))
+    cache = Cache.model_validate(offer.cache)
+    assert offer.section["accelerator"] == "rtx-a5000-nfs" and "times are paced" in offer.notes[0]
+    assert cache.block_tokens == cache.chunk_tokens == 64 and cache.cpu == 3 * cache.gpu
+    assert cache.disk is not None and cache.disk.path == str(tmp_path)
+    assert offer.tiers == ["recompute", "gpu", "cpu", "disk", "disk_cold"]
+    on_gpu = propose_sglang(Wanted("tiny-llama", tmp_path / "mine-model.yaml", device="gpu"))
+    assert "accelerator" not in on_gpu.section and "random weights" in on_gpu.notes[0]
+
+
+def test_a_running_sglang_says_its_sizes_and_its_policies(tmp_path: Path) -> None:
+    offer = of_sglang(tmp_path, disk_path="/mnt/nvme/pages")
+    cache, per_token = Cache.model_validate(offer.cache), load_model("tiny-llama").kv_bytes_per_token
+    assert (cache.block_tokens, cache.gpu, cache.cpu) == (64, 4096 * per_token, 16384 * per_token)
+    attach = offer.section["attach"]
+    assert attach["disk_path"] == "/mnt/nvme/pages" and attach["pid"] == os.getpid()
+    assert offer.section["hicache"] == {"write": "write_through", "prefetch": "timeout"}
+    assert offer.tiers == ["recompute", "gpu", "cpu", "disk", "disk_cold"]
+    assert offer.prompt_tokens == 32 * 64 + 1, "half of what the GPU holds"
+    assert any("deletes the page files in /mnt/nvme/pages" in note for note in offer.notes)
+
+
+def test_what_is_not_known_of_a_running_sglang_is_not_proven(tmp_path: Path) -> None:
+    alone = of_sglang(tmp_path, enable_hierarchical_cache=False, hicache_storage_backend=None)
+    assert alone.tiers == ["recompute", "gpu"] and "no HiCache" in alone.notes[0]
+    unknown = of_sglang(tmp_path)
+    assert unknown.tiers == ["gpu", "cpu"] and any("--disk-path" in note for note in unknown.notes)
+    pool = of_sglang(tmp_path, hicache_storage_backend="mooncake")
+    assert pool.tiers == ["gpu", "cpu"] and "mooncake can be neither emptied nor proven" in pool.notes[0]
+    with pytest.raises(ConfigError, match="--model is missing: the server loads /nowhere/mine"):
+        of_sglang(tmp_path, model=None)
+    refused = {"are a vLLM's": "http://h:1", "no SGLang answers there": None}
+    for words, lmcache in refused.items():
+        servers = NamedServers("http://127.0.0.1:1", lmcache, None, None)
+        with pytest.raises(ConfigError, match=words):
+            propose_sglang(Wanted("tiny-llama", tmp_path / "mine-model.yaml", attached=servers))
 
 
 def test_the_process_behind_an_address_is_found(servers: tuple[str, str]) -> None:

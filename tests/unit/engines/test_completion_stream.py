@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 import msgspec
 import pytest
 
 from harness.engines.http.dialect import Completions
 from harness.engines.http.stream import MAX_EVENT_BYTES, Answer, EventDecoder, EventTooLong
+from traces.request import TokensByTier
 
 STREAM = b': hello\n\ndata: {"a": 1}\n\ndata:two\ndata: lines\nid: 7\n\nevent: ping\n\n\n\ndata: [DONE]'
 EVENTS = [b'{"a": 1}', b"two\nlines", b"[DONE]"]
@@ -64,6 +67,8 @@ class Meta(msgspec.Struct):
     completion_tokens: int
     cached_tokens: int | None = None
 
+    tokens_by_tier: ClassVar[TokensByTier] = {}
+
 
 class Generated(msgspec.Struct):
     """An event of a server with a stream of its own shape: the count of tokens comes with each text."""
@@ -71,6 +76,7 @@ class Generated(msgspec.Struct):
     text: str | None = None
     meta_info: Meta | None = None
     error: object = None
+    token_ids: ClassVar[tuple[int, ...]] = ()
 
     @property
     def usage(self) -> Meta | None:

@@ -14,9 +14,10 @@ import uvloop
 
 from harness.engines.http.dialect import Completions
 from harness.engines.http.replay import HttpReplay
+from harness.records import CUT_SHORT
 from tests.support.instant_server import Fault, Server, serve
 from traces.load import Load
-from traces.request import Request, RequestRecord, Segment, TokenSource
+from traces.request import Request, RequestRecord, Segment, TokenSource, reply_stream
 
 KEY = "sk-very-secret"
 Options = dict[str, Any]
@@ -141,6 +142,16 @@ def test_open_loop_keeps_the_intended_moments() -> None:
         assert row.scheduled_s - start_s == pytest.approx(at_s, abs=1e-9)
         assert row.sent_s >= row.scheduled_s
         assert row.error is None
+
+
+@pytest.mark.parametrize("drain", [True, False])
+def test_a_load_ends_with_its_time_and_what_is_under_way_drains_or_is_ended(drain: bool) -> None:
+    asked = [request(name, at_s=at_s) for name, at_s in (("a", 0.0), ("b", 0.05), ("c", 0.3))]
+    load = Load(asked, duration_s=0.1, drain=drain)
+    rows, server = play(load, {"ttft_ms": 200})
+    assert (sorted(row.id for row in rows), load.unsent, load.unfinished, len(server.seen)) == (["a", "b"], 1, 2, 2)
+    assert {row.error for row in rows} == {None if drain else CUT_SHORT}
+    assert all((row.last_token_s is None) is not drain for row in rows)
 
 
 @pytest.mark.parametrize("concurrency", [1, 4])
@@ -287,3 +298,71 @@ def test_a_key_with_a_line_break_is_refused() -> None:
     with pytest.raises(ValueError, match="line break") as caught:
         HttpReplay("http://h:1", Completions("m"), TokenSource(1, 1000), time.perf_counter, api_key="secret\n")
     assert "secret" not in str(caught.value)
+
+
+# ---- quoted answers
+
+
+def conversation(count: int, output_tokens: int = 3, session: str = "s", first: int = 30) -> list[Request]:
+    """Turns of which each quotes all answers before it."""
+    turns: list[Request] = []
+    prompt: tuple[Segment, ...] = (Segment(7, first),)
+    quotes: tuple[str, ...] = ()
+    for turn in range(count):
+        name = f"{session}{turn}"
+        turns.append(
+            Request(id=name, prompt=prompt, output_tokens=output_tokens, session=session, turn=turn, quotes=quotes)
+        )
+        prompt += (Segment(reply_stream(name), output_tokens), Segment(100 + turn, 4))
+        quotes += (name,)
+    return turns
+
+
+def test_the_servers_own_answers_go_into_the_next_prompts() -> None:
+    turns = conversation(4)
+    rows, server = play(Load([*turns, request("alone")]), {}, dialect=Completions("instant", count_tokens=True))
+    assert {row.error for row in rows} == {None} and len(rows) == 5
+    asked = [msgspec.json.decode(body) for _, body in server.seen]
+    assert all(one["return_token_ids"] is True for one in asked)
+    tokens = TokenSource(1, 1000)
+    expected = tokens.expand(turns[0].prompt)
+    sent = sorted((one["prompt"] for one in asked if one["prompt"][:3] == expected[:3]), key=len)
+    for turn, prompt in enumerate(sent[-4:]):
+        assert prompt == expected, turn
+        # The server numbers its tokens from the prompt's length on.
+        expected = [*expected, *range(len(expected), len(expected) + 3), *tokens.expand((Segment(100 + turn, 4),))]
+
+
+@pytest.mark.parametrize(
+    ("fault", "reason"),
+    [
+        ("no_token_ids", "not sent, because its prompt quotes the answer to s0: the server told no token ids of it"),
+        ("fewer_token_ids", "not sent, because its prompt quotes the answer to s0: it has 2 tokens in place of 3"),
+        ("status500", "not sent, because its prompt quotes the answer to s0: it failed"),
+    ],
+)
+def test_an_answer_that_is_not_known_is_not_guessed(fault: Fault, reason: str) -> None:
+    rows, server = play(Load(conversation(3)), {"fault": fault})
+    assert [row.id for row in rows] == ["s0", "s1", "s2"] and len(server.seen) == 1
+    assert rows[1].error == reason and rows[2].error is not None and rows[2].error.startswith("not sent, because ")
+
+
+def test_a_load_that_quotes_nothing_asks_for_no_ids() -> None:
+    _, server = play(Load([request("a")]), {})
+    assert "return_token_ids" not in msgspec.json.decode(server.seen[0][1])
+
+
+def test_a_prompt_that_goes_on_from_one_that_was_not_sent_is_made_anew() -> None:
+    """Requests of one session that run side by side, and one that follows the first of them only."""
+    first, second = conversation(2)
+    beside = msgspec.structs.replace(first, id="beside", turn=1, after=("s0",))
+    rows, server = play(
+        Load([first, beside, msgspec.structs.replace(second, turn=2, after=("s0",))]),
+        {"ttft_ms": 5},
+        request_timeout_s=5,
+    )
+    assert [row.error for row in rows] == [None] * 3
+    tokens = TokenSource(1, 1000)
+    start = tokens.expand(first.prompt)
+    expected = [*start, *range(len(start), len(start) + 3), *tokens.expand((Segment(100, 4),))]
+    assert expected in [msgspec.json.decode(body)["prompt"] for _, body in server.seen]

@@ -122,6 +122,25 @@ def test_a_step_without_tokens_is_not_paced_and_breaks_the_row() -> None:
     assert pace.due_s == pytest.approx(clock.now_s + StepCost(**COST).of([(1, 0)]))
 
 
+def test_what_a_step_waits_for_moves_its_end_by_what_is_left_of_it() -> None:
+    clock, report = Clock(), Report()
+    pace, asked_s = steps(clock, report), StepCost(**COST).of([(8, 0)])
+    pace.begin()
+    pace.plan([(8, 0)])
+    pace.held_up(1.0)  # at once: nothing is lost
+    assert pace.due_s == pytest.approx(100 + asked_s)
+    clock.now_s += 0.5
+    pace.held_up(0.25)
+    pace.finish(more=True)
+    assert clock.now_s == pytest.approx(100.5 + 0.25 * asked_s)
+    assert report.steps.late == 0 and report.steps.asked_s == pytest.approx(asked_s)
+    clock.now_s += 3.0
+    pace.rest()
+    pace.begin()
+    pace.plan([(8, 0)])
+    assert pace.due_s == pytest.approx(clock.now_s + asked_s)
+
+
 def test_late_steps_are_counted_and_a_sleeper_s_lateness_does_not_add_up() -> None:
     clock, report = Clock(), Report()
     pace, asked_s = steps(clock, report), StepCost(**COST).of([(1, 0)])
@@ -147,6 +166,8 @@ def test_a_link_moves_one_transfer_after_another_and_overlaps_their_latencies() 
     """As the simulator's device does (core/src/tiers/device.rs, transfers_queue_for_bandwidth_and_overlap_latency)."""
     link = Link(LinkCost(latency_s=1.0, chunk_s=0.5, bytes_per_s=4.0, shared_bytes_per_s=4.0))
     assert [link.reserve(0.0, 2, 4), link.reserve(0.0, 1, 2), link.reserve(10.0, 0, 0)] == [3.0, 4.0, 11.0]
+    parts = Link(LinkCost(latency_s=1.0, chunk_s=0.5, bytes_per_s=4.0, shared_bytes_per_s=4.0))
+    assert [parts.reserve(0.0, 0.5, 1) for _ in range(4)] == [1.5, 2.0, 2.5, 3.0], "of one transfer of 2 chunks"
     slow = Link(LinkCost(latency_s=0.0, chunk_s=0.5, bytes_per_s=4.0, shared_bytes_per_s=0.5))
     assert slow.reserve(0.0, 2, 4) == 8.0
 
@@ -213,7 +234,7 @@ def test_what_it_cannot_stand_for_is_refused_on_one_line() -> None:
     with pytest.raises(SettingsError, match=unknown):
         Accelerator("h9000", "paced", model)
     latent = msgspec.structs.replace(model, name="latent", mla_latent_dim=512, mla_rope_dim=64)
-    with pytest.raises(SettingsError, match=r"^engines.vllm.accelerator: latent has latent attention, .*$"):
+    with pytest.raises(SettingsError, match=r"^engines.vllm.accelerator: latent has layers of other kinds .*$"):
         Accelerator("rtx-a5000-nfs", "paced", latent)
 
 

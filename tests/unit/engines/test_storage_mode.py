@@ -43,7 +43,7 @@ ALONE: dict[str, Any] = {
         ],
     },
     "cache": {"chunk_tokens": 64, "gpu": "0B", "disk": {"capacity": "256MiB"}},
-    "engines": {"sim": {"mode": "storage", "storage": STORAGE}},
+    "engines": {"sim": {"mode": "tiers", "storage": STORAGE}},
 }
 CHUNK_BYTES = 64 * 32768
 
@@ -66,7 +66,8 @@ def past_the_cache(tmp_path: Path) -> None:
 @pytest.mark.parametrize("config", [TIERS, ALONE], ids=["tiers", "alone"])
 def test_the_same_seed_asks_for_the_same_operations(tmp_path: Path, config: dict[str, Any]) -> None:
     """Whatever the device's speed: one run has many operations in flight, the other one, and threads."""
-    slow = {"sim": {"mode": "storage", "storage": {**STORAGE, "depth": 1, "io": "threads", "fsync": True}}}
+    mode = config["engines"]["sim"]["mode"]
+    slow = {"sim": {"mode": mode, "storage": {**STORAGE, "depth": 1, "io": "threads", "fsync": True}}}
     digests = []
     variants: tuple[dict[str, Any], ...] = ({}, {}, {"engines": slow}, {"seed": 5})
     for number, changes in enumerate(variants):
@@ -94,7 +95,8 @@ def files(config: dict[str, Any], folder: Path, **disk: Any) -> dict[str, Any]:
     """The same with a file a chunk, below `folder`."""
     storage = {key: value for key, value in STORAGE.items() if key != "depth"} | {"layout": "files"}
     cache = {**config["cache"], "disk": {**config["cache"]["disk"], "path": str(folder), **disk}}
-    return {**config, "cache": cache, "engines": {"sim": {"mode": "storage", "storage": storage}}}
+    mode = config["engines"]["sim"]["mode"]
+    return {**config, "cache": cache, "engines": {"sim": {"mode": mode, "storage": storage}}}
 
 
 @pytest.mark.usefixtures("past_the_cache")
@@ -193,7 +195,7 @@ def test_what_ends_after_the_deadline_counts_for_nothing(tmp_path: Path) -> None
     cache = {**ALONE["cache"], "disk": {"capacity": "8GiB"}}
     storage = {**STORAGE, "verify": False, "depth": 1, "device": "null"}
     config = {**ALONE, "workload": workload, "cache": cache, "measure": {"budget": "300ms"}}
-    config["engines"] = {"sim": {"mode": "storage", "storage": storage}}
+    config["engines"] = {"sim": {"mode": "tiers", "storage": storage}}
     kind = {"name": "slow", "context_tokens": [64, 64], "output_tokens": [8, 8], "think": ["50ms", "60ms"]}
     workload["personas"] = [kind]
     began_s = time.monotonic()
@@ -208,16 +210,16 @@ def test_what_ends_after_the_deadline_counts_for_nothing(tmp_path: Path) -> None
 
 def test_transfers_under_way_at_the_deadline_are_not_counted(tmp_path: Path) -> None:
     """More users than a disk serves in that time, each with megabytes in flight, on a real file."""
-    workload = {**ALONE["workload"], "users": 40, "personas": [ALONE["workload"]["personas"][1]]}
-    cache = {**ALONE["cache"], "disk": {"capacity": "4GiB"}}
+    workload = {**ALONE["workload"], "users": 40, "turns": 10, "personas": [ALONE["workload"]["personas"][1]]}
+    cache = {**ALONE["cache"], "disk": {"capacity": "8GiB"}}
     folder = run(
-        request(tmp_path, {**ALONE, "workload": workload, "cache": cache, "measure": {"budget": "200ms"}}), Quiet()
+        request(tmp_path, {**ALONE, "workload": workload, "cache": cache, "measure": {"budget": "2s"}}), Quiet()
     )
     rows, found = measured(folder), figures(folder)
     cut = [row for row in rows if row.error is not None]
     assert cut and found["requests_cut_off"] == len(cut) and len(rows) - len(cut) == found["requests_finished"]
     assert {row.error for row in cut} == {"not finished when the time (measure.budget) was over"}
-    assert found["elapsed_s"] == pytest.approx(0.2) and found["moved_over_s"] <= 0.2 and not found["complete"]
+    assert found["elapsed_s"] == pytest.approx(2.0) and found["moved_over_s"] <= 2.0 and not found["complete"]
     moved = found["read"]["operations"] + found["write"]["operations"]
     assert found["kv_tokens"] == 64 * moved
     assert found["output_tokens"] == sum(row.output_tokens or 0 for row in rows if row.error is None)
@@ -252,7 +254,7 @@ def test_a_device_that_fails_midway_gives_failed_operations_and_keeps_every_row(
 
 def test_all_kv_on_storage_is_for_the_simulator_alone(tmp_path: Path) -> None:
     (tmp_path / "experiment.yaml").write_text(yaml.safe_dump(ALONE))
-    for words, reason in ((["run", "--engine", "fake"], "cache.gpu is 0"), (["serve", "--port", "0"], "mode storage")):
+    for words, reason in ((["run", "--engine", "fake"], "cache.gpu is 0"), (["serve", "--port", "0"], "mode tiers")):
         program = [sys.executable, "-m", "harness", words[0], "experiment.yaml", *words[1:]]
         done = subprocess.run(program, cwd=tmp_path, capture_output=True, text=True, timeout=60)
         assert done.returncode == 2 and reason in done.stderr and len(done.stderr.strip().splitlines()) == 1
@@ -265,11 +267,15 @@ def test_all_kv_on_storage_is_for_the_simulator_alone(tmp_path: Path) -> None:
         ({"cache.disk.path": "/proc"}, "/proc"),
         ({"cache.disk.capacity": "4PiB"}, "cache.disk.capacity"),
         ({"cache.disk.capacity": "900TiB"}, "reserve"),
-        ({"cache.disk.capacity": "8MiB"}, "the load's KV"),
-        ({"cache.disk": None}, "gpu has capacity 0"),
-        ({"cache.disk": None, "cache.gpu": "1GiB"}, "needs cache.disk"),
-        ({"engines.sim.mode": "model"}, "mode storage"),
-        ({"engines.sim.storage.compute": "simulated"}, "compute"),
+        ({"cache.disk.capacity": "8MiB"}, "is the last tier, and the KV of request"),
+        ({"cache.disk": None}, "needs a tier"),
+        ({"cache.disk": None, "cache.gpu": "1GiB", "engines.sim.mode": "storage"}, "needs cache.disk"),
+        ({"engines.sim.mode": "model"}, "mode tiers"),
+        ({"engines.sim.mode": "storage"}, "mode tiers"),
+        ({"cache.pool": "1GiB"}, "has no pool"),
+        ({"engines.sim.tiers": {"token_time": 3}}, "token_time"),
+        ({"engines.sim.tiers": {"tier_share": 1.5}}, "tier_share"),
+        ({"workload.warm_up": "5s"}, "longer workload.duration"),
         ({"engines.sim.storage.depth": -1}, "depth"),
         ({"engines.sim.storage.dpeth": 4}, "did you mean 'depth'"),
         ({"engines.sim.storage.layout": "files"}, "depth is for layout slab"),

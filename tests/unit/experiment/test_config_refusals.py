@@ -109,7 +109,6 @@ REPLACEMENTS = [
     ("disk without capacity", "{capacity: 4GiB}", "{}", "cache.disk.capacity", "is missing"),
     ("disk a word", "{capacity: 4GiB}", "fast", "cache.disk", "'fast'"),
     ("disk adapter unknown", "{capacity: 4GiB}", "{capacity: 4GiB, adapter: ramfs}", "cache.disk.adapter", "'ramfs'"),
-    ("disk without cpu", "  cpu: 1GiB\n", "", "cache", "give cpu a size"),
     ("cpu tier without cpu", "  cpu: 1GiB\n  disk: {capacity: 4GiB}\n", "", "", "cache.cpu is not set"),
     ("disk tier without disk", "  disk: {capacity: 4GiB}\n", "", "", "cache.disk is not set"),
     ("warm disk with odirect", "{capacity: 4GiB}", "{capacity: 4GiB, odirect: true}", "", "use disk_cold"),

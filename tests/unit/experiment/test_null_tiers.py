@@ -53,7 +53,6 @@ def test_a_free_load_need_not_reach_a_tier_that_is_not_there(tmp_path: Path) -> 
 @pytest.mark.parametrize(
     ("sweep", "tiers", "words"),
     [
-        ({"cache.cpu": [None], "cache.disk": [{"capacity": "2GiB"}]}, ["recompute"], "disk needs cpu"),
         ({"cache.cpu": [None, "1GiB"]}, ["cpu"], "names cpu, but cache.cpu is not set"),
         ({"cache.cpu": [None], "measure.tiers": [["cpu"]]}, ["cpu"], "names cpu, but cache.cpu is not set"),
     ],

@@ -33,17 +33,17 @@ def test_a_state_of_one_entry_is_placed_proven_sampled_and_reported(
 
 
 def test_a_tier_of_one_entry_lies_between_the_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    pool = Tier(name="pool", label="memory pool", kind="memory")
-    state = State(name="pool", label="memory pool", served_by="pool")
-    monkeypatch.setattr(tiers, "TIERS", (*tiers.TIERS[:2], pool, *tiers.TIERS[2:]))
-    monkeypatch.setattr(tiers, "STATES", (*tiers.STATES[:3], state, *tiers.STATES[3:]))
-    states = ["recompute", "gpu", "cpu", "pool", "disk", "disk_cold"]
+    lent = Tier(name="lent", label="lent RAM", kind="memory")
+    state = State(name="lent", label="lent RAM", served_by="lent")
+    monkeypatch.setattr(tiers, "TIERS", (*tiers.TIERS[:3], lent, *tiers.TIERS[3:]))
+    monkeypatch.setattr(tiers, "STATES", (*tiers.STATES[:4], state, *tiers.STATES[4:]))
+    states = ["recompute", "gpu", "cpu", "lent", "disk", "disk_cold"]
     folder = run(request(tmp_path, measure={"tiers": states, "samples": 2}), Quiet())
     rows = measured(folder)
     assert [row.expected_tier for row in rows] == states * 2
     assert {(row.verdict, row.verdict_reason) for row in rows} == {("proven", None)}
-    [first, _] = [sample for sample in read_samples(folder) if sample.tier == "pool"]
-    assert first.observed.hit_tokens == first.expected.hit_tokens == {"gpu": 0, "cpu": 0, "pool": 512, "disk": 0}
-    tokens = seal(folder).cells[0].tiers["pool"].tokens.by_source
-    assert (tokens["computed"], tokens["cpu"], tokens["pool"], tokens["disk"]) == (2 * 513, 0, 2 * 512, 0)
-    assert '<th scope="col">pool</th>' in (folder / "report.html").read_text()
+    [first, _] = [sample for sample in read_samples(folder) if sample.tier == "lent"]
+    assert first.observed.hit_tokens == first.expected.hit_tokens == {"gpu": 0, "cpu": 0, "lent": 512, "disk": 0}
+    tokens = seal(folder).cells[0].tiers["lent"].tokens.by_source
+    assert (tokens["computed"], tokens["cpu"], tokens["lent"], tokens["disk"]) == (2 * 513, 0, 2 * 512, 0)
+    assert '<th scope="col">lent</th>' in (folder / "report.html").read_text()

@@ -86,6 +86,17 @@ def test_sums_that_agree_do_not_hide_a_request_that_disagrees() -> None:
     assert verdict == "contradicted" and reason == "request a had 1024 cached tokens, gpu needs 512"
 
 
+def test_a_request_that_names_another_tier_contradicts_its_sample() -> None:
+    """Its own word by tier, where the engine gives one; a tier that it leaves open says nothing."""
+    one = probe(concurrency=2)
+    good = {"computed": 513, "gpu": 0, "cpu": 512, "disk": None}
+    assert prove(one, "cpu", moved("cpu", one), [row("a", tokens_by_tier=good), row("b")]) == ("proven", None)
+    other = {"computed": 513, "gpu": 256, "cpu": 256}
+    verdict, reason = prove(one, "cpu", moved("cpu", one), [row("a"), row("b", tokens_by_tier=other)])
+    told = "computed (513), gpu (256), cpu (256)"
+    assert (verdict, reason) == ("contradicted", f"request b had its tokens from {told}, cpu needs 512")
+
+
 def test_a_failed_request_leaves_its_sample_unproven() -> None:
     verdict, reason = prove(probe(), "gpu", moved("gpu", probe()), [row(error="boom")])
     assert verdict == "unproven" and reason is not None and "boom" in reason
@@ -93,7 +104,7 @@ def test_a_failed_request_leaves_its_sample_unproven() -> None:
 
 def test_only_a_proven_row_says_who_served_it() -> None:
     done = with_verdict(row(), probe(), "cpu", "proven", None)
-    assert done.tokens_by_tier == {"computed": 513, "gpu": 0, "cpu": 512, "disk": 0}
+    assert done.tokens_by_tier == {"computed": 513, "gpu": 0, "cpu": 512, "pool": 0, "disk": 0, "remote": 0}
     assert done.expected_hit_tokens == 512
     doubtful = with_verdict(row(), probe(), "cpu", "contradicted", "why")
     assert doubtful.tokens_by_tier == {} and doubtful.verdict_reason == "why"
@@ -182,7 +193,7 @@ def test_a_hit_rate_of_nothing_asks_no_offload_tier_for_its_hits() -> None:
 def test_a_verdict_is_written_with_the_state_that_was_meant() -> None:
     done = with_verdict(row(), probe(), "recompute", "proven", None)
     assert (done.expected_tier, done.expected_hit_tokens, done.verdict) == ("recompute", 0, "proven")
-    assert done.tokens_by_tier == {"computed": 1025, "gpu": 0, "cpu": 0, "disk": 0}
+    assert done.tokens_by_tier == {"computed": 1025, "gpu": 0, "cpu": 0, "pool": 0, "disk": 0, "remote": 0}
     assert done.verdict_reason is None
 
 

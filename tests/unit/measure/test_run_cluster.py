@@ -15,10 +15,12 @@ from harness.experiment.model import Experiment
 from harness.experiment.read import load_experiment
 from harness.measure.run import run
 from harness.records import ClusterShape
+from harness.results.folder import read_rows, read_samples
 from harness.results.manifest import read_manifest
 from tests.support.paths import ROOT
 from tests.unit.measure.test_run_loop import Quiet, measured
 from tests.unit.measure.test_run_sim import FREE, SYNTHETIC, TIERS, request
+from traces.tiers import state_named
 
 EXPERIMENT = "configs/experiments/cluster_routing.yaml"
 
@@ -53,9 +55,23 @@ def test_a_cluster_of_one_gives_the_rows_of_an_engine(tmp_path: Path) -> None:
     assert (one / "rows.jsonl").read_bytes() == (plain / "rows.jsonl").read_bytes()
 
 
-def test_a_prefix_cannot_be_placed_in_a_cluster(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"cannot prove .*\(it can: none\)"):
-        run(request(tmp_path, clustered(TIERS)), Quiet())
+@pytest.mark.parametrize("shared", [[], ["disk"], ["cpu", "disk"]])
+def test_a_shared_tier_serves_what_another_instance_has_stored(tmp_path: Path, shared: list[str]) -> None:
+    """The last instance is asked; the first one has computed what comes from a shared tier, and no other has."""
+    folder = run(request(tmp_path, {**TIERS, "deployment": {"instances": 2, "shared": shared}}), Quiet())
+    rows = list(read_rows(folder))
+    asked = [row for row in rows if row.phase == "measure"]
+    assert {(row.verdict, row.verdict_reason, row.instance) for row in asked} == {("proven", None, 1)}
+    assert {row.expected_tier for row in asked} == set(TIERS["measure"]["tiers"])
+    for row in rows:
+        if row.phase == "warm":
+            served_by = state_named(row.id.split("-")[1]).served_by
+            assert row.instance == (0 if served_by in shared else 1), row.id
+    assert any(row.phase == "warm" and row.instance == 0 for row in rows) == bool(shared)
+    for sample in read_samples(folder):
+        other, one = sample.observed.by_instance
+        assert not other.computed_tokens and not other.external_tokens
+        assert one.computed_tokens == sample.observed.computed_tokens
 
 
 @pytest.mark.parametrize(
@@ -64,7 +80,7 @@ def test_a_prefix_cannot_be_placed_in_a_cluster(tmp_path: Path) -> None:
         ("deployment.instances=0", "deployment.instances"),
         ("deployment.routing=random", "deployment.routing"),
         ("deployment.shared=[gpu]", "deployment.shared"),
-        ("deployment.shared=[cpu]", "name both"),
+        ("deployment.shared=[cpu]", "name disk as well"),
         ("deployment.shared=[disk, disk]", "names a tier twice"),
         ("cache.disk=null", "no disk tier to share"),
     ],
@@ -99,9 +115,17 @@ def test_a_kept_manifest_with_the_old_keys_is_read_as_the_same_experiment(tmp_pa
         Experiment.model_validate_json(json.dumps(old))
 
 
-@pytest.mark.parametrize("engine", ["vllm", "fake"])
-def test_an_engine_of_one_instance_refuses_several(tmp_path: Path, engine: EngineName) -> None:
-    asked = msgspec.structs.replace(request(tmp_path, clustered(FREE)), engine=engine)
+@pytest.mark.parametrize(
+    ("engine", "engines"),
+    [
+        ("fake", {}),
+        ("vllm", {"vllm": {"attach": {"url": "http://h:1"}}}),
+        ("sglang", {"sglang": {"attach": {"url": "http://h:1"}}}),
+    ],
+)
+def test_an_engine_of_one_instance_refuses_several(tmp_path: Path, engine: EngineName, engines: dict[str, Any]) -> None:
+    config = clustered(FREE) | {"engines": engines}
+    asked = msgspec.structs.replace(request(tmp_path, config), engine=engine)
     with pytest.raises(ValueError, match=rf"^deployment.instances 4: engine {engine} runs one instance; set it to 1"):
         run(asked, Quiet())
     assert not asked.folder.exists()

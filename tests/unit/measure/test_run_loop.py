@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import yaml
 
+from harness.engines.fake.engine import FakeEngine
 from harness.errors import EngineError, PreflightError, ResultsError
 from harness.experiment.read import load_experiment
 from harness.measure.run import RunRequest, run
@@ -96,6 +97,20 @@ def test_what_placed_a_prefix_is_kept_as_warm_rows_of_its_sample(tmp_path: Path)
     for row in warm:
         assert ids.index(row.id) < ids.index(row.id.removeprefix("warm-")), "a sample's warm rows stand before its own"
     assert seal(folder).rows.warm == len(warm)
+
+
+def test_an_engine_s_own_word_for_the_cause_stands_in_the_verdict(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Telling(FakeEngine):
+        def cause(self) -> str | None:
+            return "it counts 512 as lost; ask it to wait"
+
+    monkeypatch.setattr("harness.engines.fake.engine.FakeEngine", Telling)
+    folder = run(request(tmp_path, engines={"fake": {"degrade_after": 0}}), Quiet())
+    told = {row.expected_tier: row.verdict_reason for row in measured(folder)}
+    assert told["cpu"] == "computed_tokens moved by 1025, cpu needs 513; it counts 512 as lost; ask it to wait"
+    assert told["gpu"] is None
 
 
 def test_a_tier_that_silently_recomputes_is_contradicted_and_left_out(tmp_path: Path) -> None:

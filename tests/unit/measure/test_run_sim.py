@@ -153,6 +153,6 @@ def test_the_whole_public_trace_survives_sigkill(tmp_path: Path) -> None:
 
 def test_a_budget_that_a_free_load_would_not_keep_is_refused(tmp_path: Path) -> None:
     asked = request(tmp_path, {**FREE, "measure": {"budget": "1s"}})
-    with pytest.raises(ValueError, match=r"^measure\.budget: a free load is sent to its end, .*; remove it$"):
+    with pytest.raises(ValueError, match=r"^measure\.budget: a free load has .*; set workload\.duration instead$"):
         run(asked, Quiet())
     assert not asked.folder.exists()

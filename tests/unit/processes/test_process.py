@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from harness.errors import EngineError
+from harness.processes import warden
 from harness.processes.child import Child, child_environment, outlive
 from tests.support.paths import ROOT
 
@@ -345,6 +346,32 @@ def test_scratch_is_deleted_with_the_child(tmp_path: Path) -> None:
     child.start()
     asyncio.run(child.stop())
     assert not folder.exists() and not file.exists() and (tmp_path / "log").exists()
+
+
+def test_what_a_folder_of_scratch_lists_is_deleted_with_it(tmp_path: Path) -> None:
+    """Shared memory under a name that the command draws: its SIGKILL leaves no process that has it mapped."""
+    scratch, drawn, others = tmp_path / "scratch", tmp_path / "drawn", tmp_path / "others"
+    scratch.mkdir()
+    drawn.write_bytes(b"x")
+    others.write_bytes(b"x")
+
+    async def live() -> None:
+        child = Child("sleeper", ["sleep", "60"], log=tmp_path / "log", env=dict(os.environ), scratch=[scratch])
+        child.start()
+        try:
+            while child.pid is None:
+                await asyncio.sleep(0.01)
+            warden.also_delete(scratch, [])
+            warden.also_delete(scratch, [drawn])
+            warden.also_delete(scratch, [drawn])
+            assert warden.listed(scratch) == [drawn]
+            os.kill(child.pid, signal.SIGKILL)
+            await child.ended()
+        finally:
+            await child.stop()
+
+    asyncio.run(live())
+    assert not scratch.exists() and not drawn.exists() and others.exists()
 
 
 def test_engines_may_write_byte_code(monkeypatch: pytest.MonkeyPatch) -> None:

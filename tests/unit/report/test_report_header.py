@@ -76,7 +76,7 @@ def test_a_simulated_run_names_whose_machine_it_stands_for_and_how_far_it_may_be
     store = StoreFacts(io="io_uring", page_cache=None, slot_bytes=4096)
     alone = manifest([cell(resolved=resolved(versions={}, store=store, disk_device="vda"))], engine="sim")
     facts = dict(header_facts(alone))
-    assert facts["engine"] == "simulator: no engine, the storage device alone" and facts["disk"].endswith("device vda")
+    assert facts["engine"] == "simulator: no engine, the tiers alone" and facts["disk"].endswith("device vda")
 
 
 def test_the_drivers_names_of_gpus_are_read(tmp_path: Path) -> None:
@@ -108,5 +108,5 @@ def test_a_preset_without_kept_evidence_says_so() -> None:
     own = load_calibration(KEPT / "cpu_vllm" / "calibration.yaml")
     assert own.standing.startswith("its own check is not good: left out, points are missed by 5.6%")
     assert load_calibration("rtx-a5000-nfs").standing == (
-        "3 of its 10 fitted rows and 0 of 2 others pass ±5% (results/validation/published, 2026-11-23)"
+        "3 of its 11 fitted rows and 0 of 1 others pass ±5% (results/validation/published, 2026-11-23)"
     )

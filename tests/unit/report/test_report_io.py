@@ -11,12 +11,13 @@ import pytest
 
 from harness.commands.errors import DONE, USER_ERROR
 from harness.commands.report import report
-from harness.records import IoTrace, LatencyParts, OperationFigures, Resolved
+from harness.records import IoTrace, Resolved
 from harness.report.io.storage_words import moved_line
 from harness.report.io.tables import render_traces
 from harness.report.refresh import seal
 from harness.report.words import UNKNOWN
 from harness.results.traced import read_io
+from harness.storage_records import LatencyParts, OperationFigures
 from tests.support.report_runs import cell, folder_of, row
 from tests.unit.report.test_report_html import Page
 

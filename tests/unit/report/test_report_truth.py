@@ -11,19 +11,7 @@ import msgspec
 import pytest
 
 from harness.experiment.read import load_experiment
-from harness.records import (
-    CUT_OFF,
-    AcceleratorFacts,
-    CellRecord,
-    Counters,
-    LatencyParts,
-    OperationFigures,
-    PresetFacts,
-    Resolved,
-    Sample,
-    StorageFigures,
-    Throughput,
-)
+from harness.records import CUT_OFF, AcceleratorFacts, CellRecord, Counters, PresetFacts, Resolved, Sample
 from harness.report.io.storage_words import storage_lines
 from harness.report.run import figures
 from harness.report.run.answer import Badge, badge
@@ -35,6 +23,7 @@ from harness.report.simulated import FLAT, flat_axes, how_made
 from harness.report.words import TIMES, UNKNOWN, evidence, findings, mean_with_interval
 from harness.results.manifest import CellEntry
 from harness.results.summary import Summary, summarize
+from harness.storage_records import LatencyParts, OperationFigures, StorageFigures, Throughput
 from tests.support.report_runs import cell, folder_of, manifest, row
 from tests.unit.report.test_report_terminal import shown
 
@@ -121,12 +110,13 @@ def test_requests_cut_off_by_the_budget_are_counted_apart_without_a_cure_for_fai
     judged = evidence(found)
     assert (found.rows.errors, found.rows.cut_off, found.rows.counted) == (0, 29, 10)
     assert judged.level == "good" and judged.headline.startswith("10 rows measured, all answered")
-    assert judged.cures == () == judged.reasons and ("cut off by the budget", 29) in judged.counts
+    assert judged.cures == () == judged.reasons and ("cut off by the time", 29) in judged.counts
     assert ("errors", 0) in judged.counts
     (line,) = figure_rows(found)
     assert (line.verdicts, line.left_out, line.reasons) == ("29 cut off", 0, ())
     text = shown(rows)
-    assert "29 requests cut off by measure.budget" in text and "error" not in text and "request_timeout" not in text
+    assert "29 requests cut off when the time was over" in text
+    assert "error" not in text and "request_timeout" not in text
     failed = evidence(summary_of([*rows, row(None, None, at_s=60)]))
     assert failed.level == "warn" and len(failed.cures) == 1
 
@@ -134,7 +124,7 @@ def test_requests_cut_off_by_the_budget_are_counted_apart_without_a_cure_for_fai
 def test_a_run_of_which_nothing_was_finished_says_what_to_raise() -> None:
     judged = evidence(summary_of([row(None, None, error=CUT_OFF)]))
     assert (judged.level, judged.headline) == ("bad", "No request was finished")
-    assert judged.cures == ("Raise measure.budget, or ask for less.",)
+    assert judged.cures == ("Raise measure.budget or workload.duration, or ask for less.",)
 
 
 # ---- one figure, one number

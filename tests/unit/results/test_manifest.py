@@ -13,14 +13,10 @@ from harness.records import (
     CellRecord,
     ClusterShape,
     EvictionRules,
-    LatencyParts,
-    OperationFigures,
     Origin,
     Resolved,
     SchedulerLimits,
-    StorageFigures,
     StoreFacts,
-    Throughput,
     TraceOrigin,
 )
 from harness.results.folder import RunFolder
@@ -36,6 +32,7 @@ from harness.results.manifest import (
     read_manifest,
 )
 from harness.results.provenance import Git, Host
+from harness.storage_records import LatencyParts, OperationFigures, StorageFigures, Throughput
 from tests.support.paths import ROOT
 
 KEPT = ROOT / "results" / "validation"

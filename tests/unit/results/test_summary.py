@@ -19,7 +19,7 @@ from traces.tiers import sources
 
 KEPT = Path(__file__).parents[3] / "results" / "io" / "io.json"
 OLD_FIGURES = ["n", "mean", "mean_low", "mean_high", "p50", "p90", "p99", "min", "max", "cv", "samples_for_5_percent"]
-FIGURES = [*OLD_FIGURES, "sample_means"]
+FIGURES = [*OLD_FIGURES[:6], "p95", *OLD_FIGURES[6:], "sample_means"]
 OLD_VERDICTS = ["measured", "errors", "proven", "contradicted", "unproven", "counted"]
 VERDICTS = [*OLD_VERDICTS, "cut_off"]
 

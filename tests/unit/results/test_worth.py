@@ -148,6 +148,16 @@ def test_a_simulation_says_so_and_claims_no_cost_of_stores() -> None:
     assert any("not modelled" in line for line in said) and not any("breaks even once" in line for line in said)
 
 
+def test_a_preset_whose_steps_take_time_to_store_has_a_break_even_hit_rate() -> None:
+    one = found(
+        {1024: [1.0] * 3}, {1024: {"recompute": [1.1] * 3, "cpu": [0.2] * 3, "disk_cold": [0.6] * 3}}, engine="sim"
+    )
+    shares = {point.state: point.hit_rate for point in one.points}
+    assert shares["cpu"] is not None and shares["cpu"].share == pytest.approx(0.1 / 0.9)
+    assert shares["disk_cold"] is not None and shares["disk_cold"].share == pytest.approx(0.1 / 0.5)
+    assert any("slows misses: at 1,024 tokens" in line for line in answer(one))
+
+
 def test_an_engine_at_a_gpu_s_pace_says_so_first() -> None:
     one = found({1024: around(1.0)}, {1024: on_at(0.2, 1.0)})
     assert one.accelerator is None and "Paced" not in " ".join(answer(one))

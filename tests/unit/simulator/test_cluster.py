@@ -113,8 +113,8 @@ def test_what_cannot_be_is_refused_in_one_line() -> None:
         (one, {"instances": 0}, "instances must be at least 1"),
         (one, {"instances": -1}, "not a usable value"),
         (one, {"instances": 2, "routing": "random"}, "no routing 'random'"),
-        (one, {"instances": 2, "shared": ("gpu",)}, "'gpu' is not one of cpu, disk"),
-        (one, {"instances": 2, "shared": ("cpu",)}, "name both"),
+        (one, {"instances": 2, "shared": ("gpu",)}, "'gpu' is not one of cpu, pool, disk"),
+        (one, {"instances": 2, "shared": ("cpu",)}, "name disk as well"),
         (bare, {"instances": 2, "shared": ("cpu", "disk")}, "no cpu tier to share"),
     ]
     for like, settings, text in cases:
@@ -127,3 +127,21 @@ def test_what_cannot_be_is_refused_in_one_line() -> None:
         submit(cluster, TRACE[:1])
     with pytest.raises(ValueError, match="drain"):
         cluster.reset({"gpu"})
+
+
+def test_behind_a_chunk_from_the_disk_a_look_up_counts_none_in_cpu_ram() -> None:
+    """A conversation's turns alternate between two instances. LMCache 0.5.6 counts in its L1 the prefix that L1 serves
+    alone: the fourth turn's first chunks come from the disk, and what that instance stored of the second one does not
+    count there. The rows say where each chunk came from."""
+    cluster = Cluster(simulator(gpu_blocks=100), instances=2, shared=["disk"])
+    prompt: tuple[Segment, ...] = ()
+    for turn in range(4):
+        prompt += (Segment(turn, 256),)
+        asked = Request(id=f"t{turn}", prompt=(*prompt, Segment(100 + turn, 1)), output_tokens=1)
+        cluster.submit(asked, cluster.now_s)
+        [done] = cluster.advance()
+        cluster.drain()
+        cluster.reset(["gpu"])
+    counted = [(one.l1_hit_tokens, one.l2_hit_tokens, one.l2_loaded_chunks) for one in cluster.counters_by_instance()]
+    assert counted == [(256, 256, 1), (0, 256 + 768, 3)]
+    assert (done.instance, done.cpu, done.disk) == (1, 256, 512)

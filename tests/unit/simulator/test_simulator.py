@@ -15,10 +15,10 @@ from simulator.calibration import load_calibration
 from simulator.columns import CompletionColumns, RequestColumns
 from simulator.models import load_model
 from simulator.policies import engine_policy, tier_policy
-from simulator.simulate import Completion, Simulator, reply_stream
+from simulator.simulate import Completion, Simulator
 from traces.catalogue import find_trace
 from traces.formats import open_trace
-from traces.request import Request, Segment
+from traces.request import Request, Segment, reply_stream
 
 GIB = 1 << 30
 
@@ -167,7 +167,6 @@ def test_what_can_never_be_served_is_an_error_completion() -> None:
         ({"gpu_blocks": 1}, "gpu_blocks must be more than 1"),
         ({"gpu_blocks": -1}, "not a usable value"),
         ({"block_tokens": 0}, "block_tokens must be at least 1"),
-        ({"cpu_bytes": None}, "disk_bytes without cpu_bytes"),
         ({"tier_policy": "clock"}, "no tier policy 'clock'"),
         ({"calibration": "rtx-a5000-nfs"}, "page_cache.read.latency_s is unknown"),
     ],
@@ -202,7 +201,7 @@ def test_bad_use_is_refused() -> None:
 def test_policy_packs_are_known_by_name() -> None:
     assert engine_policy("vllm-0.32").null_blocks == 1
     assert tier_policy("lmcache-0.5.6-mp").watermark == 0.8
-    with pytest.raises(ValueError, match=r"no engine policy 'vllm': use one of vllm-0\.32"):
+    with pytest.raises(ValueError, match=r"no engine policy 'vllm': use one of sglang-0\.5\.23, vllm-0\.32"):
         engine_policy("vllm")
 
 

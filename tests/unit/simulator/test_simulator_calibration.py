@@ -9,14 +9,16 @@ import msgspec
 import pytest
 import yaml
 
-from simulator.calibration import Assumption, CalibrationPoint, FittedOn, load_calibration
+from simulator.calibration import HOST_STEP, Assumption, CalibrationPoint, FittedOn, load_calibration
 from simulator.errors import CalibrationError
 from simulator.fitting import fit, predicted_s
 from simulator.models import CONFIGS, ModelSpec, load_model
+from simulator.probing import simulated_s
 from simulator.simulate import Simulator
+from tests.support.paths import ROOT
 from traces.request import Request, Segment
 
-ABSENT = ("request_wait_s", "request_chunk_s", "response_s", "poll_s")
+ABSENT = (*HOST_STEP, "request_wait_s", "request_chunk_s", "response_s", "poll_s")
 SHIPPED = sorted(path.stem for path in (CONFIGS / "hardware").glob("*.yaml"))
 
 
@@ -72,6 +74,63 @@ def test_the_fit_finds_known_constants_again() -> None:
     assert found["disk.read.latency_s"] is None
 
 
+def test_the_fit_finds_what_steps_take_for_requests_and_stores() -> None:
+    truth = load_calibration("h100-llama-3.1-8b")
+    truth = msgspec.structs.replace(truth, constants=truth.constants | {"store_token_s": 3e-6})
+    batch = CalibrationPoint(
+        tier="recompute",
+        prompt_tokens=512,
+        hit_tokens=0,
+        chunk_tokens=16,
+        concurrency=2000,
+        metric="batch_s",
+        measured_s=1,
+    )
+    points = (
+        *(point for point in truth.fitted_on.points if point.concurrency == 1),
+        point("cpu", 20000, 0, 1, 16),
+        batch,
+        msgspec.structs.replace(batch, tier="cpu", hit_tokens=448),
+    )
+    exact = tuple(msgspec.structs.replace(each, measured_s=predicted_s(each, truth)) for each in points)
+    assumed = {name: why for name, why in truth.assumed.items() if name != "store_token_s"}
+    found = fit(msgspec.structs.replace(truth.fitted_on, points=exact), assumed).constants
+    names = ("step_request_s", "store_token_s", "request_wait_s", "token_s", "cpu.read.bytes_per_s")
+    assert {name: found[name] for name in names} == pytest.approx({name: truth.constants[name] for name in names})
+
+
+@pytest.mark.parametrize(("hit_tokens", "off"), [(0, 0.005), (256, 0.02)])
+def test_a_batch_in_the_simulator_takes_what_the_fit_says_of_its_steps(hit_tokens: int, off: float) -> None:
+    """Loads pass beside the steps, but for those that the first step waits for."""
+    known = load_calibration("h100-llama-3.1-8b")
+    tier = "cpu" if hit_tokens else "recompute"
+    batch = CalibrationPoint(
+        tier=tier,
+        prompt_tokens=512,
+        hit_tokens=hit_tokens,
+        chunk_tokens=16,
+        concurrency=2000,
+        metric="batch_s",
+        measured_s=1,
+    )
+    settings = msgspec.structs.replace(known.fitted_on, block_tokens=16, gpu_blocks=20_000)
+    taken_s = simulated_s(batch, msgspec.structs.replace(known, fitted_on=settings), load_model("llama-3.1-8b"))
+    assert taken_s == pytest.approx(predicted_s(batch, known), rel=off)
+
+
+def test_what_a_preset_takes_from_another_is_what_that_one_says() -> None:
+    ada, small, large = (load_calibration(n) for n in ("rtx-4000ada-ssd", "h100-llama-3.1-8b", "h100x2-llama-3.1-70b"))
+    assert ada.constant("store_token_s") == load_calibration("rtx-a5000-nfs").constant("store_token_s") > 0
+    # 80 layers of 64 heads for 32 of 32, on two GPUs with a link each.
+    for name, times in (("attention_s", 5 / 2), ("cpu.read.bytes_per_s", 2)):
+        assert large.constant(name) == pytest.approx(times * small.constant(name), rel=1e-5)
+
+
+def test_a_file_that_lacks_what_steps_take_beside_the_model_means_none() -> None:
+    kept = load_calibration(ROOT / "results/validation/cpu_vllm/calibration.yaml")
+    assert {name: kept.constants[name] for name in HOST_STEP} == dict.fromkeys(HOST_STEP, 0.0)
+
+
 @pytest.mark.parametrize("name", SHIPPED)
 def test_the_simulator_says_what_the_fit_says(name: str) -> None:
     """A lone prompt in the simulator takes what the constants say of it: the two are one model."""
@@ -106,7 +165,7 @@ def test_the_simulator_says_what_the_fit_says(name: str) -> None:
             simulator.submit(Request(id="hit", prompt=prompt, output_tokens=1), sent_s)
             (done,) = simulator.advance()
             assert (done.disk if has_disk else done.cpu) == hit_tokens
-        lone = point(state if hit_tokens else "recompute", prompt_tokens, hit_tokens, math.nan, chunk_tokens)
+        lone = point(state, prompt_tokens, hit_tokens, math.nan, chunk_tokens)
         assert done.first_token_s is not None
         assert done.first_token_s - sent_s == pytest.approx(predicted_s(lone, calibration), rel=1e-9)
 

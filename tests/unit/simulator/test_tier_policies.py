@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from simulator.models import load_model
-from simulator.policies import TIER_POLICIES, cache_hits, tier_policy
+from simulator.policies import TIER_POLICIES, cache_hits, engine_policy, tier_policy
 from simulator.simulate import Completion, Simulator
 from tests.support.oracle_cases import calibration
 from traces.request import Request, Segment
@@ -92,6 +92,43 @@ def test_mooncake_leases_what_is_looked_up() -> None:
     sim.advance(sim.now_s + 1)
     assert served(sim, 1, 9) == (9, 0)
     assert served(sim, 2, 3) == (0, 1)
+
+
+@pytest.mark.parametrize(("pack", "kept_blocks"), [("vllm-0.32", 3), ("sglang-0.5.23", 8)])
+def test_sglangs_scheduler_keeps_the_prefix_of_the_request_that_waits_first(pack: str, kept_blocks: int) -> None:
+    """24 blocks: two prompts of 8, the older of which is asked for again, and waits while a third takes 13 blocks, four
+    a step. Five have to go: of the oldest prompt, or of the other one."""
+    sim = Simulator(
+        load_model("tiny-llama"),
+        calibration({"step_s": 1e-3}),
+        pack,
+        "lru",
+        gpu_blocks=24 + engine_policy(pack).null_blocks,
+        block_tokens=16,
+        chunk_tokens=CHUNK,
+        max_num_batched_tokens=64,
+        max_num_seqs=8,
+    )
+
+    def submit(stream: int, blocks: int) -> None:
+        prompt = (Segment(stream, blocks * 16 + 1),)
+        sim.submit(Request(id=f"{stream} at {sim.now_s}", prompt=prompt, output_tokens=1), sim.now_s)
+
+    for stream in (1, 2):
+        submit(stream, 8)
+        sim.advance()
+    submit(3, 12)
+    submit(1, 8)
+    done = sim.advance() + sim.advance()
+    assert [one.gpu for one in done] == [0, kept_blocks * 16]
+
+
+def test_hicache_evicts_a_prompt_from_its_tail_however_many_steps_stored_it() -> None:
+    """Only leaves go: of a prompt stored in two steps, the second step's pages go before the first one's."""
+    sim = simulator("sglang-0.5.23-hicache", 8, None, max_num_batched_tokens=4 * CHUNK)
+    ask(sim, 1, 8)
+    ask(sim, 2, 4)
+    assert served(sim, 1, 8) == (4, 0)
 
 
 @pytest.mark.parametrize(

@@ -53,6 +53,7 @@ def test_a_barrier_parts_the_rounds_and_parallel_bounds_them(order: str) -> None
     ends_s = [max(s.completed_s for s in sent if s.request.turn == number) for number in range(3)]
     begins_s = [min(s.sent_s for s in sent if s.request.turn == number) for number in range(3)]
     assert begins_s[1:] == ends_s[:-1]
+    assert all(s.sent_s == s.scheduled_s for s in sent), "who waits for a place is not late"
     assert max(sum(o.sent_s <= s.sent_s < o.completed_s for o in sent) for s in sent) == 2
 
 
@@ -82,6 +83,39 @@ def test_pauses_have_the_stated_rate() -> None:
     sent = drive(slow.schedule(slow.requests), lambda _: 1e-6)
     gaps_s = [b.sent_s - a.sent_s for a, b in itertools.pairwise(sent)]
     assert gaps_s == pytest.approx(slow.gaps_s)
+
+
+def begun_before_the_first_ends(asked: Experiment) -> int:
+    """With one slot and no thinking: how many conversations have begun when the first one ends."""
+    load = free_load(asked)
+    sent = drive(load.schedule(load.requests), lambda _: 1.0)
+    assert all(row.scheduled_s == row.sent_s for row in sent), "a slot was free, and a turn ready"
+    last = {row.request.session: at for at, row in enumerate(sent)}
+    return len({row.request.session for row in sent[: min(last.values()) + 1]})
+
+
+def test_the_order_says_how_many_conversations_are_live() -> None:
+    def sessions(order: str, seed: int = 3) -> Experiment:
+        workload = {"kind": "sessions", "sessions": 9, "turns": 3, "concurrency": 1, "order": order}
+        made = {"name": "sessions", "seed": seed, "workload": workload, "cache": {"gpu": "1GiB"}}
+        return Experiment.model_validate(made)
+
+    def rounds(order: str) -> Experiment:
+        return experiment(clients=9, parallel=1, barrier=False, order=order)
+
+    for asked in (sessions, rounds):
+        live = {order: begun_before_the_first_ends(asked(order)) for order in ("depth", "fifo", "random")}
+        assert live["depth"] == 1 < live["random"] <= live["fifo"] == 9
+    loads = [free_load(sessions("random", seed)) for seed in range(5)]
+    orders = {tuple(row.request.id for row in drive(one.schedule(one.requests), lambda _: 1.0)) for one in loads}
+    assert len(orders) == 5
+
+
+def test_depth_at_a_barrier_is_refused() -> None:
+    with pytest.raises(SpecError, match="order: depth needs barrier False"):
+        spec(order="depth")
+    with pytest.raises(ValueError, match=r"workload\.order depth needs workload\.barrier false"):
+        experiment(order="depth")
 
 
 @pytest.mark.parametrize("name", ["clients", "rounds", "first_tokens", "parallel"])

@@ -5,13 +5,16 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import sys
 import time
 from pathlib import Path
 from typing import Any
 
 import pytest
+import tokenizers
 
 from tests.support.paths import ROOT
+from traces.errors import TraceFileError
 from traces.formats import READERS, Trace, TraceOptions, open_trace, write_trace
 from traces.request import Request, Segment, stable_id
 from traces.synth import SessionSpec, SyntheticSpec, conversation, synthetic
@@ -114,6 +117,137 @@ def test_delays_scale_with_time(tmp_path: Path) -> None:
     assert opened(tmp_path / "own.jsonl", time_scale=2.0).requests[0].delay_s == 6.0
 
 
+CHATS = [
+    {**common, "output_length": 7, "type": "text"}
+    for common in (
+        {"chat_id": 3, "parent_chat_id": -1, "timestamp": 2.5, "input_length": 32, "turn": 1, "hash_ids": [1, 2]},
+        {"chat_id": 4, "parent_chat_id": -1, "timestamp": 3.0, "input_length": 20, "turn": 1, "hash_ids": [1, 9]},
+        {"chat_id": 8, "parent_chat_id": 3, "timestamp": 4.0, "input_length": 48, "turn": 2, "hash_ids": [1, 2, 5]},
+        {"chat_id": 9, "parent_chat_id": 77, "timestamp": 4.0, "input_length": 16, "turn": 4, "hash_ids": [6]},
+        {"chat_id": 10, "parent_chat_id": 8, "timestamp": 6.5, "input_length": 48, "turn": 3, "hash_ids": [1, 2, 5]},
+    )
+]
+
+
+def test_bailian_chats_that_go_on_from_another_are_a_session(tmp_path: Path) -> None:
+    """Hash ids mean the same in the whole file; a parent that is not in it begins a session."""
+    trace = open_trace(written(tmp_path / "a.jsonl", CHATS))
+    assert trace.format == "bailian"
+    assert [(r.session, r.turn, r.at_s) for r in trace.requests] == [
+        ("3", 0, 0.0),
+        ("4", 0, 0.5),
+        ("3", 1, 1.5),
+        ("77", 0, 1.5),
+        ("3", 2, 4.0),
+    ]
+    assert [r.after for r in trace.requests] == [(), (), ("000000",), (), ("000002",)]
+    fork = [*CHATS[:3], {**CHATS[2], "chat_id": 11, "timestamp": 5.0}]
+    assert open_trace(written(tmp_path / "b.jsonl", fork)).requests[3].after == ("000000",), "not the chat before"
+    assert trace.requests[1].prompt == (Segment(1, 16), Segment(9, 4))
+    assert trace.requests[0].prompt == trace.requests[2].prompt[:2] == (Segment(1, 16), Segment(2, 16))
+    scaled = opened(tmp_path / "a.jsonl", block_tokens=8)
+    assert scaled.requests[1].prompt == (Segment(1, 8), Segment(9, 2))
+
+
+def call(t: float, ids: list[int], **others: Any) -> dict[str, Any]:
+    return {"t": t, "type": "s", "model": "m", "in": 64 * len(ids), "out": 7, "hash_ids": ids, **others}
+
+
+def session(name: str, *requests: dict[str, Any], **others: Any) -> dict[str, Any]:
+    return {"id": name, "models": ["m"], "block_size": 64, "requests": list(requests), **others}
+
+
+def agent(t: float, *requests: dict[str, Any]) -> dict[str, Any]:
+    return {"t": t, "type": "subagent", "agent_id": "a", "status": "completed", "requests": list(requests)}
+
+
+def ids_of(requests: tuple[Request, ...]) -> list[list[int]]:
+    return [[segment.hash_id for segment in request.prompt] for request in requests]
+
+
+def test_weka_hash_ids_are_a_session_s_own_unless_it_says_global(tmp_path: Path) -> None:
+    talks = [session("a", call(0.0, [1, 2]), agent(1.0, call(1.0, [1, 2]))), session("b", call(0.0, [1, 2]))]
+    first, inner, other = ids_of(open_trace(written(tmp_path / "a.jsonl", talks)).requests)
+    assert first == inner and not {*first} & {*other}
+    shared = [{**talk, "hash_id_scope": "global"} for talk in talks]
+    assert ids_of(open_trace(written(tmp_path / "b.jsonl", shared)).requests) == [[1, 2]] * 3
+
+
+def test_weka_tokens_behind_the_last_block_are_shared_only_with_an_id(tmp_path: Path) -> None:
+    rest = [call(0.0, [1, 2], **{"in": 150}), call(1.0, [1, 2], **{"in": 150}), call(2.0, [1, 2], **{"in": 100})]
+    one, two, named = open_trace(written(tmp_path / "a.jsonl", [session("a", *rest)])).requests
+    assert [segment.tokens for segment in one.prompt] == [64, 64, 22]
+    assert one.prompt[:2] == two.prompt[:2] and one.prompt[2].hash_id != two.prompt[2].hash_id
+    assert named.prompt == (one.prompt[0], Segment(one.prompt[1].hash_id, 36))
+
+
+def test_weka_requests_follow_each_other_after_their_think_times(tmp_path: Path) -> None:
+    """Where an agent waits for others, the recorded gap counts: its think time holds that wait."""
+    talk = session(
+        "a",
+        call(0.0, [1], api_time=2.0, think_time=5.0),
+        call(4.0, [2], api_time=1.0, think_time=1.5),
+        agent(6.0, call(0.0, [3], api_time=3.0), call(5.0, [4], api_time=1.0, think_time=0.25)),
+        agent(6.0, call(7.0, [5], api_time=6.0), call(14.0, [6], api_time=1.0)),
+        call(20.0, [7], think_time=15.0, out=0),
+        agent(20.5, call(20.5, [9], api_time=90.0)),
+        call(21.0, [8], think_time=-3.0),
+    )
+    path = tmp_path / "a.json"
+    path.write_text(json.dumps(talk, indent=2), encoding="utf-8")
+    trace = open_trace(path)
+    assert trace.format == "weka"
+    names = {request.prompt[0].hash_id: number for number, request in enumerate(trace.requests)}
+    order = [stable_id("weka", "a", one) for one in (1, 2, 3, 5, 4, 6, 7, 9, 8)]
+    assert [names[one] for one in order] == list(range(9))
+    # Sub-agent 1 counts from its begin at 6 s: its calls are at 6 and 11 s, those of sub-agent 2 at 7 and 14 s. The
+    # main agent went on at 20 s, when both had ended; it did not wait for the one that it began at 20.5 s.
+    waits = [[int(name) for name in request.after] for request in trace.requests]
+    assert waits == [[], [0], [1], [1], [2], [3], [1, 4, 5], [6], [6]]
+    assert [request.delay_s for request in trace.requests] == [0.0, 1.5, 1.0, 2.0, 0.25, 1.0, 5.0, 0.5, 0.0]
+    assert {request.session for request in trace.requests} == {"a"} and trace.requests[6].output_tokens == 1
+    assert [request.turn for request in trace.requests] == list(range(9))
+    # The file may say when an agent ended: later than its last request.
+    talk["requests"][2]["duration_ms"] = 14_100
+    path.write_text(json.dumps(talk), encoding="utf-8")
+    assert open_trace(path).requests[6].after == ("000001", "000005")
+
+
+def test_conversations_without_times_begin_at_a_rate(tmp_path: Path) -> None:
+    path = written(tmp_path / "a.jsonl", [session(f"{n}", call(0.0, [1]), call(1.0, [1, 2])) for n in range(2000)])
+    paced = opened(path, rate_per_s=4.0, seed=3, conversations=1500).requests
+    assert len(paced) == 3000
+    assert [request.at_s is None for request in paced] == [False, True] * 1500
+    begins = [request.at_s for request in paced if request.at_s is not None]
+    assert begins[0] == 0.0 and begins == sorted(begins) and begins[-1] == pytest.approx(1499 / 4, rel=0.1)
+    assert opened(path, rate_per_s=4.0, seed=3).requests[:3000] == paced
+    assert opened(path, rate_per_s=4.0, seed=4).requests[:3000] != paced
+
+
+CHAT_OPTIONS: list[dict[str, Any]] = [
+    {"tokenizer": Path("t.json")},
+    {"conversations": 1},
+    {"first_turn_only": True},
+    {"max_chars": 9},
+    {"rate_per_s": 1.0},
+]
+
+
+@pytest.mark.parametrize("options", CHAT_OPTIONS, ids=lambda options: next(iter(options)))
+def test_an_option_without_a_meaning_for_the_format_is_refused(options: dict[str, Any], tmp_path: Path) -> None:
+    (name,) = options
+    for rows, kind in ((ROWS, "mooncake"), (CHATS, "bailian"), ([session("a", call(0.0, [1]))], "weka")):
+        path = written(tmp_path / "a.jsonl", rows)
+        if kind == "weka" and name in ("conversations", "rate_per_s"):
+            opened(path, **options)
+            continue
+        with pytest.raises(TraceFileError) as caught:
+            opened(path, **options)
+        text = str(caught.value)
+        assert text.startswith(f"trace option {name}: has no meaning for a {kind} trace, only for sharegpt")
+        assert text.endswith("; leave it out")
+
+
 def chat(*messages: tuple[str, str]) -> dict[str, Any]:
     return {"id": "c", "conversations": [{"from": who, "value": text} for who, text in messages]}
 
@@ -141,11 +275,75 @@ def test_sharegpt_answers_to_nothing_are_context_only(tmp_path: Path) -> None:
     assert [s.hash_id for s in request.prompt] == [stable_id("text", t) for t in ("Hello!", "one", "two")]
 
 
+def tokenizer_file(folder: Path) -> Path:
+    """A tokenizer of whole words, as its package writes it."""
+    words = tokenizers.Tokenizer(tokenizers.models.WordLevel({"one": 0, "two": 1, "[?]": 2}, unk_token="[?]"))
+    words.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
+    words.save(str(folder / "tokenizer.json"))
+    return folder / "tokenizer.json"
+
+
+def test_a_named_tokenizer_counts_each_message(tmp_path: Path) -> None:
+    named = tokenizer_file(tmp_path)
+    path = tmp_path / "chat.json"
+    talk = chat(("human", "one two one"), ("gpt", "two " * 9), ("human", "one"), ("gpt", ""))
+    path.write_text(json.dumps([talk]), encoding="utf-8")
+    for place in (named, tmp_path):
+        trace = opened(path, tokenizer=place)
+        assert [[s.tokens for s in r.prompt] for r in trace.requests] == [[3], [3, 9, 1]]
+        assert [r.output_tokens for r in trace.requests] == [9, 1]
+        assert trace.tokenizer_sha256 == hashlib.sha256(named.read_bytes()).hexdigest()
+    estimated = open_trace(path)
+    assert estimated.tokenizer_sha256 is None and estimated.requests[0].prompt_tokens == 3
+
+
+def test_what_is_taken_of_conversations(tmp_path: Path) -> None:
+    """500 prompts of the first human messages, cut to 2048 characters, is how the studies' scripts take ShareGPT."""
+    path = tmp_path / "chat.json"
+    talks = [
+        chat(("human", f"{n}" * 40), ("gpt", "yes"), ("human", "and?"), ("gpt", "no"))
+        if n % 2
+        else chat(("human", "-"))
+        for n in range(8)
+    ]
+    path.write_text(json.dumps(talks), encoding="utf-8")
+    taken = opened(path, conversations=3, first_turn_only=True, max_chars=16)
+    assert [(r.id, r.session, r.turn) for r in taken.requests] == [
+        ("000000", "000001:c", 0),
+        ("000001", "000003:c", 0),
+        ("000002", "000005:c", 0),
+    ]
+    assert taken.requests[2].prompt == (Segment(stable_id("text", "5" * 16), 4),)
+    assert opened(path, conversations=4).requests == open_trace(path).requests
+    with pytest.raises(TraceFileError, match=r"more than the 4 that ask for an answer \(5\); ask for at most 4"):
+        opened(path, conversations=5)
+
+
+def test_a_tokenizer_that_cannot_be_used_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "chat.json"
+    path.write_text(json.dumps([chat(("human", "a"), ("gpt", "b"))]), encoding="utf-8")
+    named = tokenizer_file(tmp_path)
+
+    def refusal(tokenizer: Path) -> str:
+        with pytest.raises(TraceFileError) as caught:
+            opened(path, tokenizer=tokenizer)
+        text = str(caught.value)
+        assert text.startswith(f"trace option tokenizer: {tmp_path}/") and "\n" not in text
+        return text
+
+    assert "there is no such file" in refusal(tmp_path / "none.json")
+    assert "is no tokenizer (" in refusal(path)
+    monkeypatch.setitem(sys.modules, "tokenizers", None)
+    assert refusal(named).endswith("(not installed); run: pip install 'kv-harness[tokenizer]'")
+
+
 def test_every_reader_is_reached_by_content(tmp_path: Path) -> None:
     contents = {
         "mooncake": json.dumps(ROWS[0]),
         "sharegpt": json.dumps([chat(("human", "a"), ("gpt", "b"))]),
         "own": '{"id": "a", "prompt": [[1, 2]], "output_tokens": 3}',
+        "bailian": json.dumps(CHATS[0]),
+        "weka": json.dumps(session("a", call(0.0, [1]))),
     }
     assert set(contents) == set(READERS)
     for name, content in contents.items():

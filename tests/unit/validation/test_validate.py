@@ -12,18 +12,20 @@ import yaml
 from harness.commands.calibrate import calibrate as calibrate_command
 from harness.commands.validate import planned_cells
 from harness.commands.validate import validate as validate_command
+from harness.engines.sim.make import simulator_maker
 from harness.engines.sim.settings import SimSettings
-from harness.errors import NotComparable, ResultsError
+from harness.errors import NotComparable, ResultsError, SettingsError
 from harness.experiment.read import changed, load_experiment
 from harness.records import SchedulerLimits
 from harness.report.validation.html import comparison_findings, write_comparison
 from harness.results.folder import read_rows
-from harness.results.manifest import encode_manifest, read_manifest
+from harness.results.manifest import CellEntry, encode_manifest, read_manifest
 from harness.validation.document import read_document
 from harness.validation.equivalence import compare
 from harness.validation.points import axes, read_side
 from harness.validation.validate import MOST_SAMPLES, Validation, more_cells, sim_cell, validate
 from simulator.calibration import STEP
+from simulator.models import load_model
 from tests.support.noisy_runs import noisy_copy, sim_run, wrong_calibration
 from tests.unit.measure.test_run_loop import Quiet
 
@@ -195,6 +197,38 @@ def test_the_simulator_gets_what_the_engine_resolved(tmp_path: Path) -> None:
     sim = experiment.engines.of(SimSettings)
     assert sim.max_batched_tokens == 1024 and sim.max_sequences == 8
     assert sim.hardware == "cpu-2core" and experiment.measure.samples == 5
+
+
+def test_the_simulator_gets_the_packs_of_the_pool_that_ran_and_its_lease(tmp_path: Path) -> None:
+    """Mooncake behind SGLang, with the lease that its master was told, and the buffer before the SSD."""
+    config: dict[str, Any] = {
+        "name": "p",
+        "workload": CONFIG["sizes"]["load"]["workload"],
+        "cache": {
+            "gpu": "64MiB",
+            "cpu": "1GiB",
+            "pool": "1GiB",
+            "disk": {"capacity": "2GiB", "buffer": "128MiB", "odirect": True},
+            "block_tokens": 64,
+            "chunk_tokens": 64,
+        },
+        "engines": {
+            "sglang": {"hicache": {"storage": "mooncake"}, "mooncake_args": ["--default_kv_lease_ttl=1500"]},
+        },
+    }
+    path = tmp_path / "experiment.yaml"
+    path.write_text(yaml.safe_dump(config))
+    [cell] = load_experiment(path).cells()
+    entry = CellEntry(key=cell.key, config=cell.experiment.model_dump(mode="json"))
+    experiment = sim_cell(entry, "a100-qwen3-8b-sglang", "sglang").experiment
+    settings = experiment.engines.of(SimSettings)
+    assert (settings.engine_policy, settings.tier_policy) == ("sglang-0.5.23", "sglang-0.5.23-hicache-wait")
+    assert (settings.pool_policy, settings.pool_lease) == ("mooncake-0.3.13-offload-on-evict", 1.5)
+    made = simulator_maker(experiment, load_model("tiny-llama"), token_times=False)()
+    assert made.pool_policy.lease_s == 1.5 and made.pool_policy.disk_buffer_bytes == 2**27
+    lasting = changed(cell.experiment, engines={"sim": {"pool_policy": "lru", "pool_lease": "1s"}})
+    with pytest.raises(SettingsError, match="lru has no leases"):
+        simulator_maker(lasting, load_model("tiny-llama"), token_times=False)
 
 
 def test_what_does_not_resolve_is_sampled_again_while_the_time_lasts(tmp_path: Path) -> None:

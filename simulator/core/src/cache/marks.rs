@@ -2,7 +2,8 @@
 
 use super::Cache;
 use crate::chunks::spans::{Span, span_at};
-use crate::chunks::{ExtentId, NEW, NONE};
+use crate::chunks::{ExtentId, NEW, NONE, PromptCursor};
+use crate::keys::Key;
 
 impl Cache {
     /// Divides spans before the chunk of that number. Returns the index of the span that begins there.
@@ -74,5 +75,18 @@ impl Cache {
             }
             index += 1;
         }
+    }
+
+    /// Drops those of these chunks, each an extent by itself, that are neither read nor written.
+    pub fn drop_settled(&mut self, keys: &[Key]) -> Vec<Key> {
+        let mut dropped = Vec::new();
+        for &key in keys {
+            let found = self.chunks.find(&mut PromptCursor::new(), &[key], 0);
+            if found.at != NONE && self.chunks[found.at].settled() {
+                self.remove(found.at);
+                dropped.push(key);
+            }
+        }
+        dropped
     }
 }

@@ -16,13 +16,10 @@ use crate::keys::{block_keys, block_runs};
 use crate::engine::request::{Completion, Submission};
 use crate::tiers::config::TierConfig;
 use crate::tiers::server::Server;
-use crate::tiers::{Ended, Slot, Tiers};
+use crate::tiers::{Ended, INSTANCE_BIT, Slot, Tiers};
 use crate::time::{FOREVER, Ticks};
 use next_events::NextEvents;
 pub use routing::Routing;
-
-/// A shared server's name for a request: its slot and, from this bit on, its instance.
-const INSTANCE_BIT: u32 = 32;
 
 /// The tiers that the instances share. A shared tier is one tier on one device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -91,6 +88,7 @@ impl Cluster {
             }
             if sharing == Sharing::Lower {
                 engine.set_shares_lower();
+                engine.server_mut().iter_mut().for_each(|server| server.tiers.set_instance(instance));
             }
             engines.push(engine);
         }
@@ -135,6 +133,12 @@ impl Cluster {
         let shared = self.server.as_ref().map(|server| server.tiers.counters());
         let shared = Counters { tiers: shared.unwrap_or_default(), ..Counters::default() };
         self.engines.iter().map(Engine::counters).fold(shared, Counters::plus)
+    }
+
+    /// Totals of one instance. What a server that all share has counted is in none.
+    pub fn counters_of(&mut self, instance: usize) -> Option<Counters> {
+        (instance < self.engines.len()).then(|| self.with_shared_tiers(instance, Engine::catch_up))?;
+        Some(self.engines[instance].counters())
     }
 
     /// As `submit`, for a request that this instance has to serve, whatever the routing.
@@ -282,7 +286,11 @@ impl Cluster {
 
     /// Ends the shared tiers' transfers that are due, and tells the instances whose requests wait for them.
     fn end_transfers(&mut self) {
-        while let Some((at, ended)) = self.server.as_mut().and_then(|server| server.end_next(self.now)) {
+        let now = self.now;
+        let next = |server: &mut Box<Server>| {
+            server.end_next(now).or_else(|| server.tick_lower(now).then(|| server.end_next(now)).flatten())
+        };
+        while let Some((at, ended)) = self.server.as_mut().and_then(next) {
             let Some((instance, ended)) = addressed(ended) else { continue };
             let engine = &mut self.engines[instance];
             if engine.transfer_ended(at, ended) {
@@ -371,6 +379,8 @@ fn addressed(ended: Ended) -> Option<(usize, Ended)> {
         Ended::Lookup(slot, hit) => Some((split(slot).0, Ended::Lookup(split(slot).1, hit))),
         Ended::Load(slot) => Some((split(slot).0, Ended::Load(split(slot).1))),
         Ended::Store(slot) => Some((split(slot).0, Ended::Store(split(slot).1))),
+        Ended::Ahead(slot, read) => Some((split(slot).0, Ended::Ahead(split(slot).1, read))),
+        Ended::Overdue(slot) => Some((split(slot).0, Ended::Overdue(split(slot).1))),
         Ended::Nothing => None,
     }
 }

@@ -7,30 +7,39 @@
 
 use std::collections::hash_map::Entry;
 
+use super::node_ids::{NO_NODE, NodeId, Nodes};
 use crate::journal::Journal;
 use crate::keys::{BlockCursor, BlockRun, Key, KeyMap};
 
-type ExtentId = u32;
+pub(super) type ExtentId = u32;
 
-const NONE: ExtentId = u32::MAX;
+pub(super) const NONE: ExtentId = u32::MAX;
 
 #[derive(Clone, Copy, Debug)]
-struct Extent {
+pub(super) struct Extent {
     /// None: blocks without a key, which are all alike.
-    key: Option<Key>,
+    pub key: Option<Key>,
     /// The blocks are numbers `start` to `start + blocks - 1` of the key's run.
-    start: u32,
-    blocks: u32,
-    users: u32,
+    pub start: u32,
+    pub blocks: u32,
+    pub users: u32,
+    /// What is evicted as a whole with these blocks.
+    pub node: NodeId,
     /// The index has this extent: it is the first one of its key.
     leads: bool,
     /// Neighbours in the free queue, valid while users == 0. Of an extent, the pool hands out the last block first.
-    before: ExtentId,
-    after: ExtentId,
+    pub before: ExtentId,
+    pub after: ExtentId,
     /// The next extent of the same key. Of equal blocks, the first to get the key stands first.
-    twin: ExtentId,
+    pub twin: ExtentId,
     /// The extent that was split off this one's end: earlier holders have both.
-    rest: ExtentId,
+    pub rest: ExtentId,
+}
+
+impl Extent {
+    pub fn holds(&self, number: u32) -> bool {
+        self.start <= number && number < self.start + self.blocks
+    }
 }
 
 /// Cached blocks in a row of one extent, `skip` blocks behind its start.
@@ -53,9 +62,11 @@ pub struct Cached {
 /// The blocks that a request holds: findable ones first, then those without a key.
 #[derive(Clone, Debug, Default)]
 pub struct Held {
-    spans: Vec<(ExtentId, u32)>,
+    pub(super) spans: Vec<(ExtentId, u32)>,
     pub findable: BlockCursor,
-    plain: u64,
+    pub(super) plain: u64,
+    /// What the request adds next belongs to the node of what it added last.
+    pub(super) node: Option<NodeId>,
 }
 
 impl Held {
@@ -69,15 +80,27 @@ impl Held {
     }
 }
 
+/// What a request makes findable: what it has loaded, a chunk of its prompt, the first blocks of its reply, or more of
+/// them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd)]
+pub enum Adds {
+    Loaded,
+    Chunk,
+    Reply,
+    ToReply,
+}
+
 #[derive(Debug)]
 pub struct BlockPool {
-    extents: Vec<Extent>,
-    spare: Vec<ExtentId>,
-    first: KeyMap<ExtentId>,
-    head: ExtentId,
-    tail: ExtentId,
-    free: u64,
-    blocks: u64,
+    pub(super) extents: Vec<Extent>,
+    pub(super) spare: Vec<ExtentId>,
+    pub(super) first: KeyMap<ExtentId>,
+    pub(super) head: ExtentId,
+    pub(super) tail: ExtentId,
+    pub(super) free: u64,
+    pub(super) blocks: u64,
+    /// None: the pool evicts block by block.
+    pub(super) nodes: Option<Nodes>,
     /// "evicted": a run's key, and the block's number in the run.
     pub journal: Journal,
 }
@@ -92,10 +115,16 @@ impl BlockPool {
             tail: NONE,
             free: 0,
             blocks: u64::from(count),
+            nodes: None,
             journal,
         };
         pool.reset();
         pool
+    }
+
+    /// A pool that evicts what was registered together as a whole, and keeps no equal blocks of prompts.
+    pub fn of_nodes(count: u32, journal: Journal) -> Self {
+        Self { nodes: Some(Nodes::default()), ..Self::new(count, journal) }
     }
 
     pub fn free(&self) -> u64 {
@@ -174,6 +203,7 @@ impl BlockPool {
             held.spans.push((id, blocks));
         }
         held.findable = cached.end;
+        self.part_node(held);
     }
 
     /// Hands out up to `count` blocks from the head of the free queue, and drops their contents. Returns how many.
@@ -182,6 +212,10 @@ impl BlockPool {
         let mut left = count;
         while left > 0 {
             let id = self.head;
+            if self.extents[id as usize].node != NO_NODE {
+                self.evict_node();
+                continue;
+            }
             let extent = &mut self.extents[id as usize];
             let taken = u64::from(extent.blocks).min(left);
             extent.blocks -= taken as u32;
@@ -204,29 +238,44 @@ impl BlockPool {
 
     /// Makes a request's first `end` blocks findable.
     #[inline(never)]
-    pub fn register(&mut self, runs: &[BlockRun], end: u64, held: &mut Held) {
+    pub fn register(&mut self, runs: &[BlockRun], end: u64, held: &mut Held, adds: Adds) {
+        if adds != Adds::ToReply {
+            held.node = None;
+        }
         while held.findable.blocks < end {
             let run = runs[held.findable.run];
             let left = u64::from(run.blocks - held.findable.offset);
-            let blocks = left.min(end - held.findable.blocks) as u32;
+            let (mut blocks, mut ends) = (left.min(end - held.findable.blocks) as u32, false);
+            if adds <= Adds::Chunk && self.nodes.is_some() {
+                if self.adopt(run.key, held) {
+                    held.findable.advance(runs, 1);
+                    continue;
+                }
+                (blocks, ends) = self.until_end_of_node(run.key, blocks, held);
+            }
             self.add(run.key, held.findable.offset, blocks, held);
             held.plain -= u64::from(blocks);
             held.findable.advance(runs, blocks);
+            if ends && adds == Adds::Loaded {
+                held.node = None;
+            }
         }
     }
 
     fn add(&mut self, key: Key, start: u32, blocks: u32, held: &mut Held) {
+        let node = self.nodes.as_mut().map_or(NO_NODE, |nodes| nodes.add(&mut held.node, blocks));
         if let Some((id, length)) = held.spans.last_mut() {
             let extent = &mut self.extents[*id as usize];
             let follows =
                 extent.key == Some(key) && extent.blocks == *length && extent.start + *length == start;
-            if follows && extent.users == 1 && extent.leads && extent.twin == NONE {
+            let alone = extent.users == 1 && extent.leads && extent.twin == NONE;
+            if follows && alone && extent.node == node {
                 extent.blocks += blocks;
                 *length += blocks;
                 return;
             }
         }
-        let id = self.keep(Extent { key: Some(key), start, blocks, users: 1, ..PLAIN });
+        let id = self.keep(Extent { key: Some(key), start, blocks, users: 1, node, ..PLAIN });
         held.spans.push((id, blocks));
         let mut last = match self.first.entry(key) {
             Entry::Vacant(vacant) => {
@@ -261,7 +310,7 @@ impl BlockPool {
         if held.plain > 0 {
             self.prepend_plain(held.plain as u32);
         }
-        (held.findable, held.plain) = (BlockCursor::default(), 0);
+        (held.findable, held.plain, held.node) = (BlockCursor::default(), 0, None);
     }
 
     /// Drops all contents. All blocks must be free.
@@ -269,6 +318,7 @@ impl BlockPool {
         self.first.clear();
         self.extents.clear();
         self.spare.clear();
+        self.nodes = self.nodes.take().map(|_| Nodes::default());
         (self.head, self.tail, self.free) = (NONE, NONE, 0);
         if self.blocks > 0 {
             self.prepend_plain(self.blocks as u32);
@@ -285,7 +335,7 @@ impl BlockPool {
     }
 
     /// Cuts an extent behind its first `blocks` blocks. Returns the other part.
-    fn split(&mut self, id: ExtentId, blocks: u32) -> ExtentId {
+    pub(super) fn split(&mut self, id: ExtentId, blocks: u32) -> ExtentId {
         let whole = self.extents[id as usize];
         let (start, left) = (whole.start + blocks, whole.blocks - blocks);
         let part = Extent { start, blocks: left, leads: false, ..whole };
@@ -304,7 +354,8 @@ impl BlockPool {
     }
 
     /// Takes an extent out of the index.
-    fn forget(&mut self, id: ExtentId) {
+    #[inline(always)]
+    pub(super) fn forget(&mut self, id: ExtentId) {
         let Extent { key, twin, .. } = self.extents[id as usize];
         let Some(key) = key else { return };
         let Entry::Occupied(mut first) = self.first.entry(key) else { return };
@@ -328,9 +379,13 @@ impl BlockPool {
     fn leave(&mut self, id: ExtentId) {
         let extent = &mut self.extents[id as usize];
         extent.users -= 1;
-        if extent.users > 0 {
-            return;
+        if extent.users == 0 {
+            self.append(id);
         }
+    }
+
+    pub(super) fn append(&mut self, id: ExtentId) {
+        let extent = &mut self.extents[id as usize];
         (extent.before, extent.after) = (self.tail, NONE);
         self.free += u64::from(extent.blocks);
         match self.tail {
@@ -340,7 +395,7 @@ impl BlockPool {
         self.tail = id;
     }
 
-    fn prepend_plain(&mut self, blocks: u32) {
+    pub(super) fn prepend_plain(&mut self, blocks: u32) {
         self.free += u64::from(blocks);
         let head = self.head;
         if head != NONE && self.extents[head as usize].key.is_none() {
@@ -355,7 +410,7 @@ impl BlockPool {
         self.head = id;
     }
 
-    fn unlink(&mut self, id: ExtentId) {
+    pub(super) fn unlink(&mut self, id: ExtentId) {
         let Extent { before, after, blocks, .. } = self.extents[id as usize];
         match before {
             NONE => self.head = after,
@@ -374,52 +429,10 @@ const PLAIN: Extent = Extent {
     start: 0,
     blocks: 0,
     users: 0,
+    node: NO_NODE,
     leads: false,
     before: NONE,
     after: NONE,
     twin: NONE,
     rest: NONE,
 };
-
-#[cfg(test)]
-impl BlockPool {
-    /// The contents of the blocks in the free queue, in the order in which the pool hands them out.
-    pub fn queue(&self) -> Vec<Option<(Key, u32)>> {
-        let (mut blocks, mut at) = (Vec::new(), self.head);
-        while at != NONE {
-            let Extent { key, start, blocks: count, after, .. } = self.extents[at as usize];
-            blocks.extend((start..start + count).rev().map(|i| key.map(|key| (key, i))));
-            at = after;
-        }
-        blocks
-    }
-
-    /// Panics unless every block is free or held by as many requests as it has users.
-    pub fn check<'a>(&self, requests: impl Iterator<Item = &'a Held>) {
-        let mut users = vec![0; self.extents.len()];
-        let mut plain = 0;
-        for held in requests {
-            plain += held.plain;
-            let mut findable = 0;
-            for &(first, blocks) in &held.spans {
-                let (mut id, mut left) = (first, blocks);
-                while left > 0 {
-                    users[id as usize] += 1;
-                    left -= self.extents[id as usize].blocks;
-                    id = self.extents[id as usize].rest;
-                }
-                findable += u64::from(blocks);
-            }
-            assert_eq!(findable, held.findable.blocks);
-        }
-        let used = users.iter().zip(&self.extents).filter(|(users, _)| **users > 0);
-        let in_use: u64 = used
-            .map(|(users, extent)| {
-                assert_eq!(*users, extent.users);
-                u64::from(extent.blocks)
-            })
-            .sum();
-        assert_eq!(self.queue().len() as u64, self.free);
-        assert_eq!(self.free + in_use + plain, self.blocks);
-    }
-}

@@ -18,6 +18,16 @@ pub struct EngineConfig {
     pub macro_steps: bool,
     /// How many more schedules, at least, pass until the engine's connector has the answer to a look-up.
     pub lookup_polls: u64,
+    /// Each step uses the cached prefix of the first waiting request, whether or not that request runs.
+    pub touches_waiting: bool,
+    /// The tiers begin to read from lower levels for a request when it arrives, and not when its turn comes.
+    pub reads_ahead: bool,
+    /// What a request loads comes layer by layer while its step runs, which takes as long as the longer of the two.
+    pub loads_by_layer: bool,
+    /// The GPU's cache evicts what one insertion added as a whole, and keeps no block of a prompt twice.
+    pub whole_nodes: bool,
+    /// The tiers get the chunks that a request fills while it decodes, too.
+    pub stores_replies: bool,
     /// Keep notes of evictions, preemptions and what the tiers did.
     pub journal: bool,
     pub cost: CostConfig,
@@ -26,6 +36,17 @@ pub struct EngineConfig {
 }
 
 impl EngineConfig {
+    /// Requests read ahead of their turn only where what is read stays in the first level. Where each schedule's touch
+    /// counts, no schedule may be left out.
+    pub fn settled(self) -> Self {
+        let tiers = self.tiers.as_ref();
+        let stays = tiers.is_some_and(|tiers| tiers.policy.reads_ahead());
+        let counts =
+            tiers.is_some_and(|tiers| tiers.levels.first().is_some_and(|one| one.eviction.counts_uses()));
+        let macro_steps = self.macro_steps && !(self.touches_waiting && counts);
+        Self { reads_ahead: self.reads_ahead && stays, macro_steps, ..self }
+    }
+
     /// Why an engine with these settings could serve nothing, in one line; None: it can.
     pub fn refusal(&self) -> Option<String> {
         let needed = [

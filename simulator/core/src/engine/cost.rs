@@ -1,18 +1,22 @@
 //! What a step of the engine costs.
 //!
-//! step = t0 + a Σq + b Σq²/2 + e Σqc + d Σc, with q the new tokens of a sequence in this step and c its context before
-//! it. Attention among new tokens (b) and against the KV cache (e) have costs of their own: the first reads fresh
-//! values, the second reads pages. d is the time to read a sequence's context, the same for one new token and for
-//! thousands.
+//! step = t0 + a Σq + b Σq²/2 + e Σqc + d Σc + r n + h Σk + w Σs, with q the new tokens of a sequence in this step and c
+//! its context before it, n the requests that the step begins, k the cached tokens with which such a request begins, and
+//! s the tokens of a sequence that it stores. Attention among new tokens (b) and against the KV cache (e) have costs of
+//! their own: the first reads fresh values, the second reads pages. d is the time to read a sequence's context, the same
+//! for one new token and for thousands. r is what the engine's own thread spends on a request that it begins, and h what
+//! a token costs that it need not compute. w is what it spends to copy a token's KV to the tier behind the GPU; 0 where
+//! stores pass beside the steps.
 
 use crate::time::{self, Ticks};
 
 /// Seconds: per step, per new token, per pair of new tokens, per pair of a new token and a token of its context, per
-/// token of a sequence's context. The front end does one task after another. For each request it spends request_s
-/// (HTTP), request_token_s a prompt token (parsing) and request_chunk_s a prompt chunk (its questions to the cache
-/// server). Then request_wait_s passes, for all requests at once (messages between processes), until the scheduler sees
-/// the request. The front end spends response_s on a first and on a last token; those between count in the steps. A
-/// step that only asks the cache server for an answer takes poll_s.
+/// token of a sequence's context, per request that a step begins, per cached token of those, per token that a step
+/// stores. The front end does one task after another. For each request it spends request_s (HTTP), request_token_s a
+/// prompt token (parsing) and request_chunk_s a prompt chunk (its questions to the cache server). Then request_wait_s
+/// passes, for all requests at once (messages between processes), until the scheduler sees the request. The front end
+/// spends response_s on a first and on a last token; those between count in the steps. A step that only asks the cache
+/// server for an answer takes poll_s.
 #[derive(Clone, Copy, Debug, Default)]
 #[cfg_attr(feature = "python", derive(pyo3::FromPyObject))]
 pub struct CostConfig {
@@ -21,6 +25,9 @@ pub struct CostConfig {
     pub attention_s: f64,
     pub attention_context_s: f64,
     pub context_s: f64,
+    pub step_request_s: f64,
+    pub hit_token_s: f64,
+    pub store_token_s: f64,
     pub request_s: f64,
     pub request_token_s: f64,
     pub request_wait_s: f64,
@@ -41,6 +48,9 @@ pub struct Cost {
     half_attention: Ticks,
     attention_context: Ticks,
     context: Ticks,
+    step_request: Ticks,
+    hit_token: Ticks,
+    store_token: Ticks,
     request: Ticks,
     request_token: Ticks,
     request_wait: Ticks,
@@ -57,6 +67,8 @@ pub struct Work {
     new_pairs_twice: u128,
     context_pairs: u128,
     context: u128,
+    /// What the engine's own thread does beside the model's forward pass.
+    host: Ticks,
 }
 
 impl Work {
@@ -67,6 +79,11 @@ impl Work {
         self.new_pairs_twice += q * q;
         self.context_pairs += q * c;
         self.context += c;
+    }
+
+    /// The step does this, too.
+    pub fn add_host(&mut self, time: Ticks) {
+        self.host += time;
     }
 }
 
@@ -128,6 +145,9 @@ impl Cost {
             half_attention: time::from_s(config.attention_s / 2.0),
             attention_context: time::from_s(config.attention_context_s),
             context: time::from_s(config.context_s),
+            step_request: time::from_s(config.step_request_s),
+            hit_token: time::from_s(config.hit_token_s),
+            store_token: time::from_s(config.store_token_s),
             request: time::from_s(config.request_s),
             request_token: time::from_s(config.request_token_s),
             request_wait: time::from_s(config.request_wait_s),
@@ -144,12 +164,29 @@ impl Cost {
             + self.half_attention * work.new_pairs_twice
             + self.attention_context * work.context_pairs
             + self.context * work.context
+            + work.host
+    }
+
+    /// What the engine's own thread spends on a request that begins with so many cached tokens.
+    pub fn begin(&self, hit_tokens: u64) -> Ticks {
+        self.step_request + self.hit_token * u128::from(hit_tokens)
+    }
+
+    /// What it spends on storing tokens.
+    pub fn store(&self, tokens: u64) -> Ticks {
+        self.store_token * u128::from(tokens)
+    }
+
+    /// Whether steps take time for what they store.
+    pub fn stores_take_time(&self) -> bool {
+        self.store_token > 0
     }
 
     /// The pace of decode steps of `sequences` sequences, whose contexts sum up to `context` at the first step.
     pub fn pace(&self, sequences: u64, context: u64) -> Pace {
         let (n, c) = (u128::from(sequences), u128::from(context));
-        let first = Work { new_tokens: n, new_pairs_twice: n, context_pairs: c, context: c };
+        let first =
+            Work { new_tokens: n, new_pairs_twice: n, context_pairs: c, context: c, ..Work::default() };
         let growth = n * (self.attention_context + self.context);
         Pace { first: self.step(&first), growth }
     }

@@ -10,6 +10,7 @@ use std::mem;
 use super::Engine;
 use super::cost::largest;
 use super::step::{Decode, Step};
+use crate::tiers::Slot;
 use crate::time::{FOREVER, Ticks};
 
 impl Engine {
@@ -28,6 +29,7 @@ impl Engine {
         let requests = self.running.iter().map(|&slot| &self.requests[slot]);
         let context = requests.clone().map(|request| request.computed).sum();
         let most = requests.map(|request| request.output - request.generated).min().unwrap_or(0);
+        let most = if self.config.stores_replies { most.min(self.before_stores()) } else { most };
         // While a front end shares the core, the engine knows a step's length only once it begins.
         let most = if self.shares_core_now() { most.min(1) } else { most };
         let room = self.next_stop().saturating_sub(self.now);
@@ -36,6 +38,13 @@ impl Engine {
         let mut decode = Decode::new(self.now, steps, pace);
         decode.set_end(self.end_on_shared_core(decode.end()));
         (steps > 0).then_some(decode)
+    }
+
+    /// How many decode steps fill no chunk that the tiers store.
+    fn before_stores(&self) -> u64 {
+        let size = self.config.chunk_tokens;
+        let left = |&slot: &Slot| size - 1 - self.requests[slot].computed % size;
+        self.running.iter().map(left).min().filter(|_| self.server.is_some()).unwrap_or(u64::MAX)
     }
 
     /// How many of the steps get all their blocks and bring the request that waits for blocks no longer hit.

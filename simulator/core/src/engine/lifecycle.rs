@@ -28,7 +28,8 @@ impl Engine {
         let reply = Segment { hash_id: reply_id, tokens: output_tokens };
         let chunk_tokens = self.config.chunk_tokens;
         let chunks = (self.server.is_some().then_some(chunk_tokens), &mut self.keys);
-        keys_and_runs((&prompt, reply), chunks, (self.config.block_tokens, &mut runs));
+        let blocks_of = (self.config.block_tokens, &mut runs);
+        let prompts = keys_and_runs((&prompt, reply), chunks, blocks_of, self.config.stores_replies);
         blocks.expect(&runs);
         *request = Request {
             id,
@@ -37,11 +38,14 @@ impl Engine {
             output: output_tokens,
             blocks,
             runs,
-            chunks: ChunkRange::of(&self.keys[..]),
+            chunks: ChunkRange::of(&self.keys[..]).slice(0..prompts),
             ..Request::default()
         };
         self.keys.clear();
         self.waiting.push_back(slot);
+        if self.config.reads_ahead {
+            self.read_ahead(slot, 0);
+        }
     }
 
     /// Why the engine can never serve a request; None: it can.

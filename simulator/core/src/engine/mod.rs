@@ -3,6 +3,7 @@
 //! At any moment, events (arrivals, ends of transfers) come first, then the end of the step in flight, then the next
 //! schedule. `schedule.rs` decides what a step computes, `decode.rs` takes many decode steps at once.
 
+mod ahead;
 pub mod arrivals;
 pub mod blocks;
 #[cfg(test)]
@@ -14,6 +15,8 @@ mod front_end;
 mod intake;
 mod lifecycle;
 pub mod live_tokens;
+mod node_ids;
+mod nodes;
 mod outgoing;
 pub mod request;
 mod schedule;
@@ -105,7 +108,9 @@ impl Engine {
         if let Some(error) = config.refusal() {
             return Err(error);
         }
-        let pool = BlockPool::new(config.gpu_blocks - config.null_blocks, Journal::new(config.journal));
+        let config = config.settled();
+        let new_pool = if config.whole_nodes { BlockPool::of_nodes } else { BlockPool::new };
+        let pool = new_pool(config.gpu_blocks - config.null_blocks, Journal::new(config.journal));
         let tiers = config.tiers.clone().map(|tiers| Tiers::new(tiers, config.journal));
         Ok(Self {
             cost: Cost::new(&config.cost),
@@ -286,6 +291,10 @@ impl Engine {
         loop {
             self.run_front_end();
             let (arrival, end) = (self.arrivals.next_at(), self.next_end(true));
+            let due = arrival.min(self.now);
+            if end > due && self.server.as_mut().is_some_and(|server| server.tick_lower(due)) {
+                continue;
+            }
             if arrival.min(end) > self.now {
                 return;
             }
@@ -309,7 +318,12 @@ impl Engine {
     pub(crate) fn transfer_ended(&mut self, at: Ticks, ended: Ended) -> bool {
         match ended {
             Ended::Lookup(slot, hit) => self.requests[slot].lookup = Lookup::Answered(hit),
-            Ended::Load(slot) => self.requests[slot].status = Status::Loaded,
+            Ended::Ahead(slot, read) => self.read_was_ahead(slot, read),
+            Ended::Overdue(_) => {}
+            Ended::Load(slot) if self.requests[slot].status == Status::Loading => {
+                self.requests[slot].status = Status::Loaded;
+            }
+            Ended::Load(_) => return false, // It came by layer: the request runs already.
             Ended::Store(slot) => {
                 self.requests[slot].stores_in_flight -= 1;
                 if !self.requests[slot].retires() {
@@ -359,7 +373,8 @@ impl Engine {
         let polled = if batch.only_polls() { self.now + self.cost.poll } else { 0 };
         let start = self.now.max(self.loading_until).max(polled);
         if !batch.slots.is_empty() {
-            let end = self.end_on_shared_core(start + self.cost.step(&batch.work));
+            let end = (start + self.cost.step(&batch.work)).max(batch.loads_until);
+            let end = self.end_on_shared_core(end);
             self.step = Some(Step::Batch { end, batch });
         } else if start > self.now {
             self.step = Some(Step::Batch { end: self.end_on_shared_core(start), batch });
@@ -394,7 +409,7 @@ impl Engine {
         self.steady = batch.steady;
         let mut slots = batch.slots;
         for slot in slots.drain(..) {
-            if self.requests[slot].stored_chunks < self.requests[slot].chunks.len() as u64 {
+            if self.config.stores_replies || self.requests[slot].lacks_stores() {
                 self.store_chunks(slot);
             }
             let request = &mut self.requests[slot];
@@ -417,17 +432,15 @@ impl Engine {
         self.slots = slots;
     }
 
-    /// Begins to store the prompt's whole chunks that the GPU has computed and that were neither stored nor loaded.
+    /// Begins to store the whole chunks that the GPU has computed and that were neither stored nor loaded.
     fn store_chunks(&mut self, slot: Slot) {
-        let name = self.server_slot(slot);
-        let Some(server) = &mut self.server else { return };
+        let (name, count) = (self.server_slot(slot), self.chunks_to_store(slot));
+        let Some(server) = self.server.as_mut().filter(|_| count > 0) else { return };
         let request = &mut self.requests[slot];
-        let computed = request.computed.min(request.prompt) / self.config.chunk_tokens;
-        if computed > request.stored_chunks {
-            let range = request.chunks.slice(request.stored_chunks as usize..computed as usize);
-            request.stores_in_flight += u64::from(server.tiers.store(self.now, name, range));
-            request.stored_chunks = computed;
-        }
+        let end = request.stored_chunks + count;
+        let range = request.chunks.slice(request.stored_chunks as usize..end as usize);
+        request.stores_in_flight += u64::from(server.tiers.store(self.now, name, range));
+        request.stored_chunks = end;
     }
 
     pub(crate) fn stuck(&self) -> String {

@@ -5,8 +5,8 @@ use std::sync::Arc;
 
 use super::blocks::Held;
 use crate::keys::{BlockRun, ChunkRange, Segment};
-use crate::tiers::Hit;
 use crate::tiers::config::MOST_LEVELS;
+use crate::tiers::{Hit, ReadAhead};
 use crate::time::Ticks;
 
 /// A prompt's segments. Prompts that are submitted together share one row of segments.
@@ -102,7 +102,19 @@ pub enum Lookup {
     #[default]
     NotAsked,
     Pending,
+    /// The tiers read ahead for the request, which has yet to ask.
+    Ahead(Matched),
+    /// They have, and this is what they brought.
+    Read(ReadAhead, Matched),
     Answered(Hit),
+}
+
+/// What the GPU or the first level held of a prompt when the tiers were last asked to read ahead, and how often they
+/// were.
+#[derive(Clone, Copy, Debug)]
+pub struct Matched {
+    pub tokens: u64,
+    pub times: u64,
 }
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -127,7 +139,7 @@ pub struct Request {
     pub output: u64,
     /// All whole blocks that prompt and output will fill.
     pub runs: Vec<BlockRun>,
-    /// The prompt's whole chunks.
+    /// The prompt's whole chunks. Where the tiers keep replies, the reply's follow them.
     pub chunks: ChunkRange,
     pub status: Status,
     pub blocks: Held,
@@ -139,6 +151,8 @@ pub struct Request {
     /// How many more schedules pass before the engine sees the look-up's answer.
     pub polls_left: u64,
     pub stored_chunks: u64,
+    /// Tokens that a lower level than the first one held: they came as one piece.
+    pub fetched: Range<u64>,
     pub stores_in_flight: u64,
     /// Tokens at the front end: the first, the last, or both.
     pub answers: u64,
@@ -165,6 +179,11 @@ impl Request {
         let (end, blocks) = (self.computed + tokens, &self.blocks);
         end <= blocks.len().saturating_mul(block_tokens)
             && end < (blocks.findable.blocks + 1).saturating_mul(block_tokens)
+    }
+
+    /// True while chunks of the prompt are neither stored nor loaded.
+    pub fn lacks_stores(&self) -> bool {
+        self.stored_chunks < self.chunks.len() as u64
     }
 
     /// True once the request has finished and no store reads from its blocks.

@@ -3,18 +3,19 @@
 //! Running requests first, each as many tokens as it lacks and the budget allows; for want of blocks the last one
 //! is preempted. Then, if none was, waiting requests, until one does not fit.
 
+use std::cmp::Ordering;
 use std::ops::Range;
 
 use super::Engine;
-use super::blocks::Cached;
+use super::blocks::{Adds, Cached, Held};
 use super::request::{Lookup, Sources, Status};
 use super::step::Batch;
 use crate::keys::{BlockRun, Key};
-use crate::tiers::Slot;
 use crate::tiers::config::MOST_LEVELS;
+use crate::tiers::{Hit, Slot};
 
 /// What the scheduler decides about a waiting request.
-enum Verdict {
+pub(super) enum Verdict {
     /// The request runs in this step, with so many tokens.
     Run(u64),
     /// The request waits for a transfer; the next one may go ahead of it.
@@ -24,11 +25,11 @@ enum Verdict {
 }
 
 /// The cached prefix that a waiting request would start with.
-struct Prefix {
-    local: Cached,
-    local_tokens: u64,
+pub(super) struct Prefix {
+    pub local: Cached,
+    pub local_tokens: u64,
     /// Tokens that the tiers hold beyond the GPU's.
-    external_tokens: u64,
+    pub external_tokens: u64,
 }
 
 impl Engine {
@@ -36,6 +37,9 @@ impl Engine {
         let slots = std::mem::take(&mut self.slots);
         let mut batch = Batch { slots, steady: true, ..Batch::default() };
         self.watched = None;
+        if self.config.touches_waiting {
+            self.touch_waiting();
+        }
         let mut budget = self.config.max_num_batched_tokens;
         let mut index = 0;
         while index < self.running.len() && budget > 0 {
@@ -55,6 +59,20 @@ impl Engine {
             self.schedule_waiting(budget, &mut batch);
         }
         batch
+    }
+
+    /// Makes the cached prefix of the first waiting request the newest, on the GPU and in the tiers.
+    #[inline(never)]
+    fn touch_waiting(&mut self) {
+        let Some(&slot) = self.waiting.front() else { return };
+        let request = &self.requests[slot];
+        let local = self.pool.find(&request.runs, (request.tokens_known() - 1) / self.config.block_tokens);
+        let mut held = Held::default();
+        self.pool.take(&local, &mut held);
+        self.pool.release(&mut held);
+        if let Some(server) = &mut self.server {
+            server.tiers.touch(&request.chunks);
+        }
     }
 
     /// Gets a running request the blocks for more tokens. False: it had to preempt this request itself.
@@ -114,6 +132,7 @@ impl Engine {
                     budget -= tokens;
                     batch.steady = false;
                     self.running.push(slot);
+                    batch.work.add_host(self.cost.begin(self.requests[slot].computed));
                     self.compute(slot, tokens, batch);
                 }
                 _ if self.requests[slot].status == Status::Loading => skipped_holding.push(slot),
@@ -129,11 +148,14 @@ impl Engine {
             Status::Loading => Verdict::Skip,
             Status::Loaded => self.resume_loaded(slot, budget),
             _ => {
-                if !self.looked_up(slot, batch) {
+                let ahead = self.config.reads_ahead;
+                if !(if ahead { self.looked_up_ahead(slot, batch) } else { self.looked_up(slot, batch) }) {
                     return Verdict::Skip;
                 }
                 let prefix = self.prefix(slot);
-                if prefix.external_tokens > 0 {
+                if prefix.external_tokens > 0 && self.config.loads_by_layer {
+                    self.admit_by_layer(slot, prefix, budget, batch)
+                } else if prefix.external_tokens > 0 {
                     let verdict = self.admit_load(slot, prefix);
                     batch.steady &= matches!(verdict, Verdict::Block);
                     verdict
@@ -192,7 +214,7 @@ impl Engine {
 
     /// Whether the GPU has blocks for all known tokens beside `local`, and for those up to `end` besides `reserved`
     /// ones.
-    fn fits(&mut self, slot: Slot, local: &Cached, end: u64, reserved: u64) -> bool {
+    pub(super) fn fits(&mut self, slot: Slot, local: &Cached, end: u64, reserved: u64) -> bool {
         let request = &self.requests[slot];
         let held = request.blocks.len() + local.end.blocks;
         let lacking =
@@ -246,7 +268,7 @@ impl Engine {
 
     fn resume_loaded(&mut self, slot: Slot, budget: u64) -> Verdict {
         let computed = self.requests[slot].computed;
-        self.register(slot, computed);
+        self.register_loaded(slot, computed);
         let tokens = (self.requests[slot].tokens_known() - computed).min(budget);
         if !self.fits(slot, &Cached::default(), computed + tokens, 0) {
             return Verdict::Block;
@@ -254,7 +276,7 @@ impl Engine {
         self.run_from(slot, computed, tokens)
     }
 
-    fn run_from(&mut self, slot: Slot, computed: u64, tokens: u64) -> Verdict {
+    pub(super) fn run_from(&mut self, slot: Slot, computed: u64, tokens: u64) -> Verdict {
         let lacking = self.lacking(slot, computed + tokens);
         self.allocate(slot, lacking);
         self.register(slot, computed + tokens);
@@ -265,13 +287,14 @@ impl Engine {
     }
 
     /// Takes the local hit and notes, at the first admission, where the prompt's tokens come from.
-    fn adopt(&mut self, slot: Slot, prefix: &Prefix) {
+    pub(super) fn adopt(&mut self, slot: Slot, prefix: &Prefix) {
         let chunk = self.config.chunk_tokens;
         let request = &mut self.requests[slot];
         self.pool.take(&prefix.local, &mut request.blocks);
         let mut levels = [0; MOST_LEVELS];
         if let Lookup::Answered(hit) = &request.lookup {
             request.stored_chunks = hit.chunks();
+            request.fetched = tokens_below_first(hit, chunk);
             let end = prefix.local_tokens + prefix.external_tokens;
             let overlap = |chunks: Range<usize>| {
                 let (start, beyond) = (chunks.start as u64 * chunk, chunks.end as u64 * chunk);
@@ -318,7 +341,7 @@ impl Engine {
         }
     }
 
-    fn allocate(&mut self, slot: Slot, count: u64) {
+    pub(super) fn allocate(&mut self, slot: Slot, count: u64) {
         self.pool.allocate(count, &mut self.requests[slot].blocks);
     }
 
@@ -327,8 +350,27 @@ impl Engine {
     pub(super) fn register(&mut self, slot: Slot, end: u64) {
         let request = &mut self.requests[slot];
         if end >= (request.blocks.findable.blocks + 1).saturating_mul(self.config.block_tokens) {
-            self.pool.register(&request.runs, end / self.config.block_tokens, &mut request.blocks);
+            let of_prompt = request.prompt / self.config.block_tokens;
+            let adds = match request.blocks.findable.blocks.cmp(&of_prompt) {
+                Ordering::Less => Adds::Chunk,
+                Ordering::Equal => Adds::Reply,
+                Ordering::Greater => Adds::ToReply,
+            };
+            self.pool.register(&request.runs, end / self.config.block_tokens, &mut request.blocks, adds);
         }
+    }
+
+    /// As `register`, of what the tiers have brought.
+    pub(super) fn register_loaded(&mut self, slot: Slot, computed: u64) {
+        let request = &mut self.requests[slot];
+        let Range { start, end: fetched } = request.fetched;
+        for (end, adds) in [(start, Adds::Loaded), (fetched, Adds::Chunk), (u64::MAX, Adds::Loaded)] {
+            let blocks = end.min(computed) / self.config.block_tokens;
+            if blocks > request.blocks.findable.blocks {
+                self.pool.register(&request.runs, blocks, &mut request.blocks, adds);
+            }
+        }
+        self.pool.loaded_to(&request.blocks);
     }
 
     #[inline(always)]
@@ -339,7 +381,19 @@ impl Engine {
         batch.slots.push(slot);
         request.computed += tokens;
         let prefills = request.computed < request.tokens_known();
+        if self.cost.stores_take_time() && (self.config.stores_replies || request.lacks_stores()) {
+            batch.work.add_host(self.cost.store(self.chunks_to_store(slot) * self.config.chunk_tokens));
+        }
         self.note_prefilling(slot, prefills);
+    }
+
+    /// The whole chunks that the GPU will have computed, this step too, and that were neither stored nor loaded.
+    pub(super) fn chunks_to_store(&self, slot: Slot) -> u64 {
+        let request = &self.requests[slot];
+        let stores =
+            if self.config.stores_replies { request.computed } else { request.computed.min(request.prompt) };
+        let computed = stores / self.config.chunk_tokens;
+        if self.server.is_some() { computed.saturating_sub(request.stored_chunks) } else { 0 }
     }
 
     /// Notes whether a request prefills. Few do at a time.
@@ -353,4 +407,12 @@ impl Engine {
             _ => {}
         }
     }
+}
+
+/// Which of a hit's tokens no first level held.
+fn tokens_below_first(hit: &Hit, chunk_tokens: u64) -> Range<u64> {
+    let mut lower = hit.ranges().filter(|(_, level)| *level > 0).map(|(chunks, _)| chunks);
+    let first = lower.next().unwrap_or_default();
+    let end = lower.last().map_or(first.end, |chunks| chunks.end);
+    first.start as u64 * chunk_tokens..end as u64 * chunk_tokens
 }

@@ -27,6 +27,8 @@ pub struct Batch {
     /// All running requests decode, and the next schedule would decide the same.
     pub steady: bool,
     pub preempted: bool,
+    /// Until when what its requests load by layer is on its way.
+    pub loads_until: Ticks,
     /// The scheduler will ask again for a look-up's answer.
     pub polls: bool,
 }

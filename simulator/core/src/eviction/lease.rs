@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 
 use super::Eviction;
 use super::queue::Queue;
-use crate::chunks::{Chunks, ExtentId};
+use crate::chunks::{Chunks, ExtentId, FRESH};
 use crate::keys::{Key, KeyMap};
 use crate::time::Ticks;
 
@@ -60,6 +60,17 @@ impl Eviction for Lease {
     }
     fn used(&mut self, chunks: &mut Chunks, at: ExtentId) {
         self.grant(chunks[at].key, at, self.lease);
+    }
+    /// The master grants leases in the order of the keys that it is asked for: a prompt's first chunk runs out first.
+    fn written_all(&mut self, chunks: &mut Chunks, extents: &[ExtentId]) {
+        extents.iter().for_each(|&at| self.written(chunks, at));
+    }
+    fn used_all(&mut self, chunks: &mut Chunks, extents: &[ExtentId]) {
+        for &at in extents.iter().filter(|&&at| chunks[at].queued()).collect::<Vec<_>>() {
+            let first = chunks[at].is(FRESH);
+            chunks[at].set(FRESH, false);
+            if first { self.written(chunks, at) } else { self.used(chunks, at) }
+        }
     }
     fn victim(&mut self, chunks: &mut Chunks, _from: ExtentId) -> Option<ExtentId> {
         let over = self.by_end.iter().take_while(|((end, _), _)| *end <= self.now);

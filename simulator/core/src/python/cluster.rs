@@ -92,4 +92,11 @@ impl Cluster {
     fn totals(&mut self, py: Python<'_>) -> PyResult<Totals> {
         Totals::new(py, &self.tiers, self.cluster.counters())
     }
+
+    fn totals_of(&mut self, py: Python<'_>, instance: usize) -> PyResult<Totals> {
+        let found = self.cluster.counters_of(instance);
+        let counters =
+            found.ok_or_else(|| PyValueError::new_err(format!("there is no instance {instance}")))?;
+        Totals::new(py, &self.tiers, counters)
+    }
 }

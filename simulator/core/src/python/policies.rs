@@ -5,9 +5,10 @@ use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 
 use crate::cache;
+use crate::ceiling;
 use crate::cluster::{Routing, Sharing};
 use crate::eviction::kind::EvictionKind;
-use crate::keys::{Key, numbered};
+use crate::keys::{Key, Segment, numbered};
 use crate::tiers::config::{Placement, TickShare};
 
 /// The value of a name in `known`. ValueError lists the known names.
@@ -48,4 +49,28 @@ pub fn cache_hits(
 ) -> PyResult<Vec<u8>> {
     let keys: Vec<Key> = keys.to_vec(py)?.into_iter().map(|key| numbered(key as u64)).collect();
     Ok(cache::replay(eviction, capacity, &keys).into_iter().map(u8::from).collect())
+}
+
+/// For each prompt, how many of its first tokens the best cache of `capacity` tokens holds when the prompt comes.
+/// hash_ids, tokens: the segments of all prompts, one prompt's after the other's; ends: where each prompt's end.
+#[pyfunction]
+pub fn most_hits(
+    py: Python<'_>,
+    hash_ids: PyBuffer<i64>,
+    tokens: PyBuffer<i64>,
+    ends: PyBuffer<i64>,
+    capacity: u64,
+) -> PyResult<Vec<u64>> {
+    let (hash_ids, tokens, ends) = (hash_ids.to_vec(py)?, tokens.to_vec(py)?, ends.to_vec(py)?);
+    let segments: Vec<Segment> = hash_ids
+        .into_iter()
+        .zip(tokens)
+        .map(|(hash_id, tokens)| Segment { hash_id, tokens: tokens as u64 })
+        .collect();
+    let begins = std::iter::once(0).chain(ends.iter().copied());
+    let prompts = begins.zip(&ends).map(|(begin, &end)| segments.get(begin as usize..end as usize));
+    let prompts: Option<Vec<&[Segment]>> = prompts.collect();
+    let prompts =
+        prompts.ok_or_else(|| PyValueError::new_err("ends must ascend and lie within the segments"))?;
+    Ok(py.detach(|| ceiling::most_hits(prompts.iter().copied(), capacity)))
 }

@@ -6,8 +6,8 @@ use super::{device, tiers};
 use crate::engine::config::EngineConfig;
 use crate::engine::cost::CostConfig;
 use crate::eviction::kind::EvictionKind;
-use crate::tiers::config::{LevelConfig, Placement, TickShare, TierConfig, TierPolicy};
-use crate::tiers::device::DeviceConfig;
+use crate::tiers::config::{LevelConfig, Placement, TickConfig, TickShare, TierConfig, TierPolicy};
+use crate::tiers::device::{DeviceConfig, LinkConfig};
 
 pub fn any_eviction() -> impl Strategy<Value = EvictionKind> {
     prop::sample::select(EvictionKind::ALL.map(|(_, kind)| kind).to_vec())
@@ -17,7 +17,7 @@ fn any_policy() -> impl Strategy<Value = TierPolicy> {
     let placement = prop::sample::select(Placement::ALL.map(|(_, one)| one).to_vec());
     let flags = prop::collection::vec(any::<bool>(), 6);
     let shares = (0.0..1.1, 0.0..1.0, prop::option::of(0.0..0.8));
-    let times = (prop::sample::select(vec![0.0, 0.003, 0.1]), 0.0..2.0, prop::option::of(0.0..0.05));
+    let times = (prop::sample::select(vec![0.0, 0.003, 0.1]), prop::option::of(0.0..0.05));
     (placement, flags, shares, times, 1u64..4, prop::sample::select(vec![0, 0, 20])).prop_map(
         |(placement, flags, shares, times, max_prefetches, min_prefetch_tokens)| TierPolicy {
             placement,
@@ -31,8 +31,7 @@ fn any_policy() -> impl Strategy<Value = TierPolicy> {
             evict_ratio: shares.1,
             prefetch_share: shares.2,
             tick_s: times.0,
-            lease_s: times.1,
-            prefetch_timeout_s: times.2,
+            prefetch_timeout_s: times.1,
             prefetch_token_s: 1e-4,
             max_prefetches,
             min_prefetch_tokens,
@@ -40,15 +39,58 @@ fn any_policy() -> impl Strategy<Value = TierPolicy> {
     )
 }
 
-/// A level below the first one.
-fn any_level(name: &'static str) -> impl Strategy<Value = LevelConfig> {
-    let shares = (0.0..1.1, 0.0..1.0);
+/// A level of one chunk, without any of the rules that a level may have.
+pub fn plain_level() -> LevelConfig {
+    LevelConfig {
+        name: String::new(),
+        chunks: 1,
+        eviction: EvictionKind::Lru,
+        lease_s: 0.0,
+        ticks: None,
+        takes_dropped: false,
+        writes_use: false,
+        exclusive: false,
+        promotes: false,
+        buffer_chunks: 0,
+        evicts: false,
+        watermark: 1.0,
+        target: 1.0,
+        read: DeviceConfig::default(),
+        write: DeviceConfig::default(),
+        page_cache_read: None,
+        external: false,
+    }
+}
+
+fn any_ticks() -> impl Strategy<Value = Option<TickConfig>> {
+    let ticks = (prop::sample::select(vec![0.003, 0.1]), 0.0..1.1, 0.0..1.0, any::<bool>());
+    prop::option::weighted(
+        0.3,
+        ticks.prop_map(|(tick_s, watermark, evict_ratio, ratio)| {
+            let tick_share = if ratio { TickShare::Ratio } else { TickShare::Surplus };
+            TickConfig { tick_s, watermark, evict_ratio, tick_share }
+        }),
+    )
+}
+
+fn any_link() -> impl Strategy<Value = Option<LinkConfig>> {
+    let link =
+        (0.0..0.1, 1u64..20).prop_map(|(latency_s, connections)| LinkConfig { latency_s, connections });
+    prop::option::weighted(0.3, link)
+}
+
+/// A level below the first one. Only one with another one above it may promote.
+fn any_level(name: &'static str, second: bool) -> impl Strategy<Value = LevelConfig> {
+    let shares = (0.0..1.1, 0.0..1.0, 0.0..2.0);
     let latency_s = prop::sample::select(vec![0.0, 1e-3, 0.1]);
-    (1u64..80, any_eviction(), any::<(bool, bool)>(), shares, latency_s).prop_map(
-        move |(chunks, eviction, (evicts, odirect), (watermark, target), latency_s)| {
+    let rules = (any_ticks(), prop::collection::vec(prop::bool::weighted(0.3), 4), 0u64..20, any_link());
+    (1u64..80, any_eviction(), any::<(bool, bool)>(), shares, latency_s, rules).prop_map(
+        move |(chunks, eviction, (evicts, odirect), (watermark, target, lease_s), latency_s, rules)| {
+            let (ticks, flags, buffer_chunks, link) = rules;
             let read = DeviceConfig {
                 latency_s,
                 shared_chunk_s: if odirect { 2e-4 } else { 0.0 },
+                link,
                 ..device(0.0, 2e-5)
             };
             LevelConfig {
@@ -59,8 +101,15 @@ fn any_level(name: &'static str) -> impl Strategy<Value = LevelConfig> {
                 watermark,
                 target,
                 read,
-                write: device(latency_s, 2e-5),
+                write: DeviceConfig { link, ..device(latency_s, 2e-5) },
                 page_cache_read: (!odirect).then(|| device(2e-3, 4e-6)),
+                lease_s,
+                ticks,
+                takes_dropped: flags[0],
+                writes_use: flags[1],
+                exclusive: flags[2],
+                promotes: flags[3] && !second,
+                buffer_chunks,
                 external: false,
             }
         },
@@ -69,12 +118,13 @@ fn any_level(name: &'static str) -> impl Strategy<Value = LevelConfig> {
 
 /// One to four levels; two more often than others.
 fn any_tiers(chunk_tokens: u64) -> impl Strategy<Value = TierConfig> {
-    let lower = ["disk", "pool", "ssd"].map(any_level);
+    let lower = [any_level("disk", true), any_level("pool", false), any_level("ssd", false)];
     let count = prop::sample::select(vec![0, 0, 1, 1, 1, 2, 3]);
-    (any_policy(), 1u64..40, any_eviction(), lower, count).prop_map(
-        move |(policy, cpu_chunks, eviction, lower, count)| {
+    (any_policy(), 1u64..40, any_eviction(), 0.0..2.0, lower, count).prop_map(
+        move |(policy, cpu_chunks, eviction, lease_s, lower, count)| {
             let mut config = tiers(policy, cpu_chunks, None);
             (config.chunk_tokens, config.levels[0].eviction) = (chunk_tokens, eviction);
+            config.levels[0].lease_s = lease_s;
             config.levels.extend(lower.into_iter().take(count));
             config
         },
@@ -91,16 +141,27 @@ pub fn any_config() -> impl Strategy<Value = EngineConfig> {
     (sizes, limits).prop_flat_map(|((gpu_blocks, block_tokens, blocks), (budget, seqs))| {
         let chunk_tokens = blocks * block_tokens;
         let tiers = prop::option::weighted(0.9, any_tiers(chunk_tokens));
-        (tiers, any::<(bool, bool, bool, bool)>()).prop_map(
-            move |(tiers, (shared_core, answers, polls, late))| EngineConfig {
-                lookup_polls: 2 * u64::from(late),
-                block_tokens,
-                chunk_tokens,
-                max_num_batched_tokens: budget,
-                max_num_seqs: seqs,
-                max_model_len: 300,
-                cost: front_end(shared_core, answers, polls),
-                ..super::config(gpu_blocks, tiers)
+        (tiers, any::<(bool, bool, bool, bool, bool, bool)>(), any::<(bool, bool, bool)>()).prop_map(
+            move |(
+                tiers,
+                (shared_core, answers, polls, late, touches_waiting, whole_nodes),
+                (ahead, layers, stores_replies),
+            )| {
+                EngineConfig {
+                    reads_ahead: ahead,
+                    stores_replies,
+                    loads_by_layer: layers,
+                    lookup_polls: 2 * u64::from(late),
+                    touches_waiting,
+                    whole_nodes,
+                    block_tokens,
+                    chunk_tokens,
+                    max_num_batched_tokens: budget,
+                    max_num_seqs: seqs,
+                    max_model_len: 300,
+                    cost: front_end(shared_core, answers, polls),
+                    ..super::config(gpu_blocks, tiers)
+                }
             },
         )
     })

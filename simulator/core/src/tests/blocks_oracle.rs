@@ -201,7 +201,7 @@ mod tests {
     use std::collections::HashMap;
 
     use super::*;
-    use crate::engine::blocks::{self, Held};
+    use crate::engine::blocks::{self, Adds, Held};
     use crate::journal::Journal;
     use crate::keys::{BlockRun, Segment, block_keys, block_runs};
 
@@ -296,7 +296,7 @@ mod tests {
         let end = pair.keys.len().min(pair.ids.len()).min(pair.registered + count as usize);
         (pair.registered..end).for_each(|i| pools.0.register(pair.ids[i], pair.keys[i]));
         pair.registered = pair.registered.max(end);
-        pools.1.register(&pair.runs, end as u64, &mut pair.held);
+        pools.1.register(&pair.runs, end as u64, &mut pair.held, Adds::Chunk);
     }
 
     #[test]

@@ -271,6 +271,132 @@ fn a_lease_says_when_it_runs_out() {
 }
 
 #[test]
+fn room_counts_the_chunks_whose_leases_ran_out() {
+    let mut cache = Cache::new(3, EvictionKind::Lease, 1000, true, false);
+    stored(&mut cache, 7);
+    stored(&mut cache, 8);
+    assert_eq!((cache.room(false), cache.room(true)), (1, 3));
+    let at = cache.find(&mut PromptCursor::new(), &[7], 0).at;
+    cache.touch_at(std::iter::once(Span::new(at, 1)));
+    assert_eq!(cache.room(true), 2);
+    cache.clock(1000);
+    assert_eq!(cache.room(true), 3);
+}
+
+#[test]
+fn a_lease_of_length_0_begins_when_the_store_ends() {
+    let mut cache = Cache::new(2, EvictionKind::Lease, 1000, true, true);
+    let (first, second) = (ChunkRange::of(vec![7]), ChunkRange::of(vec![8]));
+    let (mut one, mut other) = (vec![Span::new(NEW, 1)], vec![Span::new(NEW, 1)]);
+    assert!(cache.reserve(&first, &mut one, true, true));
+    assert!(cache.reserve(&second, &mut other, true, true));
+    cache.admit_stored(&mut other);
+    cache.admit_stored(&mut one);
+    assert_eq!(cache.drop_some(1), 1);
+    assert_eq!(cache.gone(), [8]);
+}
+
+/// Stores one chunk under this key.
+fn stored(cache: &mut Cache, key: Key) {
+    let mut marks = vec![Span::new(NEW, 1)];
+    assert!(cache.reserve(&ChunkRange::of(vec![key]), &mut marks, true, true));
+    cache.admit_stored(&mut marks);
+}
+
+fn goes_next(cache: &mut Cache) -> Vec<Key> {
+    cache.clear_gone();
+    assert_eq!(cache.drop_some(1), 1);
+    cache.gone().to_vec()
+}
+
+#[test]
+fn the_order_of_lru_is_that_of_the_ends_of_stores() {
+    let mut cache = Cache::new(2, EvictionKind::Lru, 0, true, true);
+    let ranges = [ChunkRange::of(vec![7]), ChunkRange::of(vec![8])];
+    let mut marks = [vec![Span::new(NEW, 1)], vec![Span::new(NEW, 1)]];
+    for (range, marks) in ranges.iter().zip(&mut marks) {
+        assert!(cache.reserve(range, marks, true, true));
+    }
+    marks.iter_mut().rev().for_each(|marks| cache.admit_stored(marks));
+    assert_eq!(cache.next_change(), None);
+    assert_eq!(goes_next(&mut cache), [8]);
+}
+
+#[test]
+fn a_use_of_a_prompt_s_later_chunks_leaves_the_earlier_ones_where_they_are() {
+    let mut cache = Cache::new(8, EvictionKind::Lru, 0, false, true);
+    let whole = ChunkRange::of(vec![1, 2, 3, 4]);
+    let mut marks = vec![Span::new(NEW, 4)];
+    assert!(cache.reserve(&whole, &mut marks, true, true));
+    cache.admit_stored(&mut marks);
+    stored(&mut cache, 9);
+    cache.touch(&whole.slice(2..4));
+    assert_eq!([0; 3].map(|_| goes_next(&mut cache)[0]), [2, 1, 9]);
+}
+
+#[test]
+fn lmcaches_arc_counts_the_look_up_that_read_a_chunk_as_a_second_use() {
+    let mut cache = Cache::new(4, EvictionKind::LmcacheArc, 0, true, true);
+    let (read, mut reading) = (ChunkRange::of(vec![7]), vec![Span::new(NEW, 1)]);
+    assert!(cache.reserve(&read, &mut reading, false, true));
+    cache.admit_loaded(&reading, false);
+    cache.touch_at(reading.iter().copied());
+    cache.unlock(reading.iter().copied());
+    stored(&mut cache, 8);
+    assert_eq!(goes_next(&mut cache), [8]);
+}
+
+#[test]
+fn lmcaches_arc_counts_a_second_write_as_a_second_use_and_remembers_no_failed_one() {
+    let mut cache = Cache::new(4, EvictionKind::LmcacheArc, 0, true, true);
+    stored(&mut cache, 7);
+    let range = ChunkRange::of(vec![7]);
+    let at = cache.find(&mut PromptCursor::new(), range.prompt(), 0).at;
+    let mut again = vec![Span::new(at, 1)];
+    assert!(cache.reserve(&range, &mut again, true, true));
+    cache.admit_stored(&mut again);
+    stored(&mut cache, 8);
+    assert_eq!(goes_next(&mut cache), [8]);
+
+    let mut cache = Cache::new(4, EvictionKind::LmcacheArc, 0, true, true);
+    let mut failing = vec![Span::new(NEW, 1)];
+    assert!(cache.reserve(&range, &mut failing, true, true));
+    cache.give_up_stored(&failing);
+    stored(&mut cache, 7);
+    stored(&mut cache, 8);
+    assert_eq!(goes_next(&mut cache), [7]);
+}
+
+#[test]
+fn the_look_up_that_read_a_chunk_gives_it_no_lease() {
+    let mut cache = Cache::new(2, EvictionKind::Lease, 1000, true, true);
+    let (read, stored) = (ChunkRange::of(vec![7]), ChunkRange::of(vec![8]));
+    let (mut reading, mut storing) = (vec![Span::new(NEW, 1)], vec![Span::new(NEW, 1)]);
+    assert!(cache.reserve(&read, &mut reading, false, true));
+    cache.admit_loaded(&reading, false);
+    assert!(cache.reserve(&stored, &mut storing, true, true));
+    cache.admit_stored(&mut storing);
+    cache.touch_at(reading.iter().copied());
+    cache.unlock(reading.iter().copied());
+    // Neither has a lease, and the one that was read is the last that was used.
+    assert_eq!((cache.room(true), cache.next_change()), (2, None));
+    assert_eq!(cache.drop_some(1), 1);
+    assert_eq!(cache.gone(), [8]);
+}
+
+#[test]
+fn s3_fifo_does_not_remember_a_chunk_whose_write_failed() {
+    let mut cache = Cache::new(10, EvictionKind::S3Fifo, 0, true, true);
+    let failed = ChunkRange::of(vec![7]);
+    let mut marks = vec![Span::new(NEW, 1)];
+    assert!(cache.reserve(&failed, &mut marks, true, true));
+    cache.give_up_stored(&marks);
+    stored(&mut cache, 7);
+    stored(&mut cache, 8);
+    assert_eq!(goes_next(&mut cache), [7]);
+}
+
+#[test]
 fn a_chunk_that_a_read_brought_goes_after_one_stored_during_the_read() {
     let mut cache = Cache::new(2, EvictionKind::Lru, 0, true, true);
     let (read, stored) = (ChunkRange::of(vec![7]), ChunkRange::of(vec![8]));

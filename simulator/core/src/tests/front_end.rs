@@ -4,7 +4,7 @@ use crate::engine::Engine;
 use crate::engine::config::EngineConfig;
 use crate::engine::cost::CostConfig;
 use crate::engine::request::Completion;
-use crate::tests::{ask, config};
+use crate::tests::{ask, config, drain, lmcache, one, tiers};
 use crate::time::{FOREVER, Ticks, from_s, to_s};
 
 /// About a millisecond, and whole in ticks.
@@ -77,4 +77,41 @@ fn a_front_end_turns_to_others_in_the_midst_of_parsing() {
     // Read until 2 and 4 ms, parsed until 6 and 8; the first one's step shares the core with the latter.
     assert_eq!(answers(shared, &[1, 1]), [(8.0, 8.0), (10.0, 10.0)]);
     assert_eq!(answers(cost, &[1, 1]), [(5.0, 5.0), (9.0, 9.0)]);
+}
+
+/// Thousandths of a second up to the first token of a prompt of 20 tokens, two chunks of 8 and 4 more; then of 5 others
+/// that are sent at once.
+fn step_costs(cost: CostConfig, has_tiers: bool) -> [f64; 3] {
+    let tiers = has_tiers.then(|| tiers(lmcache(), 100, None));
+    let config = EngineConfig { cost, max_num_batched_tokens: 1000, ..config(400, tiers) };
+    let mut engine = Engine::new(config).expect("a good configuration");
+    let ttft = |done: Completion, sent: Ticks| to_s(done.first_token.expect("a token") - sent) / MS;
+    let mut found = [0.0; 3];
+    for (number, found) in found[..2].iter_mut().enumerate() {
+        let sent = engine.now();
+        *found = ttft(one(&mut engine, ask(&format!("lone {number}"), &[(7, 20)], 1)), sent);
+        drain(&mut engine);
+    }
+    let sent = engine.now();
+    for number in 0..5 {
+        engine.submit(ask(&number.to_string(), &[(100 + number, 4)], 3), sent).expect("taken");
+    }
+    let mut done = Vec::new();
+    while done.len() < 5 {
+        done.extend(engine.advance(FOREVER).expect("no dead end"));
+    }
+    found[2] = to_s(done[4].last_token.expect("tokens") - sent) / MS;
+    found
+}
+
+#[test]
+fn a_step_takes_time_for_each_request_that_it_begins_and_each_token_that_it_stores() {
+    let none = CostConfig { step_s: 2.0 * MS, ..CostConfig::default() };
+    assert_eq!(step_costs(none, true), [2.0, 2.0, 6.0]);
+    // The steps after the first one begin no request.
+    assert_eq!(step_costs(CostConfig { step_request_s: MS, ..none }, true), [3.0, 3.0, 11.0]);
+    // Whole chunks, and those of a prefix that is there already are not stored again.
+    let stores = CostConfig { store_token_s: MS, ..none };
+    assert_eq!(step_costs(stores, true), [18.0, 2.0, 6.0]);
+    assert_eq!(step_costs(stores, false), [2.0, 2.0, 6.0]);
 }

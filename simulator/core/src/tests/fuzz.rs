@@ -279,7 +279,11 @@ proptest! {
         load in any_load(), answers in prop::collection::vec((0usize..9, 0u64..4), 1..40), reset in any::<bool>(),
     ) {
         let mut config = config;
-        config.tiers.iter_mut().for_each(|tiers| tiers.levels[1].external = true);
+        config.tiers.iter_mut().for_each(|tiers| {
+            let disk = &mut tiers.levels[1];
+            (disk.external, disk.exclusive, disk.takes_dropped) = (true, false, false);
+            (disk.buffer_chunks, disk.ticks) = (0, None);
+        });
         let (mut engine, mut disk) = (Engine::new(config).expect("a good configuration"), CallersDisk::default());
         for (index, (prompt, output, _)) in load.iter().enumerate() {
             engine.submit(ask(&format!("a{index}"), prompt, *output), 0).expect("a request that is taken");
@@ -332,15 +336,15 @@ fn wild_config() -> impl Strategy<Value = EngineConfig> {
                 &mut config.max_num_seqs,
             ];
             let mut shares = Vec::new();
-            if let Some(TierConfig { policy, chunk_bytes, chunk_tokens, levels }) = tiers {
+            if let Some(TierConfig { policy, chunk_bytes, chunk_tokens, levels, .. }) = tiers {
                 numbers.extend([chunk_bytes, chunk_tokens]);
                 for level in levels {
                     numbers.push(&mut level.chunks);
-                    shares.push(&mut level.target);
+                    shares.extend([&mut level.target, &mut level.lease_s]);
                 }
                 numbers.extend([&mut policy.max_prefetches, &mut policy.min_prefetch_tokens]);
                 shares.extend([&mut policy.watermark, &mut policy.evict_ratio]);
-                shares.extend([&mut policy.prefetch_token_s, &mut policy.lease_s]);
+                shares.push(&mut policy.prefetch_token_s);
             }
             let (some, others) = wild.split_at(12);
             for ((number, size), _) in numbers.into_iter().zip(sizes).zip(some).filter(|(_, wild)| **wild) {

@@ -126,6 +126,12 @@ fn levels_that_cannot_be_are_refused() {
     let mut external = three(lmcache(), [9, 9, 9]);
     external.levels[2].external = true;
     assert_eq!(refused(external), "a level whose transfers the caller makes must be the second of two");
+    external = super::tiers(lmcache(), 9, Some(9));
+    (external.levels[1].external, external.levels[1].buffer_chunks) = (true, 1);
+    assert_eq!(
+        refused(external),
+        "a level whose transfers the caller makes has no buffer, ticks or dropped chunks"
+    );
     assert!(refused(three(lmcache(), [9, 9, 0])).starts_with("the ssd tier has no room for one chunk"));
 }
 

@@ -16,15 +16,17 @@ mod cluster;
 mod eviction_oracle;
 mod front_end;
 mod fuzz;
+mod hierarchy;
 mod levels;
+mod nodes;
 mod placement;
+mod schedule;
 
 const CHUNK_BYTES: u64 = 1000;
 
 pub(crate) fn lmcache() -> TierPolicy {
     TierPolicy {
         end_uses: true,
-        lease_s: 0.0,
         placement: Placement::Copy,
         partial_stores: false,
         evict_on_demand: false,
@@ -47,7 +49,14 @@ pub(crate) fn lru() -> TierPolicy {
 }
 
 pub(crate) fn device(latency_s: f64, byte_s: f64) -> DeviceConfig {
-    DeviceConfig { latency_s, chunk_s: 1e-4, byte_s, shared_byte_s: byte_s, shared_chunk_s: 0.0, depth: 1 }
+    DeviceConfig {
+        latency_s,
+        chunk_s: 1e-4,
+        byte_s,
+        shared_byte_s: byte_s,
+        depth: 1,
+        ..DeviceConfig::default()
+    }
 }
 
 /// A level that a page cache stands in front of, unless it is the first. It evicts if the policy evicts on demand.
@@ -58,19 +67,17 @@ pub(crate) fn level(name: &str, policy: &TierPolicy, chunks: u64) -> LevelConfig
         chunks,
         eviction: EvictionKind::Lru,
         evicts: policy.evict_on_demand,
-        watermark: 1.0,
-        target: 1.0,
         read: if first { copy } else { device(5e-3, 2e-5) },
         write: if first { copy } else { device(5e-3, 2e-5) },
         page_cache_read: (!first).then(|| device(2e-3, 4e-6)),
-        external: false,
+        ..any::plain_level()
     }
 }
 
 pub(crate) fn tiers(policy: TierPolicy, cpu_chunks: u64, disk_chunks: Option<u64>) -> TierConfig {
     let disk = disk_chunks.map(|chunks| level("disk", &policy, chunks));
     let levels = std::iter::once(level("cpu", &policy, cpu_chunks)).chain(disk).collect();
-    TierConfig { policy, chunk_bytes: CHUNK_BYTES, chunk_tokens: 8, levels }
+    TierConfig { policy, chunk_bytes: CHUNK_BYTES, chunk_tokens: 8, levels, private_levels: 1 }
 }
 
 pub(crate) fn config(gpu_blocks: u32, tiers: Option<TierConfig>) -> EngineConfig {
@@ -85,6 +92,11 @@ pub(crate) fn config(gpu_blocks: u32, tiers: Option<TierConfig>) -> EngineConfig
         record_token_times: true,
         macro_steps: true,
         lookup_polls: 0,
+        touches_waiting: false,
+        reads_ahead: false,
+        stores_replies: false,
+        loads_by_layer: false,
+        whole_nodes: false,
         journal: false,
         cost: CostConfig {
             step_s: 2e-3,

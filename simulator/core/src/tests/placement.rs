@@ -37,7 +37,7 @@ impl Bench {
     /// Mooncake's master and its SSD, which drops its oldest chunks from nine tenths down to eight.
     fn mooncake(cpu_chunks: u64, disk_chunks: u64) -> Self {
         let mut config = free(super::tiers(mooncake(), cpu_chunks, Some(disk_chunks)));
-        config.levels[0].eviction = EvictionKind::Lease;
+        (config.levels[0].eviction, config.levels[0].lease_s) = (EvictionKind::Lease, 10.0);
         let disk = &mut config.levels[1];
         (disk.eviction, disk.evicts) = (EvictionKind::Fifo, true);
         (disk.watermark, disk.target) = (0.9, 0.8);
@@ -243,7 +243,6 @@ fn sglang_writes_through_and_makes_room_on_the_host_page_by_page() {
 
 fn mooncake() -> TierPolicy {
     TierPolicy {
-        lease_s: 10.0,
         end_uses: false,
         partial_stores: true,
         tick_s: 0.01,
@@ -268,9 +267,9 @@ fn mooncake_evicts_expired_leases_in_their_order() {
     bench.store(&[19]);
     bench.at(2.005);
     assert_eq!(bench.where_are(&keys), "c".repeat(18));
-    // All others' leases ran out when they were put, the prompt's last first.
+    // All others' leases ran out when they were put, the prompt's first one first.
     bench.at(2.02);
-    assert_eq!(bench.where_are(&[14, 15, 16, 17, 18, 19]), "c--ccc");
+    assert_eq!(bench.where_are(&[1, 2, 3, 16, 17, 18, 19]), "--ccccc");
     assert_eq!(bench.tiers.used()[0], 17);
 }
 
@@ -294,12 +293,12 @@ fn mooncake_keeps_leased_chunks_though_a_put_fails() {
     assert_eq!(bench.where_are(&[31, 32]), "c-");
     bench.at(11.95);
     assert_eq!(bench.where_are(&[31]), "-");
-    // Leases ran out at 12 s, the first chunk's last. 90 % is not above the watermark and no put has failed since.
+    // Leases ran out at 12 s, the first chunk's first. 90 % is not above the watermark and no put has failed since.
     bench.at(20.0);
     assert_eq!(bench.where_are(&keys), "c".repeat(9));
     bench.store(&[41]);
     bench.at(20.01);
-    assert_eq!(bench.where_are(&[1, 7, 8, 9, 41]), "cc--c");
+    assert_eq!(bench.where_are(&[1, 2, 3, 9, 41]), "--ccc");
 }
 
 #[test]

@@ -40,13 +40,22 @@ impl TickShare {
     pub const ALL: [(&str, Self); 2] = [("ratio", Self::Ratio), ("surplus", Self::Surplus)];
 }
 
+/// When ticks drop how much from a level.
+#[derive(Clone, Copy, Debug)]
+#[cfg_attr(feature = "python", derive(pyo3::FromPyObject))]
+pub struct TickConfig {
+    pub tick_s: f64,
+    pub watermark: f64,
+    pub evict_ratio: f64,
+    pub tick_share: TickShare,
+}
+
 /// The rules of a cache server that concern all levels, or the first one. `simulator/policies/tiers.py` documents each
 /// field; `LevelConfig` has the rules of each level.
 #[derive(Clone, Debug)]
 #[cfg_attr(feature = "python", derive(pyo3::FromPyObject))]
 pub struct TierPolicy {
     pub end_uses: bool,
-    pub lease_s: f64,
     pub placement: Placement,
     pub partial_stores: bool,
     pub evict_on_demand: bool,
@@ -69,6 +78,17 @@ impl TierPolicy {
         self.evict_on_demand || self.placement == Placement::Waterfall
     }
 
+    /// The ticks of the first level.
+    pub fn ticks(&self) -> Option<TickConfig> {
+        let Self { tick_s, watermark, evict_ratio, tick_share, .. } = *self;
+        (!self.evicts()).then_some(TickConfig { tick_s, watermark, evict_ratio, tick_share })
+    }
+
+    /// Requests may read ahead of their turn: what the tiers read stays in the first level.
+    pub fn reads_ahead(&self) -> bool {
+        self.keep_prefetched && !self.read_in_place
+    }
+
     /// How many requests may read from lower levels at a time.
     pub fn prefetches(&self) -> u64 {
         self.max_prefetches.min(MOST_PREFETCHES)
@@ -84,6 +104,20 @@ pub struct LevelConfig {
     pub name: String,
     pub chunks: u64,
     pub eviction: EvictionKind,
+    /// For "lease": how long a use keeps a chunk.
+    pub lease_s: f64,
+    /// Ticks of a level below the first; the policy has those of the first one.
+    pub ticks: Option<TickConfig>,
+    /// With the placement `Copy`: stores pass this level by, which gets what the level above it drops.
+    pub takes_dropped: bool,
+    /// A write uses those of its chunks that the level holds.
+    pub writes_use: bool,
+    /// What the first level has read from here, and keeps, goes.
+    pub exclusive: bool,
+    /// What the first level reads from here is written to the level above this one, too.
+    pub promotes: bool,
+    /// Look-ups find chunks as soon as their write begins, while no more than so many are being written.
+    pub buffer_chunks: u64,
     /// A full level drops chunks. Otherwise it takes no more.
     pub evicts: bool,
     /// A write that would fill the level beyond the first share of it empties it down to the second one, if it evicts.
@@ -105,12 +139,14 @@ pub struct TierConfig {
     pub chunk_tokens: u64,
     /// From the one next to the GPU down: at least one, MOST_LEVELS at most.
     pub levels: Vec<LevelConfig>,
+    /// Where instances share lower levels: how many levels, from the first one on, each has for itself; at least one.
+    pub private_levels: usize,
 }
 
 impl TierConfig {
-    /// The first level has levels below it.
+    /// There are levels below the private ones.
     pub fn has_lower(&self) -> bool {
-        self.levels.len() > 1
+        self.levels.len() > self.private_levels.max(1)
     }
 
     /// Why these tiers could keep nothing, in one line; None: they can.
@@ -146,8 +182,21 @@ impl TierConfig {
                 level.name
             ));
         }
+        let promotes = first.promotes || lower.first().is_some_and(|level| level.promotes);
+        if promotes || first.takes_dropped || first.exclusive {
+            let says = "only a level with another one between it and the GPU may promote, and the first takes stores";
+            return Some(says.to_string());
+        }
         if first.external || (lower.len() > 1 && lower.iter().any(|level| level.external)) {
             return Some("a level whose transfers the caller makes must be the second of two".to_string());
+        }
+        let plain =
+            |level: &LevelConfig| !level.exclusive && level.buffer_chunks == 0 && level.ticks.is_none();
+        let external = lower.iter().find(|level| level.external && (level.takes_dropped || !plain(level)));
+        if external.is_some() {
+            return Some(
+                "a level whose transfers the caller makes has no buffer, ticks or dropped chunks".to_string(),
+            );
         }
         None
     }
@@ -155,7 +204,6 @@ impl TierConfig {
     fn numbers_refusal(&self) -> Option<String> {
         let policy = &self.policy;
         let numbers = [
-            ("lease_s", policy.lease_s),
             ("tick_s", policy.tick_s),
             ("watermark", policy.watermark),
             ("evict_ratio", policy.evict_ratio),
@@ -168,7 +216,19 @@ impl TierConfig {
             let name = |of: &str| format!("{}_{of}", level.name);
             [(name("watermark"), level.watermark), (name("target"), level.target)]
         });
-        let bad = own.chain(shares).find(|(_, number)| !(number.is_finite() && *number >= 0.0));
+        let leases = self.levels.iter().map(|level| (format!("{}_lease_s", level.name), level.lease_s));
+        let ticks =
+            self.levels.iter().filter_map(|level| Some((level, level.ticks?))).flat_map(|(level, ticks)| {
+                let name = |of: &str| format!("{}_{of}", level.name);
+                let numbers =
+                    [("tick_s", ticks.tick_s), ("watermark", ticks.watermark), ("ratio", ticks.evict_ratio)];
+                numbers.map(|(of, number)| (name(of), number))
+            });
+        let bad = own
+            .chain(shares)
+            .chain(leases)
+            .chain(ticks)
+            .find(|(_, number)| !(number.is_finite() && *number >= 0.0));
         bad.map(|(name, number)| {
             format!("the tier policy's {name} must be a number of 0 or more, not {number}")
         })

@@ -3,12 +3,24 @@
 //! A transfer is a row of operations, a chunk each. Alone it takes latency + (chunks x chunk + bytes x byte) / depth.
 //! All transfers together move at most a byte in shared_byte, and at most a chunk in shared_chunk (one interpreter's
 //! time for it). So n transfers of large data get min(1 / shared_byte, size / shared_chunk, n depth size / (chunk +
-//! size byte)) bytes a second. A device never sleeps; it says when a transfer ends.
+//! size byte)) bytes a second. A device with links is remote (`remote.rs`). A device never sleeps; it says when a
+//! transfer ends.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use crate::time::{self, Ticks};
 
+/// What each client of a remote device has: a link with a bandwidth of 1 / byte_s, and connections over it. Each
+/// operation waits for latency_s; chunk_s is the client's own work on it. shared_byte_s bounds all clients together.
+#[derive(Clone, Copy, Debug)]
+#[cfg_attr(feature = "python", derive(pyo3::FromPyObject))]
+pub struct LinkConfig {
+    pub latency_s: f64,
+    /// Operations that a client has in flight; 0 means 1.
+    pub connections: u64,
+}
+
+/// latency_s is a transfer's, once. A device with a link has none, and no depth or shared_chunk_s.
 #[derive(Clone, Copy, Debug, Default)]
 #[cfg_attr(feature = "python", derive(pyo3::FromPyObject))]
 pub struct DeviceConfig {
@@ -19,21 +31,34 @@ pub struct DeviceConfig {
     pub shared_chunk_s: f64,
     /// Operations that a transfer has in flight; 0 means 1.
     pub depth: u64,
+    pub link: Option<LinkConfig>,
 }
 
 #[derive(Clone, Debug)]
-struct Rates {
+pub(super) struct Rates {
     latency: Ticks,
     chunk: Ticks,
     byte: Ticks,
     shared_byte: Ticks,
     shared_chunk: Ticks,
     depth: u128,
+    link: Option<LinkRates>,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct LinkRates {
+    latency: Ticks,
+    connections: u128,
 }
 
 impl Rates {
-    fn new(config: &DeviceConfig) -> Self {
+    pub fn new(config: &DeviceConfig) -> Self {
+        let link = |link: LinkConfig| LinkRates {
+            latency: time::from_s(link.latency_s),
+            connections: u128::from(link.connections.max(1)),
+        };
         Self {
+            link: config.link.map(link),
             latency: time::from_s(config.latency_s),
             chunk: time::from_s(config.chunk_s),
             byte: time::from_s(config.byte_s),
@@ -44,13 +69,33 @@ impl Rates {
     }
 
     /// The time of a transfer alone on the device, without its latency.
-    fn alone(&self, chunks: u64, bytes: u64) -> Ticks {
+    pub fn alone(&self, chunks: u64, bytes: u64) -> Ticks {
         let (chunks, bytes) = (u128::from(chunks), u128::from(bytes));
         let one_by_one = self.chunk * chunks + self.byte * bytes;
+        if let Some(link) = &self.link {
+            return one_by_one + link.latency * chunks.div_ceil(link.connections);
+        }
         match self.depth.min(chunks) {
             0 | 1 => one_by_one,
             depth => one_by_one / depth,
         }
+    }
+
+    /// The time for which bytes keep a link busy.
+    pub fn bytes(&self, bytes: u64) -> Ticks {
+        self.byte * u128::from(bytes)
+    }
+
+    /// The time for which operations keep a client busy, or its connections.
+    pub fn operations(&self, chunks: u64, bytes: u64) -> Ticks {
+        let Some(link) = &self.link else { return 0 };
+        let own = self.chunk * u128::from(chunks);
+        own.max((own + self.bytes(bytes) + link.latency * u128::from(chunks)) / link.connections)
+    }
+
+    /// How many links carry what all of them together may, in 2^-bits; None: no bound.
+    pub fn links(&self, bits: u32) -> Option<u128> {
+        (self.shared_byte > 0).then(|| ((self.byte << bits) / self.shared_byte).max(1))
     }
 
     /// The time for which a transfer keeps the shared part of the device busy.
@@ -59,23 +104,40 @@ impl Rates {
     }
 }
 
-/// First come, first served: a transfer's data moves after the data of the transfers before it; latencies overlap.
+/// First come, first served: a transfer's data moves after the data of the transfers before it; latencies overlap. Of a
+/// remote device, each client's transfers go one after another over its link, and all wait for the total bandwidth.
 #[derive(Clone, Debug)]
 pub struct Device {
     rates: Rates,
     busy_until: Ticks,
+    /// By client.
+    links_busy_until: Vec<Ticks>,
 }
 
 impl Device {
     pub fn new(config: &DeviceConfig) -> Self {
-        Self { rates: Rates::new(config), busy_until: 0 }
+        Self { rates: Rates::new(config), busy_until: 0, links_busy_until: Vec::new() }
     }
 
-    /// Takes a transfer in and returns when it ends.
-    pub fn submit(&mut self, now: Ticks, chunks: u64, bytes: u64) -> Ticks {
+    /// Takes a client's transfer in and returns when it ends.
+    pub fn submit(&mut self, now: Ticks, client: usize, chunks: u64, bytes: u64) -> Ticks {
+        if self.rates.link.is_some() {
+            return self.submit_remote(now, client, chunks, bytes);
+        }
         let start = (now + self.rates.latency).max(self.busy_until);
         self.busy_until = start + self.rates.alone(chunks, bytes).max(self.rates.shared(chunks, bytes));
         self.busy_until
+    }
+
+    #[cold]
+    fn submit_remote(&mut self, now: Ticks, client: usize, chunks: u64, bytes: u64) -> Ticks {
+        if self.links_busy_until.len() <= client {
+            self.links_busy_until.resize(client + 1, 0);
+        }
+        self.busy_until = self.busy_until.max(now) + self.rates.shared(chunks, bytes);
+        let link = &mut self.links_busy_until[client];
+        *link = ((*link).max(now) + self.rates.alone(chunks, bytes)).max(self.busy_until);
+        *link
     }
 }
 
@@ -100,7 +162,7 @@ impl SharedDevice {
         Self { rates: Rates::new(config), now: 0, served: 0, sharing, alone_until, next: 0 }
     }
 
-    /// Takes a transfer in. Returns its number and when it ends unless others join it; the caller asks `ended` then.
+    /// As `Reader::submit`.
     pub fn submit(&mut self, now: Ticks, chunks: u64, bytes: u64) -> (u64, Ticks) {
         self.share_until(now);
         let id = self.next;
@@ -110,7 +172,7 @@ impl SharedDevice {
         (id, self.end(id))
     }
 
-    /// Ok: the transfer has ended, and the device forgets it. Err: when it will end unless others join it.
+    /// As `Reader::ended`.
     pub fn ended(&mut self, now: Ticks, id: u64) -> Result<(), Ticks> {
         self.share_until(now);
         let end = self.end(id);
@@ -186,15 +248,15 @@ mod tests {
     #[test]
     fn transfers_queue_for_bandwidth_and_overlap_latency() {
         let mut device = Device::new(&config(1.0, 0.5, 0.25, 0.25));
-        assert_eq!(time::to_s(device.submit(0, 2, 4)), 3.0);
-        assert_eq!(time::to_s(device.submit(0, 1, 2)), 4.0);
-        assert_eq!(time::to_s(device.submit(time::from_s(10.0), 0, 0)), 11.0);
+        assert_eq!(time::to_s(device.submit(0, 0, 2, 4)), 3.0);
+        assert_eq!(time::to_s(device.submit(0, 0, 1, 2)), 4.0);
+        assert_eq!(time::to_s(device.submit(time::from_s(10.0), 0, 0, 0)), 11.0);
     }
 
     #[test]
     fn a_limit_below_what_a_transfer_could_do_alone_decides() {
         let mut device = Device::new(&config(0.0, 0.5, 0.25, 2.0));
-        assert_eq!(time::to_s(device.submit(0, 2, 4)), 8.0);
+        assert_eq!(time::to_s(device.submit(0, 0, 2, 4)), 8.0);
         assert_eq!(ends(&mut SharedDevice::new(&config(0.0, 0.5, 0.25, 2.0)), &[(0.0, 2, 4)]), [8.0]);
     }
 

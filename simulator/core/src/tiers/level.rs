@@ -1,7 +1,11 @@
 //! One level below the first: what it holds, what of that the page cache holds too, and its devices.
 
+use std::collections::VecDeque;
+
 use super::config::{LevelConfig, Placement, TierConfig};
-use super::device::{Device, SharedDevice};
+use super::device::Device;
+use super::reader::Reader;
+use super::ticker::Ticker;
 use crate::cache::Cache;
 use crate::chunks::spans::{Span, count, marked, push_span};
 use crate::chunks::{ExtentId, Found, NEW, NONE, PromptCursor};
@@ -21,11 +25,18 @@ struct Rules {
     /// Callers name chunks without the prompt that they belong to.
     loose: bool,
     has_page_cache: bool,
+    /// Others ask which keys went.
+    notes_gone: bool,
+    takes_dropped: bool,
+    writes_use: bool,
+    exclusive: bool,
+    promotes: bool,
+    buffer: u64,
 }
 
 impl Rules {
     fn held(&self) -> Cache {
-        let notes_gone = self.has_page_cache || self.loose;
+        let notes_gone = self.has_page_cache || self.loose || self.notes_gone;
         Cache::new(self.chunks, self.eviction, self.lease, self.loose, notes_gone)
     }
 }
@@ -35,10 +46,14 @@ pub struct Level {
     rules: Rules,
     held: Cache,
     in_page_cache: KeyMap<()>,
-    read: SharedDevice,
+    read: Reader,
     write: Device,
     /// None: reads bypass the page cache.
-    page_cache_read: Option<SharedDevice>,
+    page_cache_read: Option<Reader>,
+    pub ticker: Ticker,
+    /// Chunks that look-ups find already while the device still writes them, and when it will have written them.
+    buffered: u64,
+    flushes: VecDeque<(Ticks, u64)>,
     /// Scratch memory.
     lacking: Vec<Span>,
 }
@@ -47,24 +62,36 @@ impl Level {
     pub fn new(config: &LevelConfig, tiers: &TierConfig, loose: bool) -> Self {
         let share = |share: f64| (share * config.chunks as f64) as u64;
         // Chunks that fall down a waterfall, and slots of a real device, are single chunks.
-        let single = config.external || tiers.policy.placement == Placement::Waterfall;
+        let falls = tiers.policy.placement == Placement::Waterfall || config.takes_dropped;
+        let single = config.external || falls || config.exclusive;
         let rules = Rules {
             chunks: config.chunks,
             eviction: config.eviction,
-            lease: time::from_s(tiers.policy.lease_s),
+            lease: time::from_s(config.lease_s),
             evicts: config.evicts,
             watermark: share(config.watermark),
             target: share(config.target),
             loose: loose || single,
             has_page_cache: config.page_cache_read.is_some(),
+            notes_gone: falls
+                || config.ticks.is_some()
+                || tiers.levels.iter().any(|level| level.takes_dropped),
+            takes_dropped: config.takes_dropped,
+            writes_use: config.writes_use,
+            exclusive: config.exclusive,
+            promotes: config.promotes,
+            buffer: config.buffer_chunks,
         };
         Self {
             held: rules.held(),
             rules,
             in_page_cache: KeyMap::default(),
-            read: SharedDevice::new(&config.read),
+            read: Reader::new(&config.read),
             write: Device::new(&config.write),
-            page_cache_read: config.page_cache_read.as_ref().map(SharedDevice::new),
+            page_cache_read: config.page_cache_read.as_ref().map(Reader::new),
+            ticker: Ticker::new(config.ticks.as_ref()),
+            buffered: 0,
+            flushes: VecDeque::new(),
             lacking: Vec::new(),
         }
     }
@@ -98,9 +125,52 @@ impl Level {
         self.held.has(at)
     }
 
+    pub fn takes_dropped(&self) -> bool {
+        self.rules.takes_dropped
+    }
+
+    pub fn promotes(&self) -> bool {
+        self.rules.promotes
+    }
+
+    /// Runs the ticks that are due. Returns how many there were, and the keys that went at each.
+    pub fn run_ticks(&mut self, now: Ticks) -> (u64, Vec<(Ticks, Vec<Key>)>) {
+        self.held.clear_gone();
+        let (ticks, dropped) = self.ticker.run(now, &mut self.held);
+        dropped.iter().flat_map(|(_, keys)| keys).for_each(|key| _ = self.in_page_cache.remove(key));
+        (ticks, dropped)
+    }
+
+    /// Makes chunks findable whose write has begun and ends at `end`, if the buffer has room for them.
+    pub fn buffers(&mut self, now: Ticks, end: Ticks, count: u64, marks: &mut Vec<Span>) -> bool {
+        while let Some((_, flushed)) = self.flushes.pop_front_if(|(at, _)| *at <= now) {
+            self.buffered -= flushed;
+        }
+        if self.buffered + count > self.rules.buffer {
+            return false;
+        }
+        self.buffered += count;
+        self.flushes.push_back((end, count));
+        self.end_write(marks);
+        true
+    }
+
+    pub fn exclusive(&self) -> bool {
+        self.rules.exclusive
+    }
+
+    /// Drops those of these chunks that are neither read nor written.
+    pub fn drop_chunks(&mut self, keys: &[Key]) {
+        for key in self.held.drop_settled(keys) {
+            self.in_page_cache.remove(&key);
+        }
+    }
+
     pub fn reset(&mut self) {
         self.held = self.rules.held();
         self.in_page_cache = KeyMap::default();
+        self.flushes.clear();
+        self.buffered = 0;
     }
 
     pub fn reset_page_cache(&mut self) {
@@ -113,6 +183,7 @@ impl Level {
         let evicts = self.rules.evicts;
         self.held.clear_gone();
         if !evicts && self.held.room(false) == 0 {
+            self.ticker.short_of_room = true;
             marks.clear();
             return 0;
         }
@@ -123,6 +194,7 @@ impl Level {
         }
         let room = self.held.room(evicts);
         if count > room {
+            self.ticker.short_of_room = true;
             count = self.held.keep_first(marks, room);
         }
         self.held.reserve(range, marks, true, evicts);
@@ -149,7 +221,13 @@ impl Level {
                 let len = found.len.min(end - number);
                 let at = match found.at {
                     NONE => NEW,
-                    at if self.held.has(at) => NONE,
+                    at if self.held.has(at) => {
+                        if self.rules.writes_use {
+                            let at = self.held.cut(found, len);
+                            self.held.touch_at(std::iter::once(Span::new(at, len)));
+                        }
+                        NONE
+                    }
                     _ => self.held.cut(found, len),
                 };
                 push_span(&mut lacking, Span::new(at, len));
@@ -203,7 +281,7 @@ impl Level {
     }
 
     /// The device that answers reads: the level's own, or the page cache.
-    pub fn reader(&mut self, page_cache: bool) -> &mut SharedDevice {
+    pub fn reader(&mut self, page_cache: bool) -> &mut Reader {
         match &mut self.page_cache_read {
             Some(device) if page_cache => device,
             _ => &mut self.read,

@@ -1,25 +1,45 @@
 //! Look-ups: which chunks of a prompt the levels hold, and what the tiers read from lower levels before they answer.
 
-use super::transfers::{Ended, Hit, LevelId, Op, Portion, Prefetch, Read, Slot};
+use std::ops::Range;
+
+use super::transfers::{Asked, Ended, Hit, LevelId, Op, Portion, Prefetch, Read, Slot};
 use super::{MOST_LEVELS, Tiers, id_and};
 use crate::chunks::spans::{Span, push_span, span_at};
 use crate::chunks::{Found, NEW, NONE, PromptCursor};
 use crate::keys::{ChunkRange, Key};
 use crate::time::{self, FOREVER, Ticks};
 
+/// For whom the tiers read, and until when they do.
+struct Wanted {
+    slot: Slot,
+    deadline: Ticks,
+    ahead: bool,
+}
+
 impl Tiers {
-    /// Finds and locks a prefix; begins to read what only lower levels hold.
-    pub(super) fn start(&mut self, now: Ticks, slot: Slot, range: &ChunkRange) -> Option<Hit> {
+    /// Finds and locks a prefix; begins to read what only lower levels hold. `asked_at`, `ahead`: as in `Asked`.
+    pub(super) fn start(
+        &mut self,
+        now: Ticks,
+        (slot, range): (Slot, &ChunkRange),
+        asked_at: Ticks,
+        ahead: bool,
+    ) -> Option<Hit> {
         let (mut hit, mut room) = self.find(range);
         self.lock_hit(&hit);
         if hit.lower_chunks() > 0 {
             if self.may_prefetch(now, slot, &hit, &mut room) {
-                self.prefetch(now, slot, hit, room);
+                let deadline = self.deadline(asked_at, hit.lower_chunks());
+                self.prefetch(now, Wanted { slot, deadline, ahead }, hit, room);
                 return None;
             }
             // Without room for all of them the hit ends before the first chunk that only a lower level holds.
             let beyond = hit.split_off(hit.first_lower_span());
             self.unlock_hit(&beyond);
+        }
+        if ahead {
+            self.unlock_hit(&hit);
+            return Some(Hit::default());
         }
         self.answered(slot, &hit);
         Some(hit)
@@ -106,7 +126,7 @@ impl Tiers {
         }
     }
 
-    fn answered(&mut self, slot: Slot, hit: &Hit) {
+    pub(super) fn answered(&mut self, slot: Slot, hit: &Hit) {
         let flags = || hit.chunk_levels().map(|level| u64::from(level == 0)).collect::<Vec<_>>();
         self.journal.note("answer", || id_and(slot as u64, &flags()));
         if hit.spans.iter().any(|span| span.at == NONE) {
@@ -114,8 +134,12 @@ impl Tiers {
         } else {
             self.first.touch_at(hit.spans.iter().copied());
         }
+        // A level counts what it adds beyond the prefix that those above it hold, as LMCache does: behind a chunk from
+        // below, what the first level holds counts there.
+        let mut deepest = 0;
         for (chunks, level) in hit.ranges() {
-            self.counters.levels[level as usize].hit_chunks += chunks.len() as u64;
+            deepest = deepest.max(level as usize);
+            self.counters.levels[deepest].hit_chunks += chunks.len() as u64;
         }
     }
 
@@ -146,7 +170,7 @@ impl Tiers {
     }
 
     /// Begins to read a hit's chunks from lower levels: level by level, from its device and then from the page cache.
-    fn prefetch(&mut self, now: Ticks, slot: Slot, hit: Hit, room: Vec<Span>) {
+    fn prefetch(&mut self, now: Ticks, wanted: Wanted, hit: Hit, room: Vec<Span>) {
         let count = hit.lower_chunks();
         self.prefetching += 1;
         self.prefetching_chunks += count;
@@ -163,8 +187,9 @@ impl Tiers {
             let portion = of_both.map(|(page_cache, chunks)| Portion { lower, page_cache, chunks });
             portions.extend(portion.into_iter().filter(|portion| portion.chunks > 0));
         }
-        let deadline = self.deadline(now, count);
-        let mut prefetch = Box::new(Prefetch { slot, hit, room, began: now, chunks: 0, portions, deadline });
+        let Wanted { slot, deadline, ahead } = wanted;
+        let mut prefetch =
+            Box::new(Prefetch { slot, hit, room, began: now, chunks: 0, portions, deadline, ahead });
         if let Some(outbox) = &mut self.outbox {
             outbox.read(self.transfers.next_id(), slot, prefetch.hit.lower_keys());
             prefetch.portions.clear();
@@ -175,7 +200,7 @@ impl Tiers {
     }
 
     /// When the tiers stop to wait for so many chunks that they begin to read now.
-    fn deadline(&self, now: Ticks, chunks: u64) -> Ticks {
+    pub(super) fn deadline(&self, now: Ticks, chunks: u64) -> Ticks {
         let policy = &self.config.policy;
         let tokens = chunks as f64 * self.config.chunk_tokens as f64;
         let most_s = |base_s: f64| time::from_s(base_s + policy.prefetch_token_s * tokens);
@@ -187,9 +212,11 @@ impl Tiers {
         let Some(Portion { lower, page_cache, chunks }) = prefetch.portions.pop() else { return };
         (prefetch.began, prefetch.chunks) = (now, chunks);
         let device = self.lower[lower].reader(page_cache);
-        let (id, end) = device.submit(now, chunks, chunks * self.config.chunk_bytes);
-        let end = end.min(prefetch.deadline);
-        self.begin(end, Op::Prefetch(prefetch, Read::Level { lower, page_cache, id }));
+        let (id, end) = device.submit(now, self.instance, chunks, chunks * self.config.chunk_bytes);
+        self.begin(
+            prefetch.wakes_at(now, end),
+            Op::Prefetch(prefetch, Read::Level { lower, page_cache, id }),
+        );
     }
 
     /// Err: when the transfer will end, unless others join it.
@@ -203,16 +230,13 @@ impl Tiers {
     /// A read was to end now; transfers that joined it meanwhile may have made it longer.
     pub(super) fn read_on(&mut self, now: Ticks, prefetch: Box<Prefetch>, read: Read) -> Ended {
         match self.read_ended(now, read) {
-            Err(end) if now >= prefetch.deadline => {
-                let later: u64 = prefetch.portions.iter().map(|portion| portion.chunks).sum();
-                let missing = prefetch.chunks + later - self.read_by(now, end, &prefetch, read);
-                self.begin(end, Op::Rest(read));
-                let arrived = prefetch.hit.position_of_lower_chunk(prefetch.hit.lower_chunks() - missing);
-                self.prefetched(now, *prefetch, arrived)
+            Err(end) if now >= prefetch.deadline && !prefetch.ahead => {
+                self.cut_off(now, *prefetch, read, Some(end))
             }
             Err(end) => {
-                self.begin(end.min(prefetch.deadline), Op::Prefetch(prefetch, read));
-                Ended::Nothing
+                let (slot, overdue) = (prefetch.slot, now >= prefetch.deadline);
+                self.begin(prefetch.wakes_at(now, end), Op::Prefetch(prefetch, read));
+                if overdue { Ended::Overdue(slot) } else { Ended::Nothing }
             }
             Ok(()) if !prefetch.portions.is_empty() => {
                 self.read_next(now, prefetch);
@@ -223,6 +247,24 @@ impl Tiers {
                 self.prefetched(now, *prefetch, arrived)
             }
         }
+    }
+
+    /// Ends a prefetch with what has arrived. `end`: when the transfer under way will end; None: it has ended.
+    pub(super) fn cut_off(
+        &mut self,
+        now: Ticks,
+        prefetch: Prefetch,
+        read: Read,
+        end: Option<Ticks>,
+    ) -> Ended {
+        let later: u64 = prefetch.portions.iter().map(|portion| portion.chunks).sum();
+        let mut missing = later;
+        if let Some(end) = end {
+            missing += prefetch.chunks - self.read_by(now, end, &prefetch, read);
+            self.begin(end, Op::Rest(read));
+        }
+        let arrived = prefetch.hit.position_of_lower_chunk(prefetch.hit.lower_chunks() - missing);
+        self.prefetched(now, prefetch, arrived)
     }
 
     /// How many chunks of a transfer that ends at `end` are there now: they come evenly after its latency.
@@ -242,7 +284,7 @@ impl Tiers {
 
     /// A prefetch brought the hit's chunks up to number `arrived`.
     fn prefetched(&mut self, now: Ticks, prefetch: Prefetch, arrived: usize) -> Ended {
-        let Prefetch { slot, mut hit, mut room, .. } = prefetch;
+        let Prefetch { slot, mut hit, mut room, ahead, .. } = prefetch;
         self.journal.note("prefetched", || vec![slot as u64]);
         self.prefetching -= 1;
         self.prefetching_chunks -= hit.lower_chunks();
@@ -263,14 +305,47 @@ impl Tiers {
             self.first.admit_loaded(&room, !self.config.policy.keep_prefetched);
             hit.moved_to(&room);
         }
-        self.answered(slot, &hit);
+        self.go_elsewhere(now, slot, &hit);
+        if !ahead {
+            self.answered(slot, &hit);
+        }
         while self.prefetching < self.config.policy.prefetches()
-            && let Some((slot, range)) = self.waiting_lookups.pop_front()
+            && let Some(Asked { slot, range, at, ahead }) = self.waiting_lookups.pop_front()
         {
-            if let Some(hit) = self.start(now, slot, &range) {
-                self.begin(now, Op::Answer { slot, hit });
+            if let Some(hit) = self.start(now, (slot, &range), at, ahead) {
+                self.begin(now, Op::Answer { slot, hit, ahead });
             }
         }
-        Ended::Lookup(slot, hit)
+        if !ahead {
+            return Ended::Lookup(slot, hit);
+        }
+        let read = hit.ranges().filter(|(_, level)| *level > 0).collect();
+        self.release(&hit);
+        Ended::Ahead(slot, read)
+    }
+
+    /// What the first level has read from an exclusive level leaves that; what it has read from a level that promotes
+    /// goes to the level above that as well.
+    fn go_elsewhere(&mut self, now: Ticks, slot: Slot, hit: &Hit) {
+        for lower in 0..self.lower.len() {
+            let (exclusive, promotes) = (self.lower[lower].exclusive(), self.lower[lower].promotes());
+            if !(exclusive || promotes) {
+                continue;
+            }
+            let of = |level: LevelId| usize::from(level) == lower + 1;
+            if promotes && lower > 0 {
+                let mark = |(chunks, level): (Range<usize>, LevelId)| {
+                    Span::new(if of(level) { NEW } else { NONE }, chunks.len())
+                };
+                let mut marks: Vec<Span> = hit.ranges().map(mark).collect();
+                let count = self.begin_write(lower - 1, &hit.range, &mut marks);
+                self.write_dropped(now, slot, lower - 1, &hit.range, marks, count);
+            }
+            if exclusive && self.config.policy.reads_ahead() {
+                let held = hit.ranges().filter(|(_, level)| of(*level));
+                let keys: Vec<Key> = held.flat_map(|(chunks, _)| hit.range.keys()[chunks].to_vec()).collect();
+                self.lower[lower].drop_chunks(&keys);
+            }
+        }
     }
 }

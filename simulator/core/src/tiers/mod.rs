@@ -4,13 +4,17 @@
 //! one; stores go down to the lower levels as the placement says. Sans I/O: the tiers say which transfer ends when, and
 //! act on its end (`io_done`). Chunk counts stand for bytes throughout.
 
+mod ahead;
 pub mod config;
 pub mod device;
 mod level;
 mod lookup;
 pub mod outbox;
 mod placement;
+mod reader;
+mod remote;
 pub mod server;
+mod ticker;
 mod transfers;
 
 #[cfg(test)]
@@ -29,8 +33,12 @@ use config::{MOST_LEVELS, Placement, TierConfig};
 use device::Device;
 use level::Level;
 use outbox::{Issued, Outbox};
-pub use transfers::{Begun, Ended, Hit, IoId, Slot};
-use transfers::{Op, Transfers};
+use ticker::Ticker;
+use transfers::{Asked, Op, Transfers};
+pub use transfers::{Begun, Ended, Hit, IoId, ReadAhead, Slot};
+
+/// A server that instances share knows a request by its slot and, from this bit on, by its instance.
+pub const INSTANCE_BIT: u32 = 32;
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct LevelCounters {
@@ -72,18 +80,17 @@ pub struct Tiers {
     /// The levels below the first one.
     lower: Vec<Level>,
     transfers: Transfers,
+    /// Which client of lower levels that instances share these tiers are.
+    instance: usize,
     /// Look-ups that read from lower levels, and how many chunks.
     prefetching: u64,
     prefetching_chunks: u64,
-    waiting_lookups: VecDeque<(Slot, ChunkRange)>,
+    waiting_lookups: VecDeque<Asked>,
     /// Chunks of hits that the tiers read past the first level, and how often `release` will name them.
     in_place: KeyMap<u32>,
-    tick_every: Ticks,
-    /// The number of the next tick, and when it is due.
-    next_tick: u128,
-    tick_due: Ticks,
-    /// A store found no room since the last eviction.
-    short_of_room: bool,
+    /// The first level's ticks, and when the next one is due that lets chunks fall or concerns a lower level.
+    ticker: Ticker,
+    lower_due: Ticks,
     counters: TierCounters,
     /// Transfers begun since the engine last looked.
     begun: Vec<Begun>,
@@ -98,30 +105,33 @@ pub struct Tiers {
 
 impl Tiers {
     pub fn new(config: TierConfig, journal: bool) -> Self {
-        let ticks = config.policy.tick_s > 0.0 && !config.policy.evicts();
-        let tick_every = if ticks { time::from_s(config.policy.tick_s) } else { 0 };
         let external = config.levels.iter().any(|level| level.external);
-        Self {
+        let mut tiers = Self {
             outbox: external.then(Outbox::default),
             first: first_cache(&config, false, journal),
             first_read: Device::new(&config.levels[0].read),
             first_write: Device::new(&config.levels[0].write),
+            lower_due: FOREVER,
             lower: lower_levels(&config, false),
             transfers: Transfers::default(),
+            instance: 0,
             prefetching: 0,
             prefetching_chunks: 0,
             waiting_lookups: VecDeque::new(),
             in_place: KeyMap::default(),
-            tick_every,
-            next_tick: 1,
-            tick_due: if tick_every > 0 { tick_every } else { FOREVER },
-            short_of_room: false,
+            ticker: Ticker::new(config.policy.ticks().as_ref()),
             counters: TierCounters::default(),
             begun: Vec::new(),
             spare: Vec::new(),
             journal: Journal::new(journal),
             config,
-        }
+        };
+        tiers.lower_due = tiers.next_due();
+        tiers
+    }
+
+    pub fn set_instance(&mut self, instance: usize) {
+        self.instance = instance;
     }
 
     pub fn counters(&self) -> TierCounters {
@@ -140,40 +150,42 @@ impl Tiers {
         self.begun.drain(..)
     }
 
-    /// Runs the eviction ticks up to `now`. Use changes only at events, so ticks between two events can wait for the
-    /// later one.
+    /// Runs the eviction ticks up to `now`.
     pub fn tick(&mut self, now: Ticks) {
-        if self.tick_due <= now {
-            let first = self.next_tick;
-            // Mostly one tick is due, and such divisions are slow.
-            let last = if now - self.tick_due < self.tick_every { first } else { now / self.tick_every };
-            let dropped = self.run_ticks(first, last, self.tick_every);
-            self.next_tick = last + 1;
-            self.tick_due = self.next_tick.saturating_mul(self.tick_every);
-            self.journal.note("tick", || id_and((last - first + 1) as u64, &dropped));
+        if self.ticker.due <= now {
+            let (ticks, dropped) = self.ticker.run(now, &mut self.first);
+            self.journal.note("tick", || id_and(ticks, &all_keys(&dropped)));
+            if self.lower.first().is_some_and(Level::takes_dropped) {
+                dropped.into_iter().for_each(|(at, keys)| self.demote(at, 0, keys, 0));
+                self.lower_due = self.next_due();
+            }
+        }
+        if self.lower_due <= now {
+            self.tick_lower(now);
         }
         self.clock(now);
     }
 
-    fn run_ticks(&mut self, first: u128, last: u128, every: Ticks) -> Vec<Key> {
-        let (mut dropped, mut tick) = (Vec::new(), first);
-        while tick <= last {
-            self.clock(tick * every);
-            let share = self.tick_share();
-            if share == 0 {
-                break;
+    #[cold]
+    fn tick_lower(&mut self, now: Ticks) {
+        for lower in 0..self.lower.len() {
+            if self.lower[lower].ticker.due > now {
+                continue;
             }
-            let went = self.first.drop_some(share);
-            self.short_of_room &= went == 0;
-            tick += 1;
-            if went == 0 {
-                // A level that can drop nothing stays so until the next event, or until a lease runs out.
-                let Some(change) = self.first.next_change() else { break };
-                tick = tick.max(change.div_ceil(every));
+            let (ticks, dropped) = self.lower[lower].run_ticks(now);
+            self.journal.note("tick below", || id_and(lower as u64 + 1, &id_and(ticks, &all_keys(&dropped))));
+            if self.lower.get(lower + 1).is_some_and(Level::takes_dropped) {
+                dropped.into_iter().for_each(|(at, keys)| self.demote(at, 0, keys, lower + 1));
             }
-            dropped.extend(self.first.take_gone());
         }
-        dropped
+        self.lower_due = self.next_due();
+    }
+
+    /// When the next tick is due that lets chunks fall or concerns a lower level; FOREVER: there are no such ticks.
+    fn next_due(&self) -> Ticks {
+        let falls = self.lower.first().is_some_and(Level::takes_dropped);
+        let first = if falls { self.ticker.due } else { FOREVER };
+        self.lower.iter().map(|level| level.ticker.due).fold(first, Ticks::min)
     }
 
     fn clock(&mut self, now: Ticks) {
@@ -190,10 +202,10 @@ impl Tiers {
         self.tick(now);
         self.journal.note("lookup", || id_and(slot as u64, range.keys()));
         if !self.lower.is_empty() && self.prefetching >= self.config.policy.prefetches() {
-            self.waiting_lookups.push_back((slot, range.clone()));
+            self.waiting_lookups.push_back(Asked { slot, range: range.clone(), at: now, ahead: false });
             return None;
         }
-        self.start(now, slot, range)
+        self.start(now, (slot, range), now, false)
     }
 
     /// How many leading chunks of a prompt the levels hold together.
@@ -212,9 +224,17 @@ impl Tiers {
         number as u64
     }
 
-    /// Exchanges the lower levels with those of another server.
+    /// Exchanges the levels below the private ones with those of another server.
     pub fn swap_lower(&mut self, other: &mut Self) {
-        std::mem::swap(&mut self.lower, &mut other.lower);
+        if self.config.private_levels <= 1 {
+            std::mem::swap(&mut self.lower, &mut other.lower);
+            return std::mem::swap(&mut self.lower_due, &mut other.lower_due);
+        }
+        let private = self.config.private_levels - 1;
+        self.lower[private..].swap_with_slice(&mut other.lower[private..]);
+        for tiers in [self, other] {
+            tiers.lower_due = tiers.next_due();
+        }
     }
 
     /// Begins to copy a hit's chunks from number `first` on to the GPU, and unlocks those before. `Ended::Load` follows
@@ -225,7 +245,7 @@ impl Tiers {
         self.release_first(&hit, first);
         hit.skip(first);
         let count = hit.chunks();
-        let end = self.first_read.submit(now, count, count * self.config.chunk_bytes);
+        let end = self.first_read.submit(now, slot >> INSTANCE_BIT, count, count * self.config.chunk_bytes);
         self.begin(end, Op::Load { slot, hit });
         end
     }
@@ -247,6 +267,11 @@ impl Tiers {
         }
     }
 
+    /// Uses a prompt's chunks, those that the first level knows.
+    pub fn touch(&mut self, range: &ChunkRange) {
+        self.first.touch(range);
+    }
+
     /// A request has ended: it used its prompt's chunks, wherever they came from.
     pub fn end(&mut self, range: &ChunkRange) {
         if !range.is_empty() && self.config.policy.end_uses {
@@ -262,7 +287,8 @@ impl Tiers {
                 self.release(&hit);
                 Ended::Load(slot)
             }
-            Some(Op::Answer { slot, hit }) => Ended::Lookup(slot, hit),
+            Some(Op::Answer { slot, ahead: true, .. }) => Ended::Ahead(slot, ReadAhead::new()),
+            Some(Op::Answer { slot, hit, .. }) => Ended::Lookup(slot, hit),
             Some(Op::Prefetch(prefetch, read)) => self.read_on(now, prefetch, read),
             Some(Op::Rest(read)) => {
                 if let Err(end) = self.read_ended(now, read) {
@@ -307,6 +333,10 @@ impl Tiers {
         self.lower.iter_mut().for_each(Level::reset_page_cache);
     }
 
+    pub fn lower_tick_is_due(&self, now: Ticks) -> bool {
+        self.lower_due <= now
+    }
+
     /// No request waits for this transfer.
     pub fn is_quiet(&self, id: IoId) -> bool {
         self.transfers.get(id).is_some_and(Op::is_quiet)
@@ -348,6 +378,7 @@ impl Tiers {
         }
     }
 
+    #[inline(always)]
     fn begin(&mut self, end: Ticks, op: Op) {
         self.begun.push(Begun { end, id: self.transfers.next_id(), quiet: op.is_quiet() });
         self.transfers.begin(op);
@@ -394,12 +425,18 @@ impl Tiers {
 /// `loose`: callers name chunks without the prompt that they belong to.
 fn first_cache(config: &TierConfig, loose: bool, journal: bool) -> Cache {
     let (level, policy) = (&config.levels[0], &config.policy);
-    let notes_gone = journal || policy.placement == Placement::Waterfall;
-    Cache::new(level.chunks, level.eviction, time::from_s(policy.lease_s), loose, notes_gone)
+    let falls = config.levels.get(1).is_some_and(|below| below.takes_dropped);
+    let notes_gone = journal || falls || policy.placement == Placement::Waterfall;
+    Cache::new(level.chunks, level.eviction, time::from_s(level.lease_s), loose, notes_gone)
 }
 
 fn lower_levels(config: &TierConfig, loose: bool) -> Vec<Level> {
     config.levels.iter().skip(1).map(|level| Level::new(level, config, loose)).collect()
+}
+
+/// The keys that went, tick by tick.
+fn all_keys(dropped: &[(Ticks, Vec<Key>)]) -> Vec<Key> {
+    dropped.iter().flat_map(|(_, keys)| keys.iter().copied()).collect()
 }
 
 /// The numbers of a note: an id, and what belongs to it.

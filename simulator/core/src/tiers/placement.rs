@@ -1,8 +1,9 @@
 //! Where chunks go: what a store writes to which level, and what moves down when a level drops it.
 
-use super::config::{Placement, TickShare};
+use super::config::Placement;
+use super::level::Level;
 use super::transfers::{Ended, IoId, Op, Slot, StoreDown, WriteDown};
-use super::{MOST_LEVELS, Tiers, id_and};
+use super::{INSTANCE_BIT, MOST_LEVELS, Tiers, id_and};
 use crate::chunks::spans::{Span, count, drop_first, keys, marked, push_span};
 use crate::chunks::{NEW, NONE, PromptCursor};
 use crate::keys::{ChunkRange, Key};
@@ -18,12 +19,12 @@ impl Tiers {
         self.journal.note("store", || id_and(self.transfers.next_id(), range.keys()));
         self.journal.note("storing", || if begins { keys(&range, &marks).collect() } else { Vec::new() });
         if !begins {
-            self.short_of_room |= count > 0;
+            self.ticker.short_of_room |= count > 0;
             self.put_back(marks);
             return self.spill(now, slot, &range, spilled).is_some();
         }
         self.counters.stores_begun += count;
-        let end = self.first_write.submit(now, count, count * self.config.chunk_bytes);
+        let end = self.first_write.submit(now, slot >> INSTANCE_BIT, count, count * self.config.chunk_bytes);
         self.begin(end, Op::Store { slot, range, marks, spilled });
         true
     }
@@ -44,7 +45,7 @@ impl Tiers {
             drop_first(&mut spilled, fits as u64);
         } else if policy.partial_stores {
             let room = self.first.room(policy.evicts());
-            self.short_of_room |= room < count(marks);
+            self.ticker.short_of_room |= room < count(marks);
             self.first.keep_first(marks, room);
         }
         self.first.touch_at(there.into_iter());
@@ -95,7 +96,8 @@ impl Tiers {
         storing: bool,
     ) -> bool {
         let reserved = self.first.reserve(range, marks, storing, self.config.policy.evicts());
-        if self.config.policy.placement == Placement::Waterfall {
+        let falls = self.lower.first().is_some_and(Level::takes_dropped);
+        if falls || self.config.policy.placement == Placement::Waterfall {
             let gone = self.first.take_gone().collect();
             self.demote(now, slot, gone, 0);
         } else {
@@ -106,7 +108,7 @@ impl Tiers {
 
     /// Chunks that the level above has dropped move to a lower level, and on from there. Look-ups find them again once
     /// they are there.
-    fn demote(&mut self, now: Ticks, slot: Slot, mut gone: Vec<Key>, lower: usize) {
+    pub(super) fn demote(&mut self, now: Ticks, slot: Slot, mut gone: Vec<Key>, lower: usize) {
         if gone.is_empty() || lower == self.lower.len() {
             return;
         }
@@ -114,13 +116,38 @@ impl Tiers {
         let mut marks = vec![Span::new(NEW, gone.len())];
         let range = ChunkRange::of(gone);
         let count = self.begin_write(lower, &range, &mut marks);
-        let further = self.lower[lower].gone().to_vec();
-        if count > 0 {
-            let end = self.issue_write(now, slot, lower, &range, &marks, count);
-            let write = WriteDown { lower, first: Vec::new(), marks, ends_store: false, next: None };
-            self.begin(end, Op::WriteDown(write));
-        }
+        let further = self.falling_from(lower);
+        self.write_dropped(now, slot, lower, &range, marks, count);
         self.demote(now, slot, further, lower + 1);
+    }
+
+    /// Begins to write chunks for which no store waits.
+    pub(super) fn write_dropped(
+        &mut self,
+        now: Ticks,
+        slot: Slot,
+        lower: usize,
+        range: &ChunkRange,
+        mut marks: Vec<Span>,
+        count: u64,
+    ) {
+        if count == 0 {
+            return;
+        }
+        let end = self.issue_write(now, slot, lower, range, &marks, count);
+        if self.lower[lower].buffers(now, end, count, &mut marks) {
+            return;
+        }
+        let write = WriteDown { lower, first: Vec::new(), marks, ends_store: false, next: None };
+        self.begin(end, Op::WriteDown(write));
+    }
+
+    /// What the last write to a level pushed out, if it goes to the next one.
+    fn falling_from(&self, lower: usize) -> Vec<Key> {
+        let below = self.lower.get(lower + 1);
+        let waterfall = self.config.policy.placement == Placement::Waterfall;
+        let falls = below.is_some_and(|level| waterfall || level.takes_dropped());
+        if falls { self.lower[lower].gone().to_vec() } else { Vec::new() }
     }
 
     /// Begins to write marked chunks past the first level to the first lower level that takes any. None: none does.
@@ -168,23 +195,33 @@ impl Tiers {
     /// Begins to write those of a store's chunks to a lower level that it lacks, or to the next level that lacks any.
     /// The first level keeps them locked meanwhile.
     fn copy_down(&mut self, now: Ticks, store: StoreDown, first: Vec<Span>, lower: usize) {
-        for lower in lower..self.lower.len() {
+        let levels = self.lower.iter().rposition(|level| !level.takes_dropped()).map_or(0, |last| last + 1);
+        for lower in lower..levels {
+            if self.lower[lower].takes_dropped() {
+                continue;
+            }
             let mut marks = self.fresh_marks();
             marks.extend_from_slice(&first);
             let count = self.begin_write(lower, &store.range, &mut marks);
             self.journal.note("writes", || keys(&store.range, &marks).collect());
+            let further = self.falling_from(lower);
+            self.demote(now, store.slot, further, lower + 1);
             if count == 0 {
                 self.put_back(marks);
                 continue;
             }
-            self.first.lock(marked(&first));
             let end = self.issue_write(now, store.slot, lower, &store.range, &marks, count);
-            let ends_store = lower + 1 == self.lower.len();
+            if self.lower[lower].buffers(now, end, count, &mut marks) {
+                self.put_back(marks);
+                continue;
+            }
+            self.first.lock(marked(&first));
+            let ends_store = lower + 1 == levels;
             self.counters.stores_ended += if ends_store { store.unended - count } else { 0 };
             let next = (!ends_store).then(|| Box::new(store));
             return self.begin(end, Op::WriteDown(WriteDown { lower, first, marks, ends_store, next }));
         }
-        if self.lower.is_empty() {
+        if levels == 0 {
             self.journal.note("writes", Vec::new);
         }
         self.counters.stores_ended += store.unended;
@@ -204,7 +241,7 @@ impl Tiers {
         self.put_back(marks);
     }
 
-    fn begin_write(&mut self, lower: usize, range: &ChunkRange, marks: &mut Vec<Span>) -> u64 {
+    pub(super) fn begin_write(&mut self, lower: usize, range: &ChunkRange, marks: &mut Vec<Span>) -> u64 {
         let level = &mut self.lower[lower];
         let count = level.begin_write(range, marks);
         if let Some(outbox) = &mut self.outbox {
@@ -227,7 +264,8 @@ impl Tiers {
             outbox.write(self.transfers.next_id(), slot, keys(range, marks));
             return FOREVER;
         }
-        self.lower[lower].writer().submit(now, count, count * self.config.chunk_bytes)
+        let bytes = count * self.config.chunk_bytes;
+        self.lower[lower].writer().submit(now, self.instance, count, bytes)
     }
 
     /// A write to a lower level has ended. Chunks that the caller could not write are as if no write had begun.
@@ -243,19 +281,5 @@ impl Tiers {
         level.end_write(&mut arrived);
         level.give_up(&lost);
         outbox.drop_chunks(&lost_keys);
-    }
-
-    /// How many chunks the next tick drops.
-    pub(super) fn tick_share(&self) -> u64 {
-        let policy = &self.config.policy;
-        let (usage, keys) = (self.first.usage(), self.first.tracked() as f64);
-        match policy.tick_share {
-            TickShare::Ratio if usage >= policy.watermark => ((policy.evict_ratio * keys) as u64).max(1),
-            TickShare::Surplus if usage > policy.watermark || self.short_of_room => {
-                let ratio = policy.evict_ratio.max(usage - policy.watermark + policy.evict_ratio);
-                (ratio * keys).ceil() as u64
-            }
-            _ => 0,
-        }
     }
 }

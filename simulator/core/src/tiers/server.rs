@@ -78,6 +78,17 @@ impl Server {
         Some((at, ended))
     }
 
+    /// Runs the lower levels' ticks up to `now`. True: what they dropped has been written elsewhere by then.
+    #[inline(always)]
+    pub fn tick_lower(&mut self, now: Ticks) -> bool {
+        if !self.tiers.lower_tick_is_due(now) {
+            return false;
+        }
+        self.tiers.tick(now);
+        self.take_begun();
+        self.next_at(true) <= now
+    }
+
     /// Notes the ends of transfers that the tiers have begun since the last call.
     pub fn take_begun(&mut self) {
         let (loud, quiet) = (&mut self.loud, &mut self.quiet);

@@ -35,6 +35,10 @@ impl Hit {
         self.levels.push(level);
     }
 
+    pub(super) fn set_level(&mut self, index: usize, level: LevelId) {
+        self.levels[index] = level;
+    }
+
     /// The level of the span of that index.
     pub(super) fn level(&self, index: usize) -> LevelId {
         self.levels[index]
@@ -154,10 +158,26 @@ fn chunks(spans: &[Span]) -> usize {
     spans.iter().map(|span| span.len as usize).sum()
 }
 
+/// A look-up, or a read ahead, that waits until other reads have ended.
+#[derive(Debug)]
+pub(super) struct Asked {
+    pub slot: Slot,
+    pub range: ChunkRange,
+    pub at: Ticks,
+    pub ahead: bool,
+}
+
+/// Chunks of a prompt that a read ahead has brought, and the level that each lay in.
+pub type ReadAhead = Vec<(Range<usize>, LevelId)>;
+
 /// What the engine has to know of a transfer that ended.
 #[derive(Debug)]
 pub enum Ended {
     Lookup(Slot, Hit),
+    /// A read ahead has ended.
+    Ahead(Slot, ReadAhead),
+    /// The engine need not wait for a read ahead any longer.
+    Overdue(Slot),
     Load(Slot),
     Store(Slot),
     Nothing,
@@ -206,6 +226,15 @@ pub(super) struct Prefetch {
     /// The portions after it, the next one last.
     pub portions: Vec<Portion>,
     pub deadline: Ticks,
+    /// No look-up waits for it: the chunks stay in the first level for one to come.
+    pub ahead: bool,
+}
+
+impl Prefetch {
+    /// When something is next to be decided, with a transfer under way until `end`.
+    pub fn wakes_at(&self, now: Ticks, end: Ticks) -> Ticks {
+        if self.ahead && self.deadline <= now { end } else { end.min(self.deadline) }
+    }
 }
 
 #[derive(Debug)]
@@ -223,6 +252,7 @@ pub(super) enum Op {
     Answer {
         slot: Slot,
         hit: Hit,
+        ahead: bool,
     },
     /// GPU to the first level: the marked chunks of a range; the `spilled` ones go to a lower level after that.
     Store {
@@ -296,6 +326,13 @@ impl Transfers {
             self.from += 1;
         }
         op
+    }
+
+    /// The id of the read ahead for a request.
+    pub fn ahead_of(&self, slot: Slot) -> Option<IoId> {
+        let reads =
+            |op: &Option<Op>| matches!(op, Some(Op::Prefetch(one, _)) if one.ahead && one.slot == slot);
+        self.ops.iter().position(reads).map(|index| self.from + index as IoId)
     }
 
     pub fn is_empty(&self) -> bool {

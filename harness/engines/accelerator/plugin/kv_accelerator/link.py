@@ -11,28 +11,23 @@ what reaches the device neither compresses nor deduplicates.
 
 from __future__ import annotations
 
-import os
-import secrets
-import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-import numpy as np
 import torch
 from lmcache.v1.multiprocess.futures import MessagingFuture
 from lmcache.v1.multiprocess.transfer_context import worker_transfer
 from lmcache.v1.multiprocess.transfer_context.shm import EngineDrivenContextShm
 from lmcache.v1.multiprocess.transfer_context.worker_transfer import EngineDrivenTransferContext
 
+from .noise import Marks, fill_with_noise
 from .pace import share_interpreter, wait_until, wake_precisely
 from .settings import pacing
 
 # Transfers of one direction that can be under way at once; LMCache's own asynchronous context has as many threads.
 _THREADS = 4
-_PIECE_BYTES = 1 << 22
-_MARK_EVERY_BYTES = 4096
 
 
 def install() -> None:
@@ -53,8 +48,7 @@ class PacedTransferContext(EngineDrivenTransferContext):
         share_interpreter()
         self._threads = {kind: ThreadPoolExecutor(_THREADS, kind, wake_precisely) for kind in ("loads", "stores")}
         self._storing: set[MessagingFuture[bool]] = set()
-        # Two processes draw overlapping numbers with a chance below one in a million.
-        self._next_mark, self._marking = secrets.randbits(62), threading.Lock()
+        self._marks = Marks()
 
     def register(self, *args: Any, **kwargs: Any) -> None:
         super().register(*args, **kwargs)
@@ -63,7 +57,7 @@ class PacedTransferContext(EngineDrivenTransferContext):
         slots = self.engine_driven_context
         if not isinstance(slots, EngineDrivenContextShm) or slots._shm_buffer is None:
             raise RuntimeError("the reference accelerator needs LMCache's shared memory; see the LMCache server's log")
-        _fill_with_noise(slots._shm_buffer)
+        fill_with_noise(slots._shm_buffer)
 
     def submit_store(
         self, _request_id: str, key: Any, _kv: Any, _block_ids: Any, _event: Any, _blocks_in_chunk: int
@@ -85,16 +79,9 @@ class PacedTransferContext(EngineDrivenTransferContext):
             return True  # all of it is stored already
         due_s = self._stores.reserve(ready_s, len(buffers), _bytes_of(buffers))
         for buffer in buffers:
-            self._mark(buffer)
+            self._marks.on(buffer)
         self._wait("stores", ready_s, due_s)
         return bool(slots.commit_store(key, self._instance_id, buffers))
-
-    def _mark(self, buffer: torch.Tensor) -> None:
-        marks = buffer.view(-1).view(torch.int64)[:: _MARK_EVERY_BYTES // 8]
-        with self._marking:
-            first = self._next_mark
-            self._next_mark += len(marks)
-        marks.copy_(torch.arange(first, first + len(marks)))
 
     def submit_retrieve(
         self,
@@ -149,18 +136,3 @@ def _resolving(future: MessagingFuture[bool], transfer: Callable[[], bool]) -> N
 
 def _bytes_of(buffers: Sequence[torch.Tensor]) -> int:
     return sum(buffer.nbytes for buffer in buffers)
-
-
-def _fill_with_noise(memory: memoryview) -> None:
-    """Random bytes everywhere, some 1.3 GB/s a core."""
-    whole = np.frombuffer(memory, dtype=np.uint8)
-    words = whole[: len(whole) // 8 * 8].view(np.uint64)
-    starts = range(0, len(words), _PIECE_BYTES // 8)
-    seeds = np.random.SeedSequence().spawn(len(starts))
-
-    def fill(start: int, seed: np.random.SeedSequence) -> None:
-        piece = words[start : start + _PIECE_BYTES // 8]
-        piece[:] = np.random.Generator(np.random.SFC64(seed)).integers(0, 2**64, len(piece), dtype=np.uint64)
-
-    with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as threads:
-        list(threads.map(fill, starts, seeds))

@@ -33,6 +33,20 @@ def wake_precisely() -> None:
         os.sched_setscheduler(0, os.SCHED_RR | os.SCHED_RESET_ON_FORK, os.sched_param(1))
 
 
+def sleep_precisely(seconds: float) -> None:
+    """Sleeps, and wakes before others' work on the core; for a thread that must not keep them off it while it works."""
+    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_TIMERSLACK, 1, 0, 0, 0)
+    try:
+        os.sched_setscheduler(0, os.SCHED_RR | os.SCHED_RESET_ON_FORK, os.sched_param(1))
+    except PermissionError:
+        time.sleep(seconds)
+        return
+    try:
+        time.sleep(seconds)
+    finally:
+        os.sched_setscheduler(0, os.SCHED_OTHER, os.sched_param(0))
+
+
 def share_interpreter() -> None:
     """For the whole process: a thread that wakes gets the interpreter after half a millisecond, and not after five."""
     sys.setswitchinterval(5e-4)
@@ -139,6 +153,15 @@ class Steps:
             self._asked_s = self._cost.of(sequences)
             self.due_s = self._began_s + self._asked_s
 
+    def held_up(self, share_left: float) -> None:
+        """What the step waited for came now: this share of its time is still to come, whatever has passed."""
+        if self.due_s is not None and self._asked_s is not None:
+            self.due_s = max(self.due_s, self._clock() + share_left * self._asked_s)
+
+    def rest(self) -> None:
+        """The engine has nothing to go on with: its next step begins when it schedules one."""
+        self._follows_s = None
+
     def finish(self, more: bool) -> None:
         """Waits for the step's end. more: the engine has requests to go on with."""
         if self.due_s is None or self._asked_s is None:
@@ -169,8 +192,9 @@ class Link:
     def __init__(self, cost: LinkCost) -> None:
         self._cost, self._busy_until_s, self._lock = cost, 0.0, threading.Lock()
 
-    def reserve(self, ready_s: float, chunks: int, nbytes: int) -> float:
-        """When a transfer ends whose data can move from ready_s on."""
+    def reserve(self, ready_s: float, chunks: float, nbytes: int) -> float:
+        """When a transfer ends whose data can move from ready_s on. Parts of one transfer have the same ready_s, and
+        share its chunks."""
         alone_s = chunks * self._cost.chunk_s + nbytes / self._cost.bytes_per_s
         with self._lock:
             start_s = max(ready_s + self._cost.latency_s, self._busy_until_s)

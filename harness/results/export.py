@@ -1,0 +1,120 @@
+"""Runs as tables for spreadsheets: a row a load or warm state, or a row a request."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from harness.errors import ResultsError
+from harness.results.folder import read_rows
+from harness.results.manifest import Manifest, read_manifest
+from harness.results.summary import CellFigures, TierFigures, read_summary
+from traces.tiers import sources
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+# The columns that users of the MLPerf KV-cache benchmark know, in their order. Storage throughput is theirs: output
+# tokens over the sum of all I/O times.
+COLUMNS = (
+    "Model",
+    "Num Users",
+    "Duration (s)",
+    "GPU Mem (GB)",
+    "CPU Mem (GB)",
+    "Total Requests",
+    "Total Tokens",
+    "Avg Throughput (tok/s)",
+    "Storage Throughput (tok/s)",
+    "Cache Hit Rate",
+    "E2E P95 (ms)",
+    "Storage IO P95 (ms)",
+)
+_USERS = ("users", "clients", "active_sessions", "concurrency", "sessions")
+
+
+def load_table(folders: Sequence[Path]) -> pd.DataFrame:
+    """A row for each load, or warm state of a prefix: Run, Cell, State, then COLUMNS. Empty: not reported.
+
+    Raises ResultsError for a folder that is no run's, or has no summary."""
+    import pandas as pd
+
+    return pd.DataFrame(
+        [row for folder in folders for row in _loads(folder)], columns=["Run", "Cell", "State", *COLUMNS], dtype=object
+    )
+
+
+def request_table(folders: Sequence[Path]) -> pd.DataFrame:
+    """A row for each request as rows.jsonl has it, its tokens by source apart. Raises ResultsError."""
+    import pandas as pd
+
+    rows = []
+    for folder in folders:
+        read_manifest(folder)
+        for each in read_rows(folder):
+            fields: dict[str, Any] = {"run": folder.name, **msgspec.structs.asdict(each)}
+            by_source = fields.pop("tokens_by_tier")
+            del fields["token_s"]
+            rows.append(fields | {f"{source}_tokens": by_source.get(source) for source in sources()})
+    return pd.DataFrame(rows)
+
+
+def _loads(folder: Path) -> Iterator[tuple[Any, ...]]:
+    manifest, summary = read_manifest(folder), read_summary(folder)
+    for cell in summary.cells:
+        for state, group in cell.tiers.items():
+            yield folder.name, cell.key, state, *_columns(manifest, cell, group)
+
+
+def _columns(manifest: Manifest, cell: CellFigures, group: TierFigures) -> tuple[Any, ...]:
+    entry = manifest.cell(cell.key)
+    workload, resolved = entry.config.get("workload") or {}, entry.resolved
+    storage, rates, e2e = cell.storage, group.throughput, group.metrics.get("e2e_s")
+    throughput = {} if storage is None or storage.throughput is None else storage.throughput
+    per_io = throughput.get("per_io_time")
+    wall = throughput.get("wall_clock")
+    io_p95_s = None if storage is None else storage.kv.io_s.get("p95") if storage.kv else None
+    requests, output = group.rows.counted, group.tokens.output
+    average = wall.tokens_per_s if wall else rates.output_tokens_per_s if rates else None
+    return (
+        entry.model,
+        next((workload[name] for name in _USERS if workload.get(name)), None),
+        storage.elapsed_s if storage and storage.elapsed_s else rates.duration_s if rates else None,
+        _gigabytes(resolved.gpu_bytes if resolved else None),
+        _gigabytes(resolved.cpu_bytes if resolved else None),
+        requests,
+        output,
+        average,
+        per_io.tokens_per_s if per_io else None,
+        group.tokens.hit_rate,
+        _milliseconds(e2e.p95 if e2e else None),
+        _milliseconds(io_p95_s),
+    )
+
+
+def _gigabytes(size_bytes: int | None) -> float | None:
+    return None if size_bytes is None else size_bytes / 10**9
+
+
+def _milliseconds(time_s: float | None) -> float | None:
+    return None if time_s is None else time_s * 1000
+
+
+def write_table(table: pd.DataFrame, path: Path) -> None:
+    """By the name's end: .csv, .parquet or .xlsx. Raises ResultsError."""
+    try:
+        if path.suffix == ".csv":
+            table.to_csv(path, index=False)
+        elif path.suffix == ".parquet":
+            table.convert_dtypes().to_parquet(path, index=False)
+        else:
+            table.to_excel(path, index=False, engine="openpyxl")
+    except ImportError:
+        raise ResultsError(
+            f"{path}: needs the package openpyxl; run: pip install 'kv-harness[xlsx]', or --csv"
+        ) from None
+    except OSError as error:
+        raise ResultsError(f"{path}: cannot be written ({error.strerror}); name another place") from None

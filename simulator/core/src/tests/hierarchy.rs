@@ -1,0 +1,214 @@
+//! Host memory, a pool and an SSD: what SGLang's HiCache and Mooncake's store do together.
+
+use super::any::plain_level;
+use super::{CHUNK_BYTES, ask, config, drain, lmcache, lru, one};
+use crate::engine::Engine;
+use crate::engine::config::EngineConfig;
+use crate::engine::request::Completion;
+use crate::eviction::kind::EvictionKind;
+use crate::tiers::config::{LevelConfig, TickConfig, TickShare, TierConfig, TierPolicy};
+use crate::tiers::device::DeviceConfig;
+use crate::time::to_s;
+
+/// A prompt of eight chunks and one token.
+const PROMPT: [(i64, u64); 1] = [(1, 65)];
+const OTHER: [(i64, u64); 1] = [(2, 65)];
+
+fn bytes_per_s(rate: f64) -> DeviceConfig {
+    DeviceConfig { byte_s: 1.0 / rate, shared_byte_s: 1.0 / rate, ..DeviceConfig::default() }
+}
+
+fn level(name: &str, chunks: u64) -> LevelConfig {
+    LevelConfig { name: name.to_string(), chunks, evicts: true, ..plain_level() }
+}
+
+/// Mooncake's memory: leases of 10 s; a tick of 10 ms drops what is above nine tenths, and a twentieth more.
+fn pool(chunks: u64) -> LevelConfig {
+    let share = TickShare::Surplus;
+    let ticks = TickConfig { tick_s: 0.01, watermark: 0.9, evict_ratio: 0.05, tick_share: share };
+    LevelConfig {
+        eviction: EvictionKind::Lease,
+        lease_s: 10.0,
+        ticks: Some(ticks),
+        evicts: false,
+        writes_use: true,
+        ..level("pool", chunks)
+    }
+}
+
+fn host() -> TierPolicy {
+    TierPolicy { end_uses: true, max_prefetches: 1, ..lru() }
+}
+
+fn engine(policy: TierPolicy, levels: Vec<LevelConfig>) -> Engine {
+    let tiers = TierConfig { policy, chunk_bytes: CHUNK_BYTES, chunk_tokens: 8, levels, private_levels: 1 };
+    let sglang = EngineConfig { reads_ahead: true, loads_by_layer: true, ..config(100, Some(tiers)) };
+    Engine::new(sglang).expect("a good configuration")
+}
+
+fn levels(done: &Completion) -> [u64; 3] {
+    [done.sources.levels[0], done.sources.levels[1], done.sources.levels[2]]
+}
+
+fn ask_again(engine: &mut Engine, id: &str, prompt: &[(i64, u64)]) -> Completion {
+    let done = one(engine, ask(id, prompt, 1));
+    drain(engine);
+    done
+}
+
+/// Time to first token of a prompt whose cached chunks lie in the levels that `reset` leaves.
+fn ttft_s(engine: &mut Engine, id: &str, reset: &[&str]) -> (f64, [u64; 3]) {
+    engine.reset(reset).expect("idle");
+    let sent = engine.now();
+    let done = ask_again(engine, id, &PROMPT);
+    (to_s(done.first_token.expect("a token") - sent), levels(&done))
+}
+
+#[test]
+fn what_is_read_ahead_counts_for_the_level_in_which_it_lay() {
+    let mut engine = engine(host(), vec![level("cpu", 20), pool(40), level("ssd", 100)]);
+    ask_again(&mut engine, "cold", &PROMPT);
+    for (id, reset, from) in [
+        ("host", &["gpu"][..], [64, 0, 0]),
+        ("pool", &["gpu", "cpu"], [0, 64, 0]),
+        // The read has left the chunks on the host.
+        ("host again", &["gpu"], [64, 0, 0]),
+        ("ssd", &["gpu", "cpu", "pool"], [0, 0, 64]),
+        // And nothing in the pool, unless the SSD promotes.
+        ("ssd again", &["gpu", "cpu"], [0, 0, 64]),
+    ] {
+        assert_eq!(ttft_s(&mut engine, id, reset).1, from, "{id}");
+        engine.check_idle();
+    }
+}
+
+#[test]
+fn an_ssd_that_promotes_brings_what_is_read_into_the_pool() {
+    let ssd = LevelConfig { promotes: true, ..level("ssd", 100) };
+    let mut engine = engine(host(), vec![level("cpu", 20), pool(40), ssd]);
+    ask_again(&mut engine, "cold", &PROMPT);
+    assert_eq!(ttft_s(&mut engine, "ssd", &["gpu", "cpu", "pool"]).1, [0, 0, 64]);
+    assert_eq!(ttft_s(&mut engine, "pool", &["gpu", "cpu"]).1, [0, 64, 0]);
+}
+
+#[test]
+fn an_exclusive_level_gets_what_falls_and_gives_up_what_is_read() {
+    let below = LevelConfig { exclusive: true, takes_dropped: true, ..level("pool", 40) };
+    let mut engine = engine(host(), vec![level("cpu", 8), below]);
+    ask_again(&mut engine, "one", &PROMPT);
+    assert_eq!(engine.tiers_if_any().expect("tiers").used(), [8, 0]);
+    ask_again(&mut engine, "other", &OTHER);
+    assert_eq!(engine.tiers_if_any().expect("tiers").used(), [8, 8]);
+    // The read takes the host's room from the other prompt, whose chunks fall in their turn.
+    assert_eq!(ttft_s(&mut engine, "one again", &["gpu"]).1, [0, 64, 0]);
+    assert_eq!(engine.tiers_if_any().expect("tiers").used(), [8, 8]);
+    assert_eq!(ttft_s(&mut engine, "in the host", &["gpu"]).1, [64, 0, 0]);
+    engine.check_idle();
+}
+
+#[test]
+fn ticks_empty_the_pool_in_the_order_of_leases_and_the_ssd_keeps_what_they_drop() {
+    for (dropped, on_ssd) in [(false, [8, 16]), (true, [0, 2])] {
+        let ssd = LevelConfig { takes_dropped: dropped, ..level("ssd", 100) };
+        let mut engine = engine(host(), vec![level("cpu", 100), pool(17), ssd]);
+        ask_again(&mut engine, "one", &PROMPT);
+        assert_eq!(engine.tiers_if_any().expect("tiers").used()[1..], [8, on_ssd[0]]);
+        // 16 of 17 are above nine tenths: ceil((16/17 - 0.9 + 0.05) x 16) = 2 go, the first put before all others.
+        ask_again(&mut engine, "other", &OTHER);
+        engine.advance(crate::time::from_s(1.0)).expect("no dead end");
+        ask_again(&mut engine, "third", &[(3, 1)]);
+        assert_eq!(engine.tiers_if_any().expect("tiers").used()[1..], [14, on_ssd[1]]);
+        // A hole at the beginning of the first prompt: without the SSD nothing of it would be found.
+        assert_eq!(ttft_s(&mut engine, "again", &["gpu", "cpu"]).1, [0, 48, 16]);
+    }
+}
+
+#[test]
+fn a_buffer_shows_writes_at_once_while_it_has_room() {
+    // A chunk takes a second. Without a buffer the engine drains for 8 s.
+    for (buffer_chunks, drained_s) in [(0, 8.0), (7, 8.0), (8, 0.0)] {
+        let write = bytes_per_s(CHUNK_BYTES as f64);
+        let ssd = LevelConfig { buffer_chunks, write, ..level("ssd", 100) };
+        let mut engine = engine(host(), vec![level("cpu", 20), ssd]);
+        let done = ask_again(&mut engine, "cold", &PROMPT);
+        let after_s = to_s(engine.now() - done.last_token.expect("a token"));
+        assert!((after_s - drained_s).abs() < 0.01, "{buffer_chunks}: {after_s}");
+    }
+}
+
+#[test]
+fn a_prefetch_is_waited_for_or_cut_off_when_the_engine_asks() {
+    // A chunk takes 10 ms from the pool. The engine asks as soon as the request arrives.
+    let timed = |prefetch_timeout_s| TierPolicy { prefetch_timeout_s, prefetch_token_s: 0.0, ..host() };
+    for (timeout_s, tokens, least_s) in [(None, 64, 0.08), (Some(0.035), 24, 0.035), (Some(0.0), 0, 0.0)] {
+        let slow = LevelConfig { read: bytes_per_s(CHUNK_BYTES as f64 / 0.01), ..level("pool", 40) };
+        let mut engine = engine(timed(timeout_s), vec![level("cpu", 20), slow]);
+        ask_again(&mut engine, "cold", &PROMPT);
+        let (ttft_s, from) = ttft_s(&mut engine, "warm", &["gpu", "cpu"]);
+        assert_eq!(from, [0, tokens, 0], "{timeout_s:?}");
+        assert!(ttft_s > least_s && ttft_s < least_s + 0.02, "{timeout_s:?}: {ttft_s}");
+        engine.check_idle();
+    }
+}
+
+#[test]
+fn reads_ahead_pass_while_others_compute_one_after_another() {
+    // The first prompt computes for 8 x 2 ms and more: the pool's 2 ms a chunk are hidden behind it.
+    let read = bytes_per_s(CHUNK_BYTES as f64 / 2e-4);
+    let mut engine = engine(host(), vec![level("cpu", 100), LevelConfig { read, ..level("pool", 100) }]);
+    ask_again(&mut engine, "one", &PROMPT);
+    ask_again(&mut engine, "other", &OTHER);
+    engine.reset(&["gpu", "cpu"]).expect("idle");
+    let sent = engine.now();
+    for (id, prompt) in [("cold", &[(3, 64)][..]), ("first", &PROMPT), ("second", &OTHER)] {
+        engine.submit(ask(id, prompt, 1), sent).expect("a request that is taken");
+    }
+    let mut done = Vec::new();
+    while done.len() < 3 {
+        done.extend(engine.advance(crate::time::FOREVER).expect("no dead end"));
+    }
+    drain(&mut engine);
+    let by_id = |id: &str| done.iter().find(|one| one.id == id).expect("it ended");
+    assert_eq!([levels(by_id("first")), levels(by_id("second"))], [[0, 64, 0]; 2]);
+    let last_s = to_s(by_id("second").first_token.expect("a token") - sent);
+    let cold_s = to_s(by_id("cold").first_token.expect("a token") - sent);
+    // Both ran in the step after the cold one, which took no longer for the pool.
+    assert!(last_s - cold_s < 3e-3, "{cold_s} {last_s}");
+}
+
+#[test]
+fn a_load_by_layer_hides_behind_the_step_or_the_step_behind_it() {
+    let ttft_s = |rate: f64| {
+        let host_level = LevelConfig { read: bytes_per_s(rate), ..level("cpu", 20) };
+        let mut engine = engine(host(), vec![host_level]);
+        ask_again(&mut engine, "cold", &PROMPT);
+        ttft_s(&mut engine, "warm", &["gpu"])
+    };
+    let ((free_s, from), (hidden_s, _), (slow_s, _)) = (ttft_s(1e18), ttft_s(8e6), ttft_s(8e3));
+    assert_eq!(from, [64, 0, 0]);
+    // The step takes more than 2 ms. 8,000 bytes take 1 ms, or 1 s.
+    assert!((free_s - hidden_s).abs() < 1e-9, "{free_s} {hidden_s}");
+    assert!(slow_s > 1.0 && slow_s < 1.01, "{slow_s}");
+}
+
+#[test]
+fn levels_that_contradict_each_other_are_refused() {
+    let refused = |levels| {
+        let tiers =
+            TierConfig { policy: lmcache(), chunk_bytes: 1, chunk_tokens: 8, levels, private_levels: 1 };
+        Engine::new(config(60, Some(tiers))).err().expect("a refusal")
+    };
+    let first = LevelConfig { takes_dropped: true, ..level("cpu", 9) };
+    let second = LevelConfig { promotes: true, ..level("pool", 9) };
+    for levels in [vec![first], vec![level("cpu", 9), second]] {
+        assert!(
+            refused(levels).starts_with("only a level with another one between it and the GPU may promote")
+        );
+    }
+    let ticks = TickConfig { tick_s: -1.0, watermark: 0.9, evict_ratio: 0.05, tick_share: TickShare::Ratio };
+    let bad = LevelConfig { ticks: Some(ticks), ..level("pool", 9) };
+    assert_eq!(
+        refused(vec![level("cpu", 9), bad]),
+        "the tier policy's pool_tick_s must be a number of 0 or more, not -1"
+    );
+}

@@ -1,0 +1,114 @@
+//! The GPU's cache as a tree of nodes: what is evicted together, and what stays.
+
+use crate::engine::blocks::{Adds, BlockPool, Held};
+use crate::journal::Journal;
+use crate::keys::{BlockRun, Segment, block_runs};
+
+const SIZE: u64 = 4;
+
+/// Whole blocks of a stream, and others behind them.
+fn prompt(blocks: u64, stream: i64, others: u64) -> Vec<BlockRun> {
+    let segments = [(1, blocks * SIZE), (stream, others * SIZE)];
+    block_runs(&segments.map(|(hash_id, tokens)| Segment { hash_id, tokens }), SIZE)
+}
+
+/// Computes what the pool lacks of a prompt, so many blocks at a time. Returns how many it had.
+fn compute(pool: &mut BlockPool, runs: &[BlockRun], chunk: u64, held: &mut Held) -> u64 {
+    let (all, cached) = (runs.iter().map(|run| u64::from(run.blocks)).sum(), pool.find(runs, u64::MAX));
+    pool.take(&cached, held);
+    let mut end = cached.end.blocks;
+    while end < all {
+        let blocks = chunk.min(all - end);
+        assert_eq!(pool.allocate(blocks, held), blocks);
+        end += blocks;
+        pool.register(runs, end, held, Adds::Chunk);
+    }
+    pool.check([&*held].into_iter());
+    cached.end.blocks
+}
+
+fn serve(pool: &mut BlockPool, runs: &[BlockRun], chunk: u64) -> u64 {
+    let mut held = Held::default();
+    let had = compute(pool, runs, chunk, &mut held);
+    pool.release(&mut held);
+    pool.check(std::iter::empty());
+    had
+}
+
+fn evicted(pool: &mut BlockPool) -> Vec<(u64, u64)> {
+    pool.journal.take().iter().map(|note| (note.numbers[0], note.numbers[1])).collect()
+}
+
+#[test]
+fn a_node_goes_as_a_whole_and_its_first_block_is_told_first() {
+    let mut pool = BlockPool::of_nodes(8, Journal::new(true));
+    let old = prompt(6, 0, 0);
+    serve(&mut pool, &old, 4);
+    serve(&mut pool, &prompt(0, 2, 3), 8);
+    // The second chunk goes first: nothing hangs on it. Two free blocks and one of its two were enough.
+    assert_eq!(evicted(&mut pool), [(old[0].key, 4), (old[0].key, 5)]);
+    assert_eq!(pool.find(&old, u64::MAX).end.blocks, 4);
+    serve(&mut pool, &prompt(0, 3, 2), 8);
+    assert_eq!(evicted(&mut pool), (0..4).map(|number| (old[0].key, number)).collect::<Vec<_>>());
+}
+
+#[test]
+fn a_prefix_cuts_a_node_and_its_rest_is_used_too() {
+    let mut pool = BlockPool::of_nodes(10, Journal::new(true));
+    let (old, branch) = (prompt(5, 0, 0), prompt(2, 7, 1));
+    serve(&mut pool, &old, 8);
+    serve(&mut pool, &prompt(0, 2, 3), 8);
+    assert_eq!(serve(&mut pool, &branch, 8), 2);
+    // One is free. The other stream is older than the rest of the cut node, which is older than the branch.
+    serve(&mut pool, &prompt(0, 3, 2), 8);
+    assert_eq!(evicted(&mut pool).len(), 3);
+    serve(&mut pool, &prompt(0, 4, 3), 8);
+    assert_eq!(evicted(&mut pool), (2..5).map(|number| (old[0].key, number)).collect::<Vec<_>>());
+    assert_eq!(pool.find(&branch, u64::MAX).end.blocks, 3);
+}
+
+#[test]
+fn a_block_that_is_there_already_is_not_kept_twice() {
+    let mut pool = BlockPool::of_nodes(8, Journal::new(true));
+    let runs = prompt(4, 0, 0);
+    serve(&mut pool, &runs, 8);
+    // A prompt of whole blocks computes its last one again.
+    let mut held = Held::default();
+    pool.take(&pool.find(&runs, 3), &mut held);
+    pool.allocate(1, &mut held);
+    pool.register(&runs, 4, &mut held, Adds::Chunk);
+    pool.check([&held].into_iter());
+    assert_eq!((pool.free(), held.len()), (4, 4));
+    pool.release(&mut held);
+    serve(&mut pool, &prompt(0, 2, 4), 8);
+    assert_eq!(evicted(&mut pool), []);
+    assert_eq!(pool.find(&runs, u64::MAX).end.blocks, 4);
+}
+
+#[test]
+fn a_reply_is_one_node() {
+    let mut pool = BlockPool::of_nodes(6, Journal::new(true));
+    let (runs, mut held) = (prompt(2, 9, 3), Held::default());
+    for (end, adds) in [(2, Adds::Chunk), (3, Adds::Reply), (4, Adds::ToReply), (5, Adds::ToReply)] {
+        pool.allocate(end - held.len(), &mut held);
+        pool.register(&runs, end, &mut held, adds);
+    }
+    pool.release(&mut held);
+    serve(&mut pool, &prompt(0, 3, 2), 8);
+    assert_eq!(evicted(&mut pool).len(), 3);
+    assert_eq!(pool.find(&runs, u64::MAX).end.blocks, 2);
+}
+
+#[test]
+fn what_is_loaded_comes_back_as_the_nodes_that_it_was() {
+    let mut pool = BlockPool::of_nodes(6, Journal::new(true));
+    let (runs, mut held) = (prompt(6, 0, 0), Held::default());
+    serve(&mut pool, &runs, 2);
+    serve(&mut pool, &prompt(0, 2, 6), 8);
+    pool.allocate(6, &mut held);
+    pool.register(&runs, 6, &mut held, Adds::Loaded);
+    pool.release(&mut held);
+    evicted(&mut pool);
+    serve(&mut pool, &prompt(0, 3, 1), 8);
+    assert_eq!(evicted(&mut pool), [(runs[0].key, 4), (runs[0].key, 5)]);
+}

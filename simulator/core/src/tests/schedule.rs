@@ -1,0 +1,142 @@
+//! What a step takes in, on small cases whose times follow from the cost constants.
+
+use super::{ask, config, lmcache, one, tiers};
+use crate::engine::Engine;
+use crate::engine::request::Completion;
+use crate::keys::{block_keys, block_runs};
+use crate::time::{FOREVER, to_s};
+
+/// A request: its name, its prompt as streams with their tokens, and how many tokens it generates.
+type Asked<'a> = (&'a str, &'a [(i64, u64)], u64);
+
+/// Serves requests that are all sent now; in the order of their ends.
+fn together(engine: &mut Engine, asked: &[Asked]) -> Vec<Completion> {
+    for &(id, prompt, output) in asked {
+        engine.submit(ask(id, prompt, output), engine.now()).expect("a request that is taken");
+    }
+    let mut served = Vec::new();
+    while served.len() < asked.len() {
+        served.extend(engine.advance(FOREVER).expect("no dead end"));
+    }
+    served
+}
+
+/// How many pauses between a request's tokens are longer than a step of two tokens, which takes 2.2 ms and a little.
+fn long_gaps(done: &Completion) -> usize {
+    done.tokens.windows(2).filter(|pair| to_s(pair[1] - pair[0]) > 2.3e-3).count()
+}
+
+#[test]
+fn the_older_request_goes_on_in_the_step_that_preempts_the_younger_one() {
+    // 16 blocks. Each has 7 for its prompt and an eighth from its 29th token on; the older one asks for a ninth first.
+    let mut engine = Engine::new(config(17, None)).expect("good");
+    let served = together(&mut engine, &[("older", &[(1, 28)], 20), ("younger", &[(2, 28)], 20)]);
+    assert_eq!(served.iter().map(|done| done.id.as_str()).collect::<Vec<_>>(), ["older", "younger"]);
+    assert_eq!(served.iter().map(|done| done.preemptions).collect::<Vec<_>>(), [0, 1]);
+    // The step that computes the younger one's prompt takes longer, and no other.
+    assert_eq!(long_gaps(&served[0]), 1);
+    // The younger one is a step behind. It waits until the older one ends.
+    let ends = *served[0].tokens.last().expect("tokens");
+    assert_eq!(served[1].tokens.iter().filter(|&&at| at < ends).count(), 4);
+}
+
+#[test]
+fn the_youngest_request_preempts_itself_and_no_older_one() {
+    // 16 blocks. The younger request has the longer prompt, so that it asks for the seventeenth.
+    let mut engine = Engine::new(config(17, None)).expect("good");
+    let served = together(&mut engine, &[("older", &[(1, 24)], 20), ("younger", &[(2, 28)], 20)]);
+    assert_eq!(served.iter().map(|done| done.preemptions).collect::<Vec<_>>(), [0, 1]);
+    assert_eq!(long_gaps(&served[0]), 1);
+    let ends = *served[0].tokens.last().expect("tokens");
+    assert_eq!(served[1].tokens.iter().filter(|&&at| at < ends).count(), 5);
+}
+
+/// Serves these after one whose only step takes as long as the others need to arrive. The others' completions, in the
+/// order in which they were asked.
+fn behind_a_long_step(engine: &mut Engine, asked: &[Asked]) -> Vec<Completion> {
+    let whole_step: &[(i64, u64)] = &[(99, 64)];
+    let all: Vec<_> = std::iter::once(("first", whole_step, 1)).chain(asked.iter().copied()).collect();
+    let served = together(engine, &all);
+    let named = |id: &str| served.iter().find(|done| done.id == id).cloned().expect("served");
+    asked.iter().map(|(id, _, _)| named(id)).collect()
+}
+
+fn first_token_s(done: &Completion) -> f64 {
+    to_s(done.first_token.expect("a token"))
+}
+
+#[test]
+fn a_step_without_budget_asks_the_tiers_for_no_further_request() {
+    let mut engine = Engine::new(config(100, Some(tiers(lmcache(), 100, None)))).expect("good");
+    one(&mut engine, ask("fill", &[(1, 33)], 1));
+    assert_eq!(engine.advance(FOREVER).expect("no dead end"), []);
+    engine.reset(&["gpu"]).expect("idle");
+    // One takes all 64 tokens of the step's budget. Only the next step asks for the other, whose four chunks take
+    // 1 ms + 4 x 0.1 ms + 4 x 1 ms to load.
+    let served = behind_a_long_step(&mut engine, &[("whole", &[(2, 64)], 1), ("hit", &[(1, 33)], 1)]);
+    assert_eq!(served[1].sources.levels[0], 32);
+    assert!(first_token_s(&served[1]) - first_token_s(&served[0]) > 5.4e-3);
+}
+
+#[test]
+fn prompts_of_one_step_share_its_budget() {
+    let mut engine = Engine::new(config(100, None)).expect("good");
+    let served = behind_a_long_step(&mut engine, &[("a", &[(1, 40)], 1), ("b", &[(2, 40)], 1)]);
+    // 40 and 24 tokens, then the other 16: 2 ms + 16 x 0.1 ms and the attention to 24 tokens.
+    let later_s = first_token_s(&served[1]) - first_token_s(&served[0]);
+    assert!((3.6e-3..3.8e-3).contains(&later_s), "{later_s}");
+}
+
+#[test]
+fn a_request_that_decodes_takes_a_token_of_the_budget() {
+    let mut engine = Engine::new(config(100, None)).expect("good");
+    let served = behind_a_long_step(&mut engine, &[("decodes", &[(1, 4)], 30), ("prompt", &[(2, 124)], 1)]);
+    // 60 tokens beside the other's four, 63 beside its second token, and the last one beside its third.
+    let steps = served[0].tokens.iter().filter(|&&at| to_s(at) <= first_token_s(&served[1])).count();
+    assert_eq!(steps, 3);
+}
+
+#[test]
+fn what_a_load_left_out_is_computed_in_one_step() {
+    let mut engine = Engine::new(config(100, Some(tiers(lmcache(), 100, None)))).expect("good");
+    one(&mut engine, ask("fill", &[(1, 33)], 1));
+    assert_eq!(engine.advance(FOREVER).expect("no dead end"), []);
+    engine.reset(&["gpu"]).expect("idle");
+    let sent = engine.now();
+    let done = one(&mut engine, ask("half", &[(1, 32), (2, 28)], 1));
+    assert_eq!((done.sources.levels[0], done.sources.computed), (32, 28));
+    // Arrival, the load, and one step of 28 tokens after 32.
+    let least_s = (1e-3 + 60e-6) + 5.4e-3 + (2e-3 + 28e-4);
+    let took_s = to_s(done.first_token.expect("a token") - sent);
+    assert!((least_s..least_s + 5e-4).contains(&took_s), "{took_s}");
+}
+
+#[test]
+fn a_request_beyond_the_most_that_run_waits_for_an_end() {
+    let mut engine = Engine::new(config(100, None)).expect("good");
+    let prompts: Vec<[(i64, u64); 1]> = (0..7).map(|stream| [(stream, 4)]).collect();
+    let ids = ["a", "b", "c", "d", "e", "f", "g"];
+    let asked: Vec<Asked> =
+        ids.iter().zip(&prompts).map(|(id, prompt)| (*id, prompt.as_slice(), 30)).collect();
+    let served = behind_a_long_step(&mut engine, &asked);
+    let (last, others) = served.split_last().expect("seven");
+    let ended_s =
+        others.iter().map(|done| to_s(*done.tokens.last().expect("tokens"))).fold(f64::MAX, f64::min);
+    assert!(first_token_s(last) > ended_s);
+}
+
+#[test]
+fn an_engine_tells_the_longest_prefix_that_its_blocks_or_its_tiers_hold() {
+    let mut engine = Engine::new(config(100, Some(tiers(lmcache(), 100, None)))).expect("good");
+    one(&mut engine, ask("fill", &[(1, 61)], 1));
+    assert_eq!(engine.advance(FOREVER).expect("no dead end"), []);
+    let prompt = ask("probe", &[(1, 200)], 1).prompt;
+    let (runs, keys) = (block_runs(&prompt, 4), block_keys(&prompt, 8));
+    assert_eq!(engine.held_tokens(&runs, &keys), 60);
+    engine.reset(&["gpu"]).expect("idle");
+    assert_eq!(engine.held_tokens(&runs, &keys), 56);
+    let again = one(&mut engine, ask("again", &[(1, 61)], 1));
+    assert_eq!((again.sources.gpu, again.sources.levels[0]), (0, 56));
+    assert_eq!(one(&mut engine, ask("third", &[(1, 61)], 1)).sources.gpu, 60);
+    assert_eq!((engine.counters().gpu_hit_tokens, engine.counters().external_tokens), (60, 56));
+}

@@ -1,0 +1,93 @@
+"""`harness suite` and `harness export`: what runs, what is skipped and why, and a table that spreadsheets read."""
+
+import json
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+from harness.commands.export import export
+from harness.commands.output import OutputChoice
+from harness.commands.suite import suite
+from harness.results.export import COLUMNS
+from harness.results.folder import read_rows
+from simulator.gpu_memory import why_no_gpu
+
+SMALL = ["workload.duration=1s", "workload.warm_up=200ms", "workload.turns=100", "workload.users=2",
+         "engines.sim.storage.reserve=0B"]  # fmt: skip
+
+
+@pytest.fixture
+def ran(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> tuple[Path, str]:
+    folder = tmp_path / "suite"
+    assert (
+        suite("mlperf", only="gpu,cpu,cpu_storage", overrides=SMALL, out=folder, answer=OutputChoice(as_json=True)) == 0
+    )
+    return folder, capsys.readouterr().out
+
+
+@pytest.mark.skipif(why_no_gpu() is None, reason="there is a GPU here, and no test is skipped")
+def test_what_this_machine_lacks_is_skipped_with_the_reason(ran: tuple[Path, str]) -> None:
+    told = json.loads(ran[1])
+    assert [row["test"] for row in told["tests"]] == ["cpu", "cpu_storage"]
+    assert list(told["skipped"]) == ["gpu"] and "GPU memory needs" in told["skipped"]["gpu"]
+    for row in told["tests"]:
+        assert row["requests"] > 0 and row["output_tokens_per_s"] > 0 and row["end_to_end_p95_s"] > 0
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"only": "cpu,tape"}, "--only tape: is no test of the suite"),
+        ({"only": "storage", "overrides": ["cache.disk.path=/nowhere/at/all"]}, "cache.disk"),
+        ({"only": "storage", "overrides": ["workload.personas=robots"]}, "no set of personas"),
+        ({"size": "huge"}, "huge"),
+    ],
+)
+def test_bad_words_are_refused_on_one_line(
+    changes: dict[str, object], words: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    assert suite("mlperf", **{"out": tmp_path / "out", **changes}) == 2  # type: ignore[arg-type]
+    said = capsys.readouterr().err.strip()
+    assert words in said and len(said.splitlines()) == 1 and not (tmp_path / "out").exists()
+
+
+def test_every_format_has_the_benchmarks_columns(ran: tuple[Path, str], tmp_path: Path) -> None:
+    folder, out = ran[0], {name: tmp_path / f"all.{name}" for name in ("csv", "xlsx", "parquet")}
+    assert export(folder, folder, **out) == 0  # type: ignore[arg-type]
+    tables = [pd.read_csv(out["csv"]), pd.read_excel(out["xlsx"]), pd.read_parquet(out["parquet"])]
+    told = {row["test"]: row for row in json.loads(ran[1])["tests"]}
+    for table in tables:
+        assert list(table.columns) == ["Run", "Cell", "State", *COLUMNS] and len(table) == 2 * len(told)
+        for _, row in table.iterrows():
+            test = told[row["Cell"].removeprefix("test=")]
+            assert row["Avg Throughput (tok/s)"] == pytest.approx(test["output_tokens_per_s"])
+            assert row["Storage Throughput (tok/s)"] == pytest.approx(test["per_io_time_tokens_per_s"])
+            assert row["Num Users"] == 2 and row["Model"] == "tiny-llama" and row["Duration (s)"] == pytest.approx(0.8)
+
+
+def test_a_row_a_request(ran: tuple[Path, str], tmp_path: Path) -> None:
+    assert export(ran[0], parquet=tmp_path / "rows.parquet", requests=True) == 0
+    table, rows = pd.read_parquet(tmp_path / "rows.parquet"), list(read_rows(ran[0]))
+    assert len(table) == len(rows) and list(table["id"]) == [row.id for row in rows]
+    assert list(table["prompt_tokens"]) == [row.prompt_tokens for row in rows]
+    assert list(table["cpu_tokens"]) == [row.tokens_by_tier.get("cpu") for row in rows]
+
+
+@pytest.mark.parametrize(
+    ("folders", "name", "words"),
+    [
+        ([], "a.csv", "no folder given"),
+        (["none"], None, "no table asked for"),
+        (["none"], "a.txt", "has to end in .csv"),
+        (["none"], "taken.csv", "exists already"),
+        (["none"], "new.csv", "no such folder"),
+    ],
+)
+def test_exports_are_refused_on_one_line(
+    folders: list[str], name: str | None, words: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "taken.csv").write_text("")
+    code = export(*(tmp_path / each for each in folders), csv=None if name is None else tmp_path / name)
+    said = capsys.readouterr().err.strip()
+    assert code == 2 and words in said and len(said.splitlines()) == 1
