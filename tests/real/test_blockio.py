@@ -112,7 +112,8 @@ def test_traces_hold_a_process_s_file_calls_and_block_requests(device: Device, t
     written = block_figures([r for r in requests if r.write])
     assert read.bytes == read_bytes >= 24 * MIB
     assert written.bytes == pytest.approx(written_bytes, rel=0.02, abs=2**18)
-    assert read.bytes_per_s is not None and read.bytes_per_s <= 1.02 * 200 * MIB and read.sequential > read.random
+    # The kernel lets a device catch up on what it was held back, so that 24 MiB may take a little less than 120 ms.
+    assert read.bytes_per_s is not None and read.bytes_per_s <= 1.1 * 200 * MIB and read.sequential > read.random
     assert read_host(device.mount).read_bytes == statistics(device)[0]
     assert page_cache_share([r for r in requests if not r.write], calls) == 0
     assert not _mentioning(str(tmp_path))
