@@ -10,6 +10,7 @@ import errno
 import hashlib
 import importlib
 import os
+import re
 import shutil
 import socket
 import subprocess
@@ -119,7 +120,8 @@ def checks(root: Path) -> list[Check]:
         ("io throttle", _throttle),
         ("file systems", _file_systems),
         ("mooncake", _mooncake),
-        ("redis-server", lambda: _program("redis-server", "only for a shared tier on Redis", optional=True)),
+        ("redis", lambda: _store("redis", _found("redis-server", "valkey-server"), "resp")),
+        ("s3 server", lambda: _store("s3 server", _found("versitygw", home=root / ".engines/stores"), "s3")),
     ]
     # Threads, because some checks wait for a sample of CPU time or for a driver's tool.
     with ThreadPoolExecutor(len(table)) as pool:
@@ -349,11 +351,31 @@ def _root_user() -> Check:
     return Check("root", False, "no: page cache drops, block traces and loop devices need it", cure)
 
 
-def _program(name: str, purpose: str, *, optional: bool = False) -> Check:
+def _program(name: str, purpose: str) -> Check:
     path = shutil.which(name)
     if path:
         return Check(name, True, path)
-    return Check(name, None if optional else False, f"not installed; {purpose}", f"sudo apt-get install -y {name}")
+    return Check(name, False, f"not installed; {purpose}", f"sudo apt-get install -y {name}")
+
+
+def _found(*names: str, home: Path | None = None) -> str | None:
+    """The first of these programs on the PATH, or in the folder home."""
+    folders = (None, home) if home else (None,)
+    return next((path for name in names for folder in folders if (path := shutil.which(name, path=folder))), None)
+
+
+def _store(label: str, program: str | None, adapter: str) -> Check:
+    """A store that a run can start by itself: where it is, and what it says of its version."""
+    if program is None:
+        needed = f"not installed; only for cache.remote with adapter {adapter}, where it names no endpoint"
+        return Check(label, None, needed, "scripts/store_env")
+    command, cure = [program, "--version"], f"replace {program}: remove it, then scripts/store_env"
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=COMMAND_TIMEOUT_S, check=True)
+    except (OSError, subprocess.SubprocessError) as error:
+        return Check(label, False, f"does not run: {' '.join(str(error).split())}", cure)
+    version = re.search(r"\bv?=?(\d+\.\d+(?:\.\d+)*)", done.stdout)
+    return Check(label, True, f"{program}, {version[1] if version else 'which tells no version'}")
 
 
 def _mooncake() -> Check:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from harness.collectors.host import device_name, file_system
+from harness.errors import EngineError
 from harness.processes.keeper import drop_from_page_cache
 
 
@@ -21,6 +23,18 @@ ADAPTERS = {
     "fs": Adapter(depth=1, serial_chunks=True),
     "fs_native": Adapter(depth=4, serial_chunks=False),
 }
+
+
+@contextlib.contextmanager
+def _told(folder: Path) -> Iterator[None]:
+    """What a file system refuses in the block becomes an EngineError: a read-only one, or a device that fails."""
+    try:
+        yield
+    except OSError as error:
+        raise EngineError(
+            f"the disk tier at {folder} fails ({error.strerror}); is it read-only, full, or its device broken?"
+            " Mend it, or name another cache.disk.path"
+        ) from None
 
 
 class _Folder:
@@ -57,7 +71,8 @@ class FilesBackend(_Folder):
 
     def prepare(self) -> None:
         if self._adapter:
-            self.folder.mkdir(parents=True, exist_ok=True)
+            with _told(self.folder):
+                self.folder.mkdir(parents=True, exist_ok=True)
 
     def spec(self) -> dict[str, Any]:
         assert self._adapter is not None, "a server that runs has its adapter"
@@ -65,12 +80,14 @@ class FilesBackend(_Folder):
         return adapter | ({"use_odirect": True} if self._odirect else {})
 
     def clear(self) -> None:
-        for file in self._files():
-            file.unlink(missing_ok=True)
+        with _told(self.folder):
+            for file in self._files():
+                file.unlink(missing_ok=True)
 
     def make_cold(self) -> None:
         """Writes the chunk files back and drops them from the page cache, so that a read reaches the device."""
-        drop_from_page_cache(self._files())
+        with _told(self.folder):
+            drop_from_page_cache(self._files())
 
     def _files(self) -> Iterator[Path]:
         return self.folder.glob(f"**/{self._pattern}")
@@ -89,7 +106,8 @@ class BucketFiles(_Folder):
         return (self.folder,)
 
     def prepare(self) -> None:
-        self.folder.mkdir(parents=True, exist_ok=True)
+        with _told(self.folder):
+            self.folder.mkdir(parents=True, exist_ok=True)
 
     def spec(self) -> dict[str, Any]:
         return {"path": str(self.folder.absolute()), "io_uring": self._direct}
@@ -103,4 +121,5 @@ class BucketFiles(_Folder):
         return any(self.folder.rglob("*.bucket"))
 
     def make_cold(self) -> None:
-        drop_from_page_cache(self.folder.rglob("*.bucket"))
+        with _told(self.folder):
+            drop_from_page_cache(self.folder.rglob("*.bucket"))

@@ -190,19 +190,35 @@ class LMCacheServer:
         return Reading(lookups=lookups, counters=counters, of_store=of_store)
 
     async def _settled(self) -> Metrics:
-        """Waits until every store that was begun has ended, and nothing is locked. Raises EngineError after 120 s."""
-        deadline = time.monotonic() + _SETTLE_TIMEOUT_S
+        """Waits until every store that was begun has ended, and nothing is locked. Raises EngineError where a store has
+        failed, or after 120 s."""
+        deadline, failed = time.monotonic() + _SETTLE_TIMEOUT_S, False
         while True:
             metrics = await self._metrics()
-            if await self._idle() and stores(metrics)[0] == stores(metrics)[1]:
-                return metrics
+            begun, ended = stores(metrics)
+            if await self._idle():
+                if begun == ended:
+                    return metrics
+                # Its objects are counted after its request: the first look may fall between the two.
+                if failed and all_stores_answered(metrics):
+                    raise await self._not_stored(begun - ended, begun)
+                failed = all_stores_answered(metrics)
             if time.monotonic() > deadline:
-                begun, ended = stores(metrics)
                 raise EngineError(
                     f"LMCache at {self.url} still stores after {_SETTLE_TIMEOUT_S:g} s ({ended} of {begun} objects);"
                     " is the disk full, or too slow for this prompt length?"
                 )
             await asyncio.sleep(0.02)
+
+    async def _not_stored(self, missing: int, begun: int) -> EngineError:
+        if self._store is not None:
+            await self._store.account(0)  # a store that is gone says so itself
+        told = self._child.last_error() if self._child else None
+        cure = "is the store there, and large enough?" if self._store else "is the disk full, or read-only?"
+        why = f" ({told})" if told else ""
+        return EngineError(
+            f"LMCache at {self.url} could not store {missing} of {begun} objects{why}; {cure} {self._see()}"
+        )
 
     async def _idle(self) -> bool:
         status = await self._status()
@@ -302,6 +318,12 @@ def stores(metrics: Metrics) -> tuple[int, int]:
     begun = metrics.total(f"{_PREFIX}l2_store_submitted_objects_chunks_total")
     ended = metrics.total(f"{_PREFIX}l2_store_completed_objects_chunks_total")
     return begun or 0, ended or 0
+
+
+def all_stores_answered(metrics: Metrics) -> bool:
+    """Whether each store request to L2 has ended, well or not: objects of one that failed never count as ended."""
+    begun, ended = (metrics.total(f"{_PREFIX}l2_store_{what}_requests_total") for what in ("submitted", "completed"))
+    return begun == ended
 
 
 def hits(metrics: Metrics, below: str) -> dict[str, int]:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
 
-from harness.errors import ConfigError
+from harness.errors import ConfigError, ResultsError
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -49,6 +49,20 @@ def check_writable(file: Path) -> None:
         raise ConfigError(f"{file}: cannot be written ({error.strerror}); choose a writable folder") from None
     if not existed:
         file.unlink()
+
+
+def tell_kept(folder: Path, verb: str, options: str = "") -> None:
+    """Of a run that ended early: reports what it has measured, and says how to go on. A full disk, which may have ended
+    it, takes no report either. options: of the command that goes on."""
+    from harness.report.refresh import seal
+
+    if not (folder / "manifest.json").exists():
+        return
+    try:
+        seal(folder)
+    except ResultsError as error:
+        print(f"harness: {error}", file=sys.stderr)
+    print(f"harness: rows so far are in {folder}; harness {verb} --resume {folder}{options} goes on", file=sys.stderr)
 
 
 def print_json(content: Any) -> None:

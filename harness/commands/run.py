@@ -12,7 +12,7 @@ from cyclopts import Parameter
 
 from harness.commands.errors import DONE, GOAL_MISSED, RUN_FAILED, command_line, told
 from harness.commands.options import EngineChoice, Goals, LivePort, On, Out, Overrides, Resume, Size
-from harness.commands.output import IN_WORDS, OutputChoice, console, name_report, print_json
+from harness.commands.output import IN_WORDS, OutputChoice, console, name_report, print_json, tell_kept
 from harness.engines import ENGINES
 from harness.errors import ConfigError, EngineError, Interrupted, ResultsError
 
@@ -125,10 +125,7 @@ def _measured(request: RunRequest, answer: OutputChoice, live: int | None) -> in
         with _shown_live(folder, live), ProgressLine() as progress:
             run_cells(request, progress)
     except (EngineError, Interrupted):
-        if (folder / "manifest.json").exists():
-            seal(folder)
-            again = f"sweep --resume {folder} --on {request.on}" if request.on else f"run --resume {folder}"
-            print(f"harness: rows so far are in {folder}; harness {again} goes on", file=sys.stderr)
+        tell_kept(folder, *(("sweep", f" --on {request.on}") if request.on else ("run",)))
         raise
     summary = seal(folder)
     if answer.as_json:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -10,7 +9,7 @@ from cyclopts import Parameter
 
 from harness.commands.errors import DONE, RUN_FAILED, command_line, told
 from harness.commands.options import Out, Overrides, Size
-from harness.commands.output import IN_WORDS, OutputChoice, console, name_report, print_json
+from harness.commands.output import IN_WORDS, OutputChoice, console, name_report, print_json, tell_kept
 from harness.errors import ConfigError, EngineError, Interrupted
 from traces.errors import UserError
 
@@ -105,9 +104,7 @@ def _measured(request: RunRequest, cells: list[Cell], skipped: dict[str, str], a
         with ProgressLine() as progress:
             run(msgspec.structs.replace(request, cells=cells), progress)
     except (EngineError, Interrupted):
-        if (folder / "manifest.json").exists():
-            seal(folder)
-            print(f"harness: rows so far are in {folder}; harness sweep --resume {folder} goes on", file=sys.stderr)
+        tell_kept(folder, "sweep")
         raise
     summary = seal(folder)
     rows = suite_rows(summary, axis)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -10,7 +9,7 @@ from cyclopts import Parameter
 
 from harness.commands.errors import DONE, RUN_FAILED, command_line, told
 from harness.commands.options import EngineChoice, Out, Overrides, Resume, Size
-from harness.commands.output import IN_WORDS, OutputChoice, console, name_report, print_json
+from harness.commands.output import IN_WORDS, OutputChoice, console, name_report, print_json, tell_kept
 from harness.errors import ConfigError, EngineError, Interrupted, ResultsError
 
 if TYPE_CHECKING:
@@ -103,10 +102,7 @@ def _measure(request: RunRequest) -> None:
         with ProgressLine() as progress:
             run(request, progress)
     except (EngineError, Interrupted):
-        if (request.folder / "manifest.json").exists():
-            seal(request.folder)
-            print(f"harness: rows so far are in {request.folder}; harness worth --resume {request.folder} goes on",
-                  file=sys.stderr)  # fmt: skip
+        tell_kept(request.folder, "worth")
         raise
     seal(request.folder)
 

@@ -22,7 +22,7 @@ import msgspec
 from harness.blockio.attach import check_run_storage, run_device
 from harness.engines import ENGINES
 from harness.engines.kind import EngineName
-from harness.errors import Interrupted
+from harness.errors import EngineError, Interrupted
 from harness.experiment.loads import Loads
 from harness.experiment.model import results_root
 from harness.experiment.read import Cell
@@ -96,7 +96,9 @@ def run(request: RunRequest, progress: Progress) -> Path:
         with asyncio.Runner(loop_factory=_new_loop) as runner:
             runner.run(_run_all(request, folder, checked, executor, progress))
     except BaseException as error:
-        _end(folder, "failed", str(error) or type(error).__name__)
+        # On a full disk the manifest stays as it was, too; what ended the run is told first.
+        with contextlib.suppress(EngineError):
+            _end(folder, "failed", str(error) or type(error).__name__)
         raise
     _end(folder, "complete")
     return folder.path
@@ -175,8 +177,10 @@ def _end(folder: RunFolder, status: RunStatus, error: str | None = None) -> None
     manifest = folder.manifest
     manifest.attempts[-1].ended_at = manifest.finished_at = provenance.now()
     manifest.status, manifest.error = status, error
-    folder.save_manifest()
-    folder.close()
+    try:
+        folder.save_manifest()
+    finally:
+        folder.close()
 
 
 # ---- the loop

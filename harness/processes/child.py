@@ -149,9 +149,13 @@ class Child:
 
     def obituary(self) -> str:
         """One line: which process ended, how, its log, and the last line there that reports an error."""
-        errors = [line for line in self.last_lines(500) if _reports_error(line)]
-        last = f"ends with the error: {errors[-1].strip()}" if errors else "tells of no error; was memory short?"
+        error = self.last_error()
+        last = f"ends with the error: {error}" if error else "tells of no error; was memory short?"
         return f"{self.name} ended during the run ({self.how_it_ended()}); {self._log} {last}"
+
+    def last_error(self) -> str | None:
+        """The last line of the log that reports an error; None: none does."""
+        return next((line.strip() for line in reversed(self.last_lines(500)) if _reports_error(line)), None)
 
     async def wait_until(self, check: Callable[[], Awaitable[bool]], timeout_s: float, cure: str) -> None:
         """Polls `check` until it holds. Raises EngineError with the log's end when the child dies or time is up."""

@@ -24,7 +24,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from harness.errors import ResultsError
+from harness.errors import EngineError, ResultsError
 from harness.records import IoTrace, Sample
 from harness.results.manifest import Manifest, encode_manifest, read_manifest
 from harness.results.summary import Summary, encode_summary
@@ -49,11 +49,11 @@ class RunFolder:
         """Makes a new folder. Raises ResultsError where one exists: nothing is written over."""
         try:
             path.mkdir(parents=True)
+            (path / "logs").mkdir()
         except FileExistsError:
             raise ResultsError(f"{path}: exists already; choose another --out, or go on with --resume {path}") from None
         except OSError as error:
             raise ResultsError(f"{path}: cannot be made ({error.strerror}); choose a writable --out") from None
-        (path / "logs").mkdir()
         folder = cls(path, manifest, _take_lock(path))
         folder.save_manifest()
         return folder
@@ -67,8 +67,11 @@ class RunFolder:
         return folder
 
     def save_manifest(self) -> None:
-        """Writes the manifest, as it was changed in place."""
-        write_atomically(self.path / "manifest.json", encode_manifest(self.manifest))
+        """Writes the manifest, as it was changed in place. Raises EngineError."""
+        try:
+            write_atomically(self.path / "manifest.json", encode_manifest(self.manifest))
+        except OSError as error:
+            raise self._refused(error) from None
         self._saved_s = time.monotonic()
 
     def save_cells(self) -> None:
@@ -78,7 +81,7 @@ class RunFolder:
             self.save_manifest()
 
     def append_rows(self, rows: Iterable[RequestRecord]) -> None:
-        """Appends rows in one write: a killed process leaves all of them or none."""
+        """Appends rows in one write: a killed process, or a full disk (EngineError), leaves all of them or none."""
         self._append("rows.jsonl", rows)
 
     def append_sample(self, sample: Sample) -> None:
@@ -111,12 +114,22 @@ class RunFolder:
         self._write(name, b"".join(new))
 
     def _write(self, name: str, data: bytes) -> None:
-        if name not in self._files:
-            flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC
-            self._files[name] = os.open(self.path / name, flags, 0o644)
-        view = memoryview(data)
-        while view:
-            view = view[os.write(self._files[name], view) :]
+        size = None
+        try:
+            if name not in self._files:
+                flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC
+                self._files[name] = os.open(self.path / name, flags, 0o644)
+            size = os.fstat(self._files[name]).st_size
+            view = memoryview(data)
+            while view:
+                view = view[os.write(self._files[name], view) :]
+        except OSError as error:
+            if size is not None:
+                os.ftruncate(self._files[name], size)
+            raise self._refused(error) from None
+
+    def _refused(self, error: OSError) -> EngineError:
+        return EngineError(f"{self.path}: cannot be written ({error.strerror}); make room there, or make it writable")
 
     def close(self) -> None:
         for descriptor in self._files.values():
@@ -279,7 +292,10 @@ def _cut_torn_line(path: Path) -> None:
 
 def _take_lock(path: Path) -> int:
     """One writer a folder; the lock goes with the process."""
-    descriptor = os.open(path / ".lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    try:
+        descriptor = os.open(path / ".lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    except OSError as error:
+        raise ResultsError(f"{path}: cannot be written ({error.strerror}); make it writable, or copy it") from None
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:

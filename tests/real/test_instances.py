@@ -15,7 +15,7 @@ from harness.measure.run import RunRequest, run
 from harness.results.folder import read_rows, read_samples
 from harness.results.manifest import read_manifest
 from tests.real.test_vllm import EXPERIMENT, PYTHON
-from tests.support.real_runs import begun, harness, left_behind
+from tests.support.real_runs import HARNESS, Victim, begun, harness, killed_in_turn, left_behind
 from tests.unit.measure.test_run_loop import Quiet, measured
 from traces.tiers import state_named
 
@@ -78,15 +78,18 @@ def test_what_one_instance_stored_the_other_hits_and_the_simulator_counts_the_sa
     assert not left_behind(tmp_path)
 
 
-def test_one_cache_server_serves_both_and_a_killed_instance_ends_the_run(tmp_path: Path) -> None:
+def test_one_cache_server_serves_both_and_whoever_is_killed_the_run_ends_and_goes_on(tmp_path: Path) -> None:
+    """The harness, the cache server, and an instance, each in the run that resumes the one before."""
     written(
         tmp_path,
         deployment={"instances": 2, "shared": ["cpu", "disk"]},
         measure={"tiers": ["cpu"], "samples": 500},
     )
     folder = tmp_path / "out"
-    process = harness("run", str(tmp_path / "experiment.yaml"), "--engine", "vllm", "--out", str(folder))
-    begun(process, folder / "rows.jsonl", 0)
+    start = [str(tmp_path / "experiment.yaml"), "--engine", "vllm", "--out", str(folder)]
+    before = killed_in_turn(start, folder, (HARNESS, Victim("LMCache server", "lmcache.cli.main")))
+    process = harness("run", "--resume", str(folder))
+    begun(process, folder / "rows.jsonl", len(before))
     below = psutil.Process(process.pid).children(recursive=True)
     vllms = [one for one in below if "vllm.entrypoints.openai.api_server" in one.cmdline()]
     engines = [one for one in vllms if "warden.py" not in " ".join(one.cmdline())]
@@ -100,7 +103,9 @@ def test_one_cache_server_serves_both_and_a_killed_instance_ends_the_run(tmp_pat
     assert " ended during the run (killed by SIGKILL); " in errors.splitlines()[-1], errors
     gone, left = psutil.wait_procs(below, timeout=20)
     assert gone and not left and not left_behind(tmp_path)
+    assert (folder / "rows.jsonl").read_bytes().startswith(before), "no finished row is lost"
     rows = list(read_rows(folder))
     asked = [row for row in rows if row.phase == "measure" and row.error is None]
     assert {(row.instance, row.verdict, row.cached_tokens) for row in asked} == {(1, "proven", 640)}
+    assert len({row.sample for row in asked}) == len(asked) and {row.attempt for row in asked} == {0, 1, 2}
     assert {row.instance for row in rows if row.phase == "warm"} == {0}, "the other instance has computed them"

@@ -152,13 +152,13 @@ def guarded_redis() -> Iterator[int]:
         "hush-hush",
     ]
     process = subprocess.Popen(argv, stdout=subprocess.DEVNULL)
-    _listens(port)
+    listens(port)
     yield port
     process.terminate()
     process.wait(10)
 
 
-def _listens(port: int) -> None:
+def listens(port: int) -> None:
     deadline = time.monotonic() + 20
     while time.monotonic() < deadline:
         with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), 1):
@@ -200,7 +200,7 @@ def test_what_a_users_s3_lacks_is_told_and_a_run_empties_it(tmp_path: Path, monk
     env = child_environment({"ROOT_ACCESS_KEY_ID": "someone", "ROOT_SECRET_ACCESS_KEY": word})
     process = subprocess.Popen(argv, env=env, stdout=subprocess.DEVNULL)
     try:
-        _listens(port)
+        listens(port)
         here: dict[str, Any] = {
             "capacity": "1GiB", "adapter": "s3", "endpoint": f"127.0.0.1:{port}", "bucket": "there",
             "credentials": {"user": "A_STORES_USER", "secret": "A_STORES_WORD"},

@@ -79,14 +79,8 @@ def killed_and_resumed(
 ) -> None:
     """SIGKILL of each victim as soon as its run has written a row more, each in the run that resumes the one before.
     The last run is let finish, with so many rows measured and proven. No kept row changes, and nothing is left."""
-    file, before = folder / "rows.jsonl", b""
-    for number, victim in enumerate(victims):
-        process = harness("run", *(["--resume", str(folder)] if number else start))
-        begun(process, file, len(before))
-        (_kill if victim.command else _kill_harness)(process, folder, victim, left)
-        kept = file.read_bytes()
-        assert kept.startswith(before) and len(list(read_rows(folder))) < rows
-        before = kept
+    file, before = folder / "rows.jsonl", killed_in_turn(start, folder, victims, left)
+    assert len(list(read_rows(folder))) < rows
     resumed = harness("run", "--resume", str(folder))
     _, errors = resumed.communicate(timeout=280)
     assert resumed.returncode == 0, errors
@@ -97,20 +91,43 @@ def killed_and_resumed(
     assert {(row.verdict, row.error) for row in found} == {("proven", None)} and not left(folder.parent)
 
 
+def killed_in_turn(start: Sequence[str], folder: Path, victims: Sequence[Victim], left: Left = left_behind) -> bytes:
+    """SIGKILL of each victim as soon as its run has written a row more, each in the run that resumes the one before. No
+    kept row changes, and nothing is left. Returns the rows that were kept."""
+    file, before = folder / "rows.jsonl", b""
+    for number, victim in enumerate(victims):
+        process = harness("run", *(["--resume", str(folder)] if number else start))
+        begun(process, file, len(before))
+        (_kill if victim.command else _kill_harness)(process, folder, victim, left)
+        kept = file.read_bytes()
+        assert kept.startswith(before) and read_manifest(folder).status != "complete"
+        before = kept
+    return before
+
+
 def begun(process: subprocess.Popen[str], rows: Path, had: int) -> None:
     """Returns once the run has written a row more than the `had` bytes."""
-    deadline = time.monotonic() + 240
+    until(process, lambda: rows.exists() and rows.stat().st_size > had)
+
+
+def until(process: subprocess.Popen[str], happened: Callable[[], bool]) -> None:
+    """Returns once it has happened in the run, which may start two engines before."""
+    deadline = time.monotonic() + 480
     while process.poll() is None and time.monotonic() < deadline:
-        if rows.exists() and rows.stat().st_size > had:
+        if happened():
             return
         time.sleep(0.05)
-    raise AssertionError(f"no row came: {process.communicate(timeout=60)}")
+    process.terminate()
+    raise AssertionError(f"it never happened: {process.communicate(timeout=120)}")
 
 
 def _kill_harness(process: subprocess.Popen[str], folder: Path, _victim: Victim, left: Left) -> None:
     assert left(folder.parent)
+    children = psutil.Process(process.pid).children(recursive=True)
     os.kill(process.pid, signal.SIGKILL)
     process.communicate(timeout=60)
+    _, alive = psutil.wait_procs(children, timeout=60)
+    assert not alive
     deadline = time.monotonic() + 60
     while (rest := left(folder.parent)) and time.monotonic() < deadline:
         time.sleep(0.2)

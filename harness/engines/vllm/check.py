@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from harness.caches import CACHES, attaching, check_shared, check_tiers
+from harness.caches.stores import STORES
 from harness.collectors.room import check_cores
 from harness.engines.http.check import check_program, check_room
 from harness.engines.vllm.settings import VllmSettings
@@ -30,6 +31,8 @@ def check(experiment: Experiment, results: Path) -> None:
     gpu = "gpu, which lies in RAM with an accelerator," if settings.accelerator else "gpu"
     below = "and cpu" if cache.pool is None else "with cpu and pool"
     check_room(experiment, results, f"{gpu} {below} (and a device)", gpu_in_ram=settings.device == "cpu")
+    if cache.remote is not None:
+        STORES[cache.remote.adapter].check(cache.remote, Path(settings.python))
 
 
 def _check_settings(experiment: Experiment, settings: VllmSettings) -> None:
