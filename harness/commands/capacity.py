@@ -59,8 +59,6 @@ def capacity(
     interval of their figures leaves the target out. The folder has an ordinary run's files, and capacity.json.
 
     Example: harness capacity mlperf_suite --engine sim --goal 'e2e_p95<5s' --set workload.duration=20s
-
-    Example: harness capacity multi_round_qa --engine sim --goal 'ttft_p95<2s' --key workload.users
     """
     from harness.measure.capacity import CapacitySearch
     from harness.measure.run import trials_measured

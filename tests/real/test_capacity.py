@@ -13,7 +13,8 @@ from harness.commands.capacity import capacity
 from harness.commands.output import OutputChoice
 from harness.results.capacity import read_capacity
 from harness.results.manifest import read_manifest
-from tests.real.test_accelerator import PACED, PYTHON, engines, step_us
+from tests.real.test_accelerator import PACED, engines, step_us
+from tests.real.test_vllm import PYTHON
 from tests.support.real_runs import left_behind
 
 pytestmark = [
@@ -34,6 +35,7 @@ def experiment(folder: Path) -> Path:
             "concurrency": 2,
         },
         "measure": {},
+        "cache": {"block_tokens": 32, "chunk_tokens": 256, "gpu": "2GiB", "cpu": "1GiB"},
         "engines": engines() | {"sim": {"hardware": "rtx-a5000-nfs", "max_batched_tokens": 1024}},
     }  # fmt: skip
     path = folder / "users.yaml"

@@ -65,7 +65,9 @@ def test_a_line_runs_and_prints(
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("HARNESS_RESULTS", raising=False)
     turns = [{"from": who, "value": f"{who} says " * 40} for who in ("human", "gpt") * 4]
-    Path("sharegpt.json").write_text(json.dumps([{"id": f"c{number}", "conversations": turns} for number in range(60)]))
+    Path("sharegpt.json").write_text(
+        json.dumps([{"id": f"c{number}", "conversations": turns} for number in range(1000)])
+    )
     for command in commands:
         tokens = shlex.split(command)
         less = [word.replace("turns=2", "limit=6") if "kind: trace" in command else word for word in SHORT[tokens[1]]]

@@ -58,7 +58,9 @@ def test_conversations_have_their_shares_and_turns_stay_in_a_class(tmp_path: Pat
 
 def sent(load: Load) -> list[str]:
     """Each request takes a second."""
-    order, flying, now_s = [], [], 0.0
+    order: list[str] = []
+    flying: list[tuple[float, str]] = []
+    now_s = 0.0
     while not isinstance(action := load.next(now_s), Done) or flying:
         if isinstance(action, Send):
             order.append(action.request.id)
