@@ -23,6 +23,7 @@ from functools import partial
 from pathlib import Path
 
 from harness.caches import MOONCAKE_LISTENS
+from harness.collectors.memory import host_takes_memory
 from harness.engines import ENGINES
 from harness.engines.kind import Environment
 
@@ -103,6 +104,7 @@ def checks(root: Path) -> list[Check]:
         ("cpus", _cpus),
         ("quiet machine", _quiet),
         ("memory", _memory),
+        ("memory kept", _memory_kept),
         ("accelerator", _accelerator),
         ("disk", lambda: _disk(root)),
         ("traces", lambda: _traces(root)),
@@ -198,6 +200,14 @@ def _memory() -> Check:
     detail = f"{free / GIB:.1f} GiB available"
     cure = f"free some: vLLM and LMCache need {MIN_MEMORY_BYTES / GIB:.0f} GiB (the simulator far less)"
     return Check("memory", free >= MIN_MEMORY_BYTES, detail, cure)
+
+
+def _memory_kept() -> Check:
+    if not host_takes_memory(SYS):
+        return Check("memory kept", True, "no host takes free memory back")
+    detail = "this machine's host takes free memory back: cold reads and first writes can take several times longer"
+    cure = "measure loads of a cold disk on a machine that keeps its memory; samples of warm states touch theirs first"
+    return Check("memory kept", None, detail, cure)
 
 
 def _accelerator() -> Check:

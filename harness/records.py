@@ -365,12 +365,14 @@ class CellRecord(msgspec.Struct, frozen=True, kw_only=True):
 
 class HostSample(msgspec.Struct, frozen=True, kw_only=True):
     """What else the machine did meanwhile. Shares are of all cores' time; None: this kernel does not say. core_loop_s:
-    what a fixed loop took on the engine's core, before and after (host.py, core_loop_s); None: it has no core."""
+    what a fixed loop took on the engine's core, before and after (host.py, core_loop_s); None: it has no core.
+    touch_s_per_gib: what touching free memory took before the sample (memory.py, touch_free_memory); None: not done."""
 
     steal_share: float | None = None
     foreign_cpu_share: float | None = None
     busy_share: float | None = None
     core_loop_s: float | None = None
+    touch_s_per_gib: float | None = None
     device_read_bytes: int | None = None
     device_write_bytes: int | None = None
 

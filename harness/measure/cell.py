@@ -5,6 +5,7 @@ A sample is: place → count → send → count → prove → write. Nothing her
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
@@ -12,6 +13,7 @@ from typing import Any, Protocol
 import msgspec
 
 from harness.collectors.host import between, read_host
+from harness.collectors.memory import touch_free_memory
 from harness.engines import ENGINES
 from harness.engines.base import Emit, Engine, KeepsRecord, TellsCause
 from harness.experiment.loads import FreeLoad
@@ -113,11 +115,12 @@ class TierMeasurement:
         warm: list[RequestRecord] = []
         rows: list[RequestRecord] = []
         await place(engine, probe, tier, index, warm.append)
+        touch_s_per_gib = await self._touch_memory(tier)
         fresh = needs_fresh_prefix(engine.capabilities, tier)
         before, host = await engine.metrics(), _watch(engine, self._cell, self._folder.path)
         started_s = engine.now_s()
         await engine.replay(Load(probe.requests(tier, index, fresh_prefix=fresh)), rows.append)
-        ended_s, host_sample = engine.now_s(), host()
+        ended_s, host_sample = engine.now_s(), msgspec.structs.replace(host(), touch_s_per_gib=touch_s_per_gib)
         observed = (await engine.metrics()).since(before)
         verdict, reason = prove(probe, tier, observed, rows)
         if verdict == "contradicted" and isinstance(engine, TellsCause) and (cause := engine.cause()):
@@ -146,6 +149,13 @@ class TierMeasurement:
         # One write for the sample: a crash leaves all of its rows or none.
         self._folder.append_rows([*(msgspec.structs.replace(row, phase="warm", **common) for row in warm), *done])
         self._add(tier, done, started_s - began_s, engine.now_s() - started_s)
+
+    async def _touch_memory(self, tier: str) -> float | None:
+        """Before a cold read, which needs memory that was free, and that a virtual machine's host may have taken."""
+        if self._engine.capabilities.virtual_time:
+            return None
+        read_bytes = sum(expected_counters(self._probe, tier).device_read_bytes.values())
+        return await asyncio.to_thread(touch_free_memory, read_bytes)
 
     def _add(self, tier: str, rows: list[RequestRecord], placing_s: float = 0.0, took_s: float = 0.0) -> None:
         metric = self._measure.until.metric if self._measure.until else "ttft_s"

@@ -22,8 +22,9 @@ pytestmark = [
     pytest.mark.skipif(not PYTHON.exists(), reason="no engine environment; `scripts/engine_env vllm` makes it"),
 ]
 
-# One prompt is prefilled after another, so that the last of n waits n times as long. The target lies between 3 and 4.
-FITS = 3
+# One prompt is prefilled after another, so that the last of n waits n times as long: 1.2 times its steps' own time with
+# what storing it takes. The target lies between 3 and 4 of them.
+FITS, STORED = 3, 1.2
 
 
 def experiment(folder: Path) -> Path:
@@ -45,7 +46,7 @@ def experiment(folder: Path) -> Path:
 
 def test_vllm_and_the_simulator_find_the_same_number(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     one_s = (step_us((1024, 0)) + step_us((1, 1024))) / 1e6
-    path, goal = experiment(tmp_path), f"ttft_p90<{(FITS + 0.5) * one_s * 1000:.0f}ms"
+    path, goal = experiment(tmp_path), f"ttft_p90<{(FITS + 0.5) * STORED * one_s * 1000:.0f}ms"
     words: dict[str, Any] = {"goals": [goal], "key": "workload.concurrency", "most": 8, "repeats": 3}
     assert capacity(path, engine="sim", out=tmp_path / "sim", **words) == 0
     capsys.readouterr()

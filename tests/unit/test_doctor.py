@@ -91,6 +91,7 @@ def test_a_good_machine_passes(machine: Path) -> None:
 
 def write(name: str, text: str) -> Change:
     def change(machine: Path, _: pytest.MonkeyPatch) -> None:
+        (machine / name).parent.mkdir(parents=True, exist_ok=True)
         (machine / name).write_text(text)
 
     return change
@@ -275,3 +276,12 @@ def test_it_imports_nothing_heavy() -> None:
     script = "import sys, harness.doctor; print(*sys.modules)"
     done = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, check=True)
     assert not {"numpy", "pydantic", "aiohttp", "pandas", "rich"} & set(done.stdout.split())
+
+
+def test_a_host_that_takes_memory_back_is_told_and_stops_nothing(
+    machine: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write("sys/module/page_reporting/parameters/page_reporting_order", "9\n")(machine, monkeypatch)
+    (unsure,) = [check for check in checks(machine / "checkout") if check.ok is not True]
+    assert unsure.name == "memory kept" and unsure.ok is None
+    assert "takes free memory back" in unsure.detail and "touch" in (unsure.cure or "")
