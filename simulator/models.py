@@ -8,6 +8,7 @@ is that of the model type's class in transformers.
 
 from __future__ import annotations
 
+import functools
 import json
 from collections import Counter
 from collections.abc import Mapping
@@ -211,6 +212,15 @@ def load_config(folder: str, name: str | Path, kind: type[Config]) -> Config:
         if path == Path(name):
             raise ModelError(f"{name}: no such file; correct the path, or name one of configs/{folder}: {known}")
         raise ModelError(f"{name}: configs/{folder} has no file of that name; it has {known}, or give a path.yaml")
+    state = path.stat()
+    checked_as: Any = kind
+    found: Config = _checked(path, checked_as, state.st_mtime_ns, state.st_size)
+    return found
+
+
+@functools.lru_cache(maxsize=64)
+def _checked(path: Path, kind: Any, _changed_ns: int, _bytes: int) -> Any:
+    """A sweep asks for the same file in every cell; a file that was changed is read again."""
     try:
         return msgspec.convert(yaml.safe_load(path.read_text()), kind)
     except (msgspec.ValidationError, yaml.YAMLError, ValueError) as error:

@@ -61,7 +61,7 @@ def capacity(
     Example: harness capacity mlperf_suite --engine sim --goal 'e2e_p95<5s' --set workload.duration=20s
     """
     from harness.measure.capacity import CapacitySearch
-    from harness.measure.run import trials_measured
+    from harness.measure.group import trials_measured
     from harness.measure.search import highest, most_within
 
     asked = [*(overrides or []), *([f"measure.goals={json.dumps(goals)}"] if goals else [])]

@@ -25,6 +25,10 @@ Goals = Annotated[
         help="What has to be kept, e.g. 'ttft_p90<500ms' or 'disk_cold:ttft_mean<0.3s'; else exit code 3. Repeatable.",
     ),
 ]
+On = Annotated[
+    str | None,
+    Parameter(help="Spreads the cells of a simulation: local:N (processes), ray (here), or ray:ADDRESS (a cluster)."),
+]
 LivePort = Annotated[
     int | None, Parameter(name="--live", help="Serves the growing report on this port of 127.0.0.1; 0: any free one.")
 ]

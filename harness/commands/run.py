@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 from cyclopts import Parameter
 
 from harness.commands.errors import DONE, GOAL_MISSED, RUN_FAILED, command_line, told
-from harness.commands.options import EngineChoice, Goals, LivePort, Out, Overrides, Resume, Size
+from harness.commands.options import EngineChoice, Goals, LivePort, On, Out, Overrides, Resume, Size
 from harness.commands.output import IN_WORDS, OutputChoice, console, name_report, print_json
 from harness.engines import ENGINES
 from harness.errors import ConfigError, EngineError, Interrupted, ResultsError
@@ -65,16 +65,21 @@ def sweep(
     out: Out = None,
     resume: Resume = None,
     goals: Goals = None,
+    on: On = None,
     live: LivePort = None,
     answer: OutputChoice = IN_WORDS,
 ) -> int:
     """Measures every point of the file's `sweep` axes, into one folder.
 
     Example: harness sweep thesis_exp2_hit_rate --engine vllm
+
+    Example: harness sweep cluster_routing --engine sim --on local:4
     """
+    import msgspec
+
     plan = _plan(experiment, overrides, size, goals)
     request = _resumed(resume, plan, engine, True) if resume else _fresh(plan, engine, out, True)
-    return _measured(request, answer, live)
+    return _measured(msgspec.structs.replace(request, on=on), answer, live)
 
 
 def _plan(
@@ -122,7 +127,8 @@ def _measured(request: RunRequest, answer: OutputChoice, live: int | None) -> in
     except (EngineError, Interrupted):
         if (folder / "manifest.json").exists():
             seal(folder)
-            print(f"harness: rows so far are in {folder}; harness run --resume {folder} goes on", file=sys.stderr)
+            again = f"sweep --resume {folder} --on {request.on}" if request.on else f"run --resume {folder}"
+            print(f"harness: rows so far are in {folder}; harness {again} goes on", file=sys.stderr)
         raise
     summary = seal(folder)
     if answer.as_json:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import bisect
 import dataclasses
 import itertools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -37,6 +37,8 @@ from traces.rounds import RoundSpec, rounds_load
 from traces.synth import SessionSpec, SyntheticSpec, conversation, synthetic, warmers
 
 _Spec = TypeVar("_Spec")
+# Of a long trace, a load has as many objects as the trace has blocks.
+_KEPT = 4
 
 
 class FreeLoad(msgspec.Struct, frozen=True):
@@ -73,6 +75,30 @@ class FreeLoad(msgspec.Struct, frozen=True):
             drain=self.drain,
             warm_up_s=self.warm_up_s,
         )
+
+
+class Loads:
+    """Free loads, each made once for all cells that ask for the same; the last few stay."""
+
+    def __init__(self) -> None:
+        self._made: dict[str, FreeLoad] = {}
+
+    def of(self, experiment: Experiment) -> FreeLoad:
+        """As free_load has it."""
+        return self.keep(load_key(experiment), lambda: free_load(experiment))
+
+    def keep(self, key: str, make: Callable[[], FreeLoad]) -> FreeLoad:
+        """The load of this key (load_key), made if it is not among those that stayed."""
+        load = self._made.pop(key, None) or make()
+        self._made[key] = load
+        if len(self._made) > _KEPT:
+            del self._made[next(iter(self._made))]
+        return load
+
+
+def load_key(experiment: Experiment) -> str:
+    """Experiments with the same key have the same free load."""
+    return repr((experiment.workload, experiment.seed, experiment.cache.chunk_tokens, experiment.model))
 
 
 def free_load(experiment: Experiment) -> FreeLoad:

@@ -200,7 +200,7 @@ async def measure_load(
     check_prompts(load.requests, resolved, cell.experiment.workload.kind)
     check_reach(cell.experiment, load.requests, resolved)
     folder.manifest.cell(cell.key).trace = load.trace
-    folder.save_manifest()
+    folder.save_cells()
     several = trial is not None
     label = cell.key if trial is None else f"{cell.key}, trial {trial + 1} of {cell.experiment.measure.trials},"
     finished = set() if engine.capabilities.deterministic or several else _finished(folder, cell.key)

@@ -13,7 +13,7 @@ import itertools
 import os
 import signal
 import time
-from collections.abc import Callable, Collection, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Hashable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -24,25 +24,32 @@ from harness.engines import ENGINES
 from harness.engines.base import KeepsRecord
 from harness.engines.kind import EngineName
 from harness.errors import Interrupted
-from harness.experiment.loads import FreeLoad, free_load
-from harness.experiment.model import Experiment, results_root
+from harness.experiment.loads import FreeLoad, Loads
+from harness.experiment.model import results_root
 from harness.experiment.read import Cell
 from harness.experiment.workloads import PrefixWorkload
-from harness.measure.cell import Progress, TierMeasurement, measure_load
+from harness.measure.cell import Progress, measure_load
+from harness.measure.executors import chosen
+from harness.measure.group import Running, engine_key, last_trial, pinned, repeats, run_group, trials_measured
 from harness.measure.placing import empties_all
 from harness.measure.preflight import check_cache, check_experiment, check_quotes, check_resumed
 from harness.measure.sampling import Sampler
-from harness.records import Capabilities, CellRecord, Origin, Resolved
+from harness.measure.spread import spread
+from harness.measure.workers import Executor
+from harness.records import Capabilities, Origin, Resolved
 from harness.results import provenance
 from harness.results.folder import RunFolder, read_rows, read_samples
 from harness.results.manifest import Attempt, CellEntry, Manifest, RunStatus, read_manifest
 from harness.results.summary import FREE_LOAD
-from harness.results.trials import ended_trials, trials_asked
+from harness.results.trials import ended_trials
 from simulator.models import load_model
 
 
 class RunRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """What to run, and into which folder: one that does not exist yet, or, with resume, an unfinished run's."""
+    """What to run, and into which folder: one that does not exist yet, or, with resume, an unfinished run's.
+
+    on: over which workers (executors.py) the cells are spread; None: this process measures them one after another.
+    """
 
     name: str
     cells: list[Cell]
@@ -51,6 +58,14 @@ class RunRequest(msgspec.Struct, frozen=True, kw_only=True):
     command: str = ""
     folder: Path
     resume: bool = False
+    on: str | None = None
+
+
+class Checked(NamedTuple):
+    """What the preflight has made: the free loads, and of each cell that has one, how many requests it has."""
+
+    loads: Loads
+    requests: dict[str, int]
 
 
 def kept_request(folder: Path) -> RunRequest:
@@ -78,8 +93,9 @@ def run(request: RunRequest, progress: Progress) -> Path:
     Raises PreflightError, ConfigError and other ValueErrors before anything starts, EngineError and Interrupted when
     the run fails on its way: its rows are kept, and --resume goes on.
     """
-    loads = preflight(request)
-    return _carried_out(request, lambda folder: _run_all(request, folder, loads, progress))
+    executor = None if request.on is None else chosen(request.on, request.engine, request.cells)
+    checked = preflight(request)
+    return _carried_out(request, lambda folder: _run_all(request, folder, checked, executor, progress))
 
 
 class NextLoad(NamedTuple):
@@ -115,9 +131,9 @@ def _carried_out(request: RunRequest, work: Callable[[RunFolder], Coroutine[Any,
     return folder.path
 
 
-def preflight(request: RunRequest) -> dict[str, FreeLoad]:
-    """Checks every cell before anything starts; returns the free loads, by cell."""
-    loads: dict[str, FreeLoad] = {}
+def preflight(request: RunRequest) -> Checked:
+    """Checks every cell before anything starts."""
+    loads, requests = Loads(), dict[str, int]()
     abilities: dict[str, Capabilities] = {}
     results, kind = request.folder.absolute(), ENGINES[request.engine]
     for cell in request.cells:
@@ -129,12 +145,13 @@ def preflight(request: RunRequest) -> dict[str, FreeLoad]:
             abilities[key] = kind.make(experiment, model, results, time.perf_counter).capabilities
         check_experiment(experiment, model, abilities[key], request.engine, results)
         if not isinstance(experiment.workload, PrefixWorkload):
-            loads[cell.key] = free_load(experiment)
+            load = loads.of(experiment)
+            requests[cell.key] = len(load.requests)
             if request.resume and not abilities[key].deterministic and experiment.measure.trials == 1:
-                check_resumed(cell.key, loads[cell.key], _rows_of(request.folder, cell.key))
-            check_quotes(cell.key, loads[cell.key], abilities[key], request.engine)
-            kind.check_load(experiment, model, loads[cell.key].requests)
-    return loads
+                check_resumed(cell.key, load, _rows_of(request.folder, cell.key))
+            check_quotes(cell.key, load, abilities[key], request.engine)
+            kind.check_load(experiment, model, load.requests)
+    return Checked(loads, requests)
 
 
 def _rows_of(folder: Path, key: str) -> int:
@@ -194,19 +211,28 @@ def _end(folder: RunFolder, status: RunStatus, error: str | None = None) -> None
 # ---- the loop
 
 
-async def _run_all(request: RunRequest, folder: RunFolder, loads: dict[str, FreeLoad], progress: Progress) -> None:
+async def _run_all(
+    request: RunRequest, folder: RunFolder, checked: Checked, executor: Executor | None, progress: Progress
+) -> None:
     started = time.perf_counter()
 
     def clock() -> float:
         return time.perf_counter() - started
 
+    def group_of(cell: Cell) -> Hashable:
+        # On an engine of its own, a computed cell's times do not depend on the cells before it.
+        return cell.key if repeats(cell.experiment, request.engine) else engine_key(cell)
+
     later_s = _sampled_later_s(request.cells)
     with _signals_cancel():
-        progress.start(_total(request, loads), request.name)
-        for _, group in itertools.groupby(request.cells, key=engine_key):
+        progress.start(_total(request, checked.requests), request.name)
+        if executor is not None:
+            await spread(request.cells, request.engine, folder, executor, checked.loads, progress)
+            return
+        for _, group in itertools.groupby(request.cells, key=group_of):
             async with run_device(list(group), request.engine, folder) as cells:
-                running = _Running(request.engine, cells[0].experiment, folder.path, clock)
-                await _run_group(running, cells, folder, loads, later_s, progress)
+                running = Running(request.engine, cells[0].experiment, folder.path, clock)
+                await run_group(running, cells, folder, checked.loads, later_s, progress)
 
 
 @contextlib.contextmanager
@@ -233,21 +259,13 @@ def _signals_cancel() -> Any:
             loop.remove_signal_handler(number)
 
 
-def engine_key(cell: Cell) -> str:
-    """Cells with the same key are measured on the same running engine."""
-    experiment = cell.experiment
-    timeout_s = experiment.measure.request_timeout
-    around = (experiment.deployment, experiment.cache, experiment.storage)
-    return repr((experiment.model, experiment.seed, *around, experiment.engines, timeout_s))
-
-
-def _total(request: RunRequest, loads: dict[str, FreeLoad]) -> int | None:
+def _total(request: RunRequest, requests: dict[str, int]) -> int | None:
     """Requests that will be measured; None where sampling decides on the way."""
     total = 0
     for cell in request.cells:
         workload, measure = cell.experiment.workload, cell.experiment.measure
         if not isinstance(workload, PrefixWorkload):
-            total += len(loads[cell.key].requests) * trials_measured(cell.experiment, request.engine)
+            total += requests[cell.key] * trials_measured(cell.experiment, request.engine)
         elif (samples := Sampler(measure).expected()) is None:
             return None
         else:
@@ -264,67 +282,6 @@ def _sampled_later_s(cells: Sequence[Cell]) -> dict[str, float]:
     return found
 
 
-class _Running:
-    """A group's engine, and a fresh start in its place where nothing else empties its caches."""
-
-    def __init__(self, name: EngineName, experiment: Experiment, folder: Path, clock: Callable[[], float]) -> None:
-        self._arguments = (experiment, load_model(experiment.model), folder, clock)
-        self._make = ENGINES[name].make
-        self.engine = self._make(*self._arguments)
-        self.used = False
-
-    async def start(self) -> Resolved:
-        await self.engine.start()
-        return await self.engine.ready()
-
-    async def start_again(self) -> Resolved:
-        await self.engine.stop()
-        self.engine, self.used = self._make(*self._arguments), False
-        return await self.start()
-
-
-async def _run_group(
-    running: _Running,
-    cells: list[Cell],
-    folder: RunFolder,
-    loads: dict[str, FreeLoad],
-    later_s: dict[str, float],
-    progress: Progress,
-) -> None:
-    name, can = running.engine.name, running.engine.capabilities
-    if can.deterministic:
-        folder.expect_again()
-    else:
-        complete = {cell.key for cell in cells if folder.manifest.cell(cell.key).status == "complete"}
-        progress.advance(_measured(folder, complete))
-        cells = [cell for cell in cells if cell.key not in complete]
-    if not cells:
-        return
-    cores = ENGINES[name].cores(cells[0].experiment).client
-    try:
-        progress.state("starting the engine")
-        resolved = await running.start()
-        if resolved.accelerator and resolved.accelerator.doubt:
-            progress.note(resolved.accelerator.doubt)
-        async with run_trace(cells, running.engine, resolved, folder), _pinned(cores):
-            for cell in cells:
-                entry = folder.manifest.cell(cell.key)
-                entry.status, entry.resolved = "started", resolved
-                folder.save_manifest()
-                if isinstance(cell.experiment.workload, PrefixWorkload):
-                    await TierMeasurement(running.engine, cell, resolved, folder, progress, later_s[cell.key]).run()
-                else:
-                    resolved = await _send_trials(running, cell, resolved, loads[cell.key], folder, progress)
-                if isinstance(running.engine, KeepsRecord):
-                    several = trials_measured(cell.experiment, name) > 1
-                    entry.record = _last_trial(folder, cell.key) if several else running.engine.record()
-                entry.status = "complete"
-                folder.save_manifest()
-    finally:
-        # A second Ctrl-C must not leave an engine behind.
-        await asyncio.shield(running.engine.stop())
-
-
 async def _run_chosen(request: RunRequest, folder: RunFolder, choose: Choose, progress: Progress) -> None:
     started = time.perf_counter()
 
@@ -334,21 +291,21 @@ async def _run_chosen(request: RunRequest, folder: RunFolder, choose: Choose, pr
     with _signals_cancel():
         progress.start(None, request.name)
         async with run_device(request.cells, request.engine, folder) as cells:
-            running = _Running(request.engine, cells[0].experiment, folder.path, clock)
+            running = Running(request.engine, cells[0].experiment, folder.path, clock)
             cores = ENGINES[request.engine].cores(cells[0].experiment).client
             if running.engine.capabilities.deterministic:
                 folder.expect_again()
             try:
                 progress.state("starting the engine")
                 resolved = await running.start()
-                async with run_trace(cells, running.engine, resolved, folder), _pinned(cores):
+                async with run_trace(cells, running.engine, resolved, folder), pinned(cores):
                     while (wanted := choose(folder.path)) is not None:
-                        loads = preflight(msgspec.structs.replace(request, cells=[wanted.cell]))
+                        loads = preflight(msgspec.structs.replace(request, cells=[wanted.cell])).loads
                         # The run's device is in the first cell's experiment alone.
                         placed = cells[0].experiment.model_copy(update={"workload": wanted.cell.experiment.workload})
                         on_device = msgspec.structs.replace(wanted.cell, experiment=placed)
                         _enter(folder, wanted, resolved, exact=trials_measured(placed, request.engine) == 1)
-                        load = loads[wanted.cell.key]
+                        load = loads.of(wanted.cell.experiment)
                         resolved = await _measure_wanted(
                             running, wanted._replace(cell=on_device), resolved, load, folder, progress
                         )
@@ -370,7 +327,7 @@ def _enter(folder: RunFolder, wanted: NextLoad, resolved: Resolved, *, exact: bo
 
 
 async def _measure_wanted(
-    running: _Running, wanted: NextLoad, resolved: Resolved, load: FreeLoad, folder: RunFolder, progress: Progress
+    running: Running, wanted: NextLoad, resolved: Resolved, load: FreeLoad, folder: RunFolder, progress: Progress
 ) -> Resolved:
     cell, engine = wanted.cell, running.engine
     exact = trials_measured(cell.experiment, engine.name) == 1
@@ -384,59 +341,7 @@ async def _measure_wanted(
         running.used = True
     entry = folder.manifest.cell(cell.key)
     if isinstance(running.engine, KeepsRecord):
-        entry.record = running.engine.record() if exact else _last_trial(folder, cell.key)
+        entry.record = running.engine.record() if exact else last_trial(folder, cell.key)
     entry.status = "complete"
     folder.save_manifest()
     return resolved
-
-
-def _last_trial(folder: RunFolder, key: str) -> CellRecord:
-    """What the device did in the cell's last trial; samples.jsonl has it of each."""
-    found = [sample.storage for sample in read_samples(folder.path) if sample.cell == key]
-    return CellRecord(storage=found[-1])
-
-
-def _measured(folder: RunFolder, cells: Collection[str]) -> int:
-    """Rows of these complete cells, without those of trials that were begun anew."""
-    several = {key for key in cells if trials_asked(folder.manifest.cell(key).config) > 1}
-    ended = ended_trials(read_samples(folder.path), FREE_LOAD) if several else {}
-    rows = (row for row in read_rows(folder.path) if row.cell in cells and row.phase == "measure")
-    return sum(row.cell not in several or (row.sample, row.attempt) in ended.get(row.cell, ()) for row in rows)
-
-
-async def _send_trials(
-    running: _Running, cell: Cell, resolved: Resolved, load: FreeLoad, folder: RunFolder, progress: Progress
-) -> Resolved:
-    """Sends the load as often as measure.trials asks, but for trials that an earlier attempt ended."""
-    can, trials = running.engine.capabilities, trials_measured(cell.experiment, running.engine.name)
-    ended = set()
-    if trials > 1:
-        ended = {trial for trial, _ in ended_trials(read_samples(folder.path), FREE_LOAD).get(cell.key, ())}
-        progress.advance(len(ended) * len(load.requests))
-    for trial in range(trials):
-        if trial in ended:
-            continue
-        if trials > 1 and running.used and not empties_all(can):
-            progress.state("starting the engine again, for fresh caches")
-            resolved = await running.start_again()
-        await measure_load(running.engine, cell, resolved, load, folder, progress, trial if trials > 1 else None)
-        running.used = True
-    return resolved
-
-
-def trials_measured(experiment: Experiment, engine: EngineName) -> int:
-    """How often a free load is sent: once, whatever is asked, where it would repeat exactly."""
-    kind = ENGINES[engine]
-    exact = kind.simulated and kind.disk(experiment).moves == "modelled"
-    return 1 if exact else experiment.measure.trials
-
-
-@contextlib.asynccontextmanager
-async def _pinned(cores: tuple[int, ...] | None) -> Any:
-    before = os.sched_getaffinity(0)
-    if cores:
-        os.sched_setaffinity(0, set(cores))
-    try:
-        yield
-    finally:
-        os.sched_setaffinity(0, before)

@@ -16,7 +16,9 @@ from __future__ import annotations
 
 import fcntl
 import os
-from collections.abc import Callable, Iterable, Iterator
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from operator import attrgetter
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -30,6 +32,7 @@ from traces.request import RequestRecord
 from traces.tiers import sources
 
 _T = TypeVar("_T", bound=msgspec.Struct)
+_CELLS_EVERY_S = 1.0
 
 
 class RunFolder:
@@ -39,6 +42,7 @@ class RunFolder:
         self.path, self.manifest, self._lock = path, manifest, lock
         self._files: dict[str, int] = {}
         self._again: dict[str, Iterator[bytes]] = {}
+        self._saved_s = 0.0
 
     @classmethod
     def create(cls, path: Path, manifest: Manifest) -> RunFolder:
@@ -65,6 +69,13 @@ class RunFolder:
     def save_manifest(self) -> None:
         """Writes the manifest, as it was changed in place."""
         write_atomically(self.path / "manifest.json", encode_manifest(self.manifest))
+        self._saved_s = time.monotonic()
+
+    def save_cells(self) -> None:
+        """The same, of what its cells have come to. A deterministic engine begins again, whatever the manifest says of
+        them, so that it may be some time behind: a sweep's manifest is long."""
+        if not self._again or time.monotonic() - self._saved_s >= _CELLS_EVERY_S:
+            self.save_manifest()
 
     def append_rows(self, rows: Iterable[RequestRecord]) -> None:
         """Appends rows in one write: a killed process leaves all of them or none."""
@@ -78,10 +89,17 @@ class RunFolder:
         if not self._again:
             self._again = {name: _lines(self.path / name) for name in ("rows.jsonl", "samples.jsonl")}
 
+    def append_encoded(self, rows: bytes, samples: bytes) -> None:
+        """Appends what an UnwrittenFolder has kept of a whole cell."""
+        for name, data in (("rows.jsonl", rows), ("samples.jsonl", samples)):
+            self._append_lines(name, data.splitlines(keepends=True) if self._again else [data])
+
     def _append(self, name: str, records: Iterable[msgspec.Struct]) -> None:
+        self._append_lines(name, [msgspec.json.encode(record) + b"\n" for record in records])
+
+    def _append_lines(self, name: str, lines: Iterable[bytes]) -> None:
         new = []
-        for record in records:
-            line = msgspec.json.encode(record) + b"\n"
+        for line in lines:
             known = next(self._again.get(name, iter(())), None)
             if known is None:
                 new.append(line)
@@ -107,6 +125,24 @@ class RunFolder:
         if self._lock is not None:
             os.close(self._lock)
             self._lock = None
+
+
+class UnwrittenFolder(RunFolder):
+    """A cell's part of a run that another process writes: it keeps what it would append, and writes nothing."""
+
+    def __init__(self, path: Path, manifest: Manifest) -> None:
+        super().__init__(path, manifest, None)
+        self._kept: dict[str, list[bytes]] = {"rows.jsonl": [], "samples.jsonl": []}
+
+    def save_manifest(self) -> None:
+        """The other process does, from the cell's entry."""
+
+    def _append_lines(self, name: str, lines: Iterable[bytes]) -> None:
+        self._kept[name].extend(lines)
+
+    def encoded(self) -> tuple[bytes, bytes]:
+        """Rows and samples, as RunFolder.append_encoded takes them."""
+        return b"".join(self._kept["rows.jsonl"]), b"".join(self._kept["samples.jsonl"])
 
 
 def read_rows(path: Path) -> Iterator[RequestRecord]:
@@ -159,14 +195,28 @@ def write_summary(path: Path, summary: Summary) -> None:
     write_atomically(path / "summary.json", encode_summary(summary))
 
 
-def write_parquet(path: Path, rows: Iterable[RequestRecord]) -> None:
+def write_parquet(path: Path, rows: Sequence[RequestRecord]) -> None:
     """The rows as a table, one column a field; tokens_by_tier becomes one column a tier."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
     temporary = path / "requests.parquet.tmp"
-    pq.write_table(pa.Table.from_pylist([flat_row(row) for row in rows]), temporary)
+    # Column by column: of a long run, a dict a row would be many times the table.
+    columns = {name: pa.array([value(row) for row in rows]) for name, value in _columns().items()}
+    pq.write_table(pa.table(columns), temporary)
     temporary.replace(path / "requests.parquet")
+
+
+def _columns() -> dict[str, Callable[[RequestRecord], Any]]:
+    """By name, what a row has there."""
+    fields = (name for name in RequestRecord.__struct_fields__ if name != "tokens_by_tier")
+    found: dict[str, Callable[[RequestRecord], Any]] = {name: attrgetter(name) for name in fields}
+    found |= {f"{source}_tokens": _tokens_of(source) for source in sources()}
+    return found | {name: attrgetter(name) for name in ("ttft_s", "e2e_s", "tpot_s")}
+
+
+def _tokens_of(source: str) -> Callable[[RequestRecord], int | None]:
+    return lambda row: row.tokens_by_tier.get(source)
 
 
 def flat_row(row: RequestRecord) -> dict[str, Any]:
@@ -216,7 +266,7 @@ def _read_lines(path: Path, kind: type[_T], upgrade: Callable[[Any], Any] | None
 def _lines(path: Path) -> Iterator[bytes]:
     if path.exists():
         with path.open("rb") as file:
-            yield from file.read().splitlines(keepends=True)
+            yield from file
 
 
 def _cut_torn_line(path: Path) -> None:

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Sequence
 
 from harness.experiment.read import Cell, changed
 from harness.experiment.workloads import PrefixWorkload
-from harness.measure.run import engine_key
+from harness.measure.group import engine_key
 from harness.validation.points import repeated
 
 _FEWEST = 3
