@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from harness.caches.kind import CacheKind
-from traces.tiers import all_tiers
+from traces.tiers import all_tiers, tier_named
 
 if TYPE_CHECKING:
     from harness.caches.base import CachePlan, CacheServer
@@ -123,7 +123,7 @@ CACHES: dict[str, CacheKind] = {
         tiers=frozenset({"cpu", "disk", "remote"}),
         make=_lmcache,
         check=_check_lmcache,
-        shares=frozenset({"cpu", "disk"}),
+        shares=frozenset({"cpu", "disk", "remote"}),
         tier_policy=_LMCACHE_PACK,
         attaches=True,
     ),
@@ -186,6 +186,11 @@ def check_shared(cache: Cache, deployment: Deployment, name: str) -> None:
             raise PreflightError(f"deployment.shared {tier}: instances cannot share it ({can}); remove it there")
         if tier not in there:
             raise PreflightError(f"deployment.shared {tier}: cache has no such tier; give it a size, or leave it out")
+    if apart := [tier for tier in there if tier_named(tier).kind == "store" and tier not in shared]:
+        raise PreflightError(
+            f"cache.{apart[0]}: the harness starts one store, which all instances reach; name {apart[0]} in"
+            " deployment.shared"
+        )
     for above, below in pairwise(there):
         if above in shared and below not in shared:
             raise PreflightError(f"deployment.shared: what is behind a shared tier is shared too; name {below} as well")
@@ -193,16 +198,17 @@ def check_shared(cache: Cache, deployment: Deployment, name: str) -> None:
 
 def make_servers(name: str, plan: CachePlan, deployment: Deployment) -> list[CacheServer]:
     """Nothing of them started: one for all instances where they share its first tier; else one for each, over one
-    folder where they share that."""
+    folder or store where they share that."""
     kind, shared = CACHES[name], set(deployment.shared)
     held = [tier.name for tier in all_tiers() if tier.name in kind.tiers and plan.cache.bytes_of(tier.name)]
     if deployment.instances == 1 or (shared.issuperset(held[:1]) and not kind.within_engine):
         return [kind.make(plan)]
-    one_folder = shared.issuperset(held[-1:])
-    return [
-        kind.make(msgspec.structs.replace(plan, number=number, folder_number=0 if one_folder else number))
-        for number in range(deployment.instances)
-    ]
+    in_common = shared.issuperset(held[-1:])
+    servers: list[CacheServer] = []
+    for number in range(deployment.instances):
+        below = {"beside": tuple(servers)} if in_common else {"folder_number": number}
+        servers.append(kind.make(msgspec.structs.replace(plan, number=number, **below)))
+    return servers
 
 
 def caches_of(engine: str) -> list[str]:

@@ -31,6 +31,7 @@ class CachePlan(msgspec.Struct, frozen=True, kw_only=True):
     """What an engine asks for. folder: the run's. python: the environment of engine and server. shared_memory: KV
     passes through it. kv_bytes_per_token: of the engine's model. attached: use this server instead of one of our own.
     number: which of several servers it is, for its files' names; folder_number: which of several folders it has.
+    beside: the servers made before it over the same store; () where it has a store of its own, or none.
     """
 
     engine: str
@@ -45,6 +46,7 @@ class CachePlan(msgspec.Struct, frozen=True, kw_only=True):
     attached: Attached | None = None
     number: int = 0
     folder_number: int = 0
+    beside: tuple[CacheServer, ...] = ()
 
     @property
     def disk_folder(self) -> Path:
@@ -92,10 +94,12 @@ class EngineSide(msgspec.Struct, frozen=True, kw_only=True):
 
 class Reading(msgspec.Struct, frozen=True, kw_only=True):
     """Totals. lookups: requests that the server has looked up; None: it does not count them. counters: by the names of
-    Counters.named; None: not reported."""
+    Counters.named; None: not reported. of_store: what the store below says, for all servers over it together: each of
+    them tells the whole."""
 
     lookups: int | None = None
     counters: Mapping[str, int | None] = {}
+    of_store: Mapping[str, int | None] = {}
 
 
 class Backend(Protocol):

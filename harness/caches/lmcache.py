@@ -11,12 +11,13 @@ import contextlib
 import json
 import os
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import httpx
 
-from harness.caches.base import Backend, CachePlan, CacheResolved, Connection, EngineSide, Reading
+from harness.caches.base import Backend, CachePlan, CacheResolved, Connection, EngineSide, Reading, numbered
 from harness.caches.files import FilesBackend
 from harness.caches.stores import STORES
 from harness.caches.stores.base import RemoteStore, StorePlan
@@ -38,29 +39,43 @@ def make_server(plan: CachePlan) -> LMCacheServer:
     if attached is not None:
         return LMCacheServer(plan, FilesBackend(attached.disk_path) if attached.disk_path else None)
     backend = FilesBackend(plan.disk_folder, disk.adapter, odirect=disk.odirect) if disk else None
-    store = None
-    if remote is not None:
-        own = StorePlan(remote=remote, folder=plan.folder, python=plan.python, cores=plan.cores)
-        store = STORES[remote.adapter].make(own)
-    return LMCacheServer(plan, backend, store)
+    if remote is None:
+        return LMCacheServer(plan, backend)
+    beside = [server for server in plan.beside if isinstance(server, LMCacheServer)]
+    if beside:
+        return LMCacheServer(plan, backend, beside[0].store, beside)
+    own = StorePlan(remote=remote, folder=plan.folder, python=plan.python, cores=plan.cores)
+    return LMCacheServer(plan, backend, STORES[remote.adapter].make(own))
 
 
 class LMCacheServer:
-    """A CacheServer that we start, or one that runs already (the plan's `attached`). cache.cpu is whole GiB."""
+    """A CacheServer that we start, or one that runs already (the plan's `attached`). cache.cpu is whole GiB.
 
-    def __init__(self, plan: CachePlan, backend: Backend | None, store: RemoteStore | None = None) -> None:
-        self._plan, self.backend, self._store = plan, backend, store
+    beside: the servers over the same store, the first of which starts and ends it.
+    """
+
+    def __init__(
+        self,
+        plan: CachePlan,
+        backend: Backend | None,
+        store: RemoteStore | None = None,
+        beside: Sequence[LMCacheServer] = (),
+    ) -> None:
+        self._plan, self.backend, self.store, self._beside = plan, backend, store, tuple(beside)
+        self._own_store = None if beside else store
         self._store_name: str | None = None
+        self.loaded_chunks = 0  # from storage, when it settled last
+        self._forgotten: list[str] = []
         self.url = plan.attached.url.rstrip("/") if plan.attached else ""
         self._port = 0
         self._child: Child | None = None
         self._http = control_client(30)
 
     def start(self) -> None:
-        if self._store is not None:
-            self._store.start()  # LMCache connects to it as it comes up: see `ready`
-        elif self._plan.attached is None:
-            self._start_server()
+        if self._own_store is not None:
+            self._own_store.start()
+        if self.store is None and self._plan.attached is None:
+            self._start_server()  # else it connects to its store as it comes up: see `ready`
 
     def _start_server(self) -> None:
         scratch: list[Path] = []
@@ -74,12 +89,12 @@ class LMCacheServer:
             name = f"kv-harness-{os.getpid()}-{self._port}"
             argv += ["--shm-name", name]
             scratch.append(Path("/dev/shm") / name)
-        secrets = self._store.environment() if self._store else {}
+        secrets = self.store.environment() if self.store else {}
         env = child_environment({"LMCACHE_TRACK_USAGE": "false", "DO_NOT_TRACK": "1", **secrets})
         argv += self._plan.args
-        if self._store is not None:
-            hosts = self._plan.folder / f"kv-harness-{self._plan.folder.name}-hosts"
-            argv = with_names(argv, self._store.names, hosts)
+        if self.store is not None:
+            hosts = self._plan.folder / numbered(f"kv-harness-{self._plan.folder.name}-hosts", self._plan.number)
+            argv = with_names(argv, self.store.names, hosts)
             scratch.append(hosts)
         self._child = Child("LMCache server", argv, log=self._log, env=env, cores=self._plan.cores, scratch=scratch)
         self._child.start()
@@ -93,7 +108,7 @@ class LMCacheServer:
         argv += ["--http-host", "127.0.0.1", "--http-port", str(http_port), "--prometheus-port", str(free_port())]
         argv += ["--supported-transfer-mode", "auto", "--chunk-size", str(cache.chunk_tokens)]
         argv += ["--l1-size-gb", gib, "--l1-init-size-gb", gib, "--no-l1-use-lazy", "--metrics-sample-rate", "1.0"]
-        below = self._store or self.backend
+        below = self.store or self.backend
         argv += ["--l2-adapter", json.dumps(below.spec())] if below else []
         argv += ["--eviction-policy", eviction.policy.upper(), "--eviction-ratio", str(eviction.ratio)]
         return [*argv, "--eviction-trigger-watermark", str(eviction.watermark)]
@@ -118,8 +133,8 @@ class LMCacheServer:
     async def ready(self) -> None:
         """Raises EngineError with the log's end when it does not come up, or does not answer at all."""
         cure = "try its command by hand, or `harness doctor`"
-        if self._store is not None and self._child is None:
-            self._store_name = await self._store.ready()
+        if self.store is not None and self._child is None:
+            self._store_name = await self.store.ready()
             self._start_server()
         if self._child is not None:
             await self._child.wait_until(self._healthy, self._plan.start_timeout_s, cure)
@@ -133,8 +148,8 @@ class LMCacheServer:
 
     @property
     def children(self) -> tuple[Child, ...]:
-        """The processes that we started, if it was us: the store's, then its own."""
-        below = self._store.children if self._store else ()
+        """The processes that we started, if it was us: those of a store that no server before it has, then its own."""
+        below = self._own_store.children if self._own_store else ()
         return (*below, self._child) if self._child else below
 
     @property
@@ -159,16 +174,20 @@ class LMCacheServer:
     async def settle(self, _engine: EngineSide) -> Reading:
         metrics = await self._settled()
         # It counts stores to storage only, which there may be none of.
-        begun, ended = stores(metrics) if self._plan.cache.disk or self._store else (None, None)
+        begun, ended = stores(metrics) if self._plan.cache.disk or self.store else (None, None)
         counters: dict[str, int | None] = {"stores_begun": begun, "stores_ended": ended}
-        if self._store is None:
+        of_store: dict[str, int | None] = {}
+        if self.store is None:
             counters |= {**hits(metrics, "disk"), "disk_device_read_bytes": self._device_read_bytes()}
         else:
-            counters |= hits(metrics, "remote")
-            account = await self._store.account(counters["remote_loaded_chunks"] or 0)
-            counters |= {"remote_sent_bytes": account.sent_bytes, "remote_reads": account.reads}
-            counters["remote_device_read_bytes"] = account.device_bytes
-        return Reading(lookups=metrics.total(f"{_PREFIX}lookups_requests_total") or 0, counters=counters)
+            served = hits(metrics, "remote")
+            self.loaded_chunks = served["remote_loaded_chunks"]
+            account = await self.store.account(sum(one.loaded_chunks for one in (*self._beside, self)))
+            counters |= served
+            of_store = {"remote_sent_bytes": account.sent_bytes, "remote_reads": account.reads}
+            of_store["remote_device_read_bytes"] = account.device_bytes
+        lookups = metrics.total(f"{_PREFIX}lookups_requests_total") or 0
+        return Reading(lookups=lookups, counters=counters, of_store=of_store)
 
     async def _settled(self) -> Metrics:
         """Waits until every store that was begun has ended, and nothing is locked. Raises EngineError after 120 s."""
@@ -225,11 +244,11 @@ class LMCacheServer:
         await self._settled()
         if tier == "cpu":
             await self._clear_l1()
-        elif self._store is not None:
+        elif self.store is not None:
             if tier == "remote":
-                await self._store.clear(self._forget)
+                await self.store.clear(self._forget)
             else:
-                self._store.make_cold()
+                self.store.make_cold()
         elif self.backend is None:
             raise EngineError(f"the LMCache server at {self.url} has no storage that we know of: cannot empty {tier}")
         elif tier == "disk":
@@ -250,13 +269,17 @@ class LMCacheServer:
         raise EngineError(f"LMCache at {self.url} keeps objects in L1 after /cache/clear; is a request still running?")
 
     async def _forget(self) -> None:
-        """Removes all that the server lists in its storage, through its own interface."""
+        """Removes all that the server lists in its storage, through its own interface; and what a server before it has
+        removed from their store, of which this one still believes that it is there."""
         url = f"{self.url}/cache/objects"
+        believed, self._forgotten = list(self._beside[0]._forgotten) if self._beside else [], []
         try:
-            while keys := [entry["key"] for entry in (await self._http.get(url)).json()["entries"]]:
+            while keys := believed or [entry["key"] for entry in (await self._http.get(url)).json()["entries"]]:
                 done = (await self._http.request("DELETE", url, json={"keys": keys})).json()
                 if not done["deleted"]:
                     raise EngineError(f"LMCache at {self.url} does not remove objects from its store; {self._see()}")
+                self._forgotten += keys
+                believed = []
         except (httpx.HTTPError, KeyError, ValueError) as error:
             raise EngineError(f"LMCache at {self.url} cannot list its store ({error!r}); {self._see()}") from None
 
@@ -269,8 +292,8 @@ class LMCacheServer:
     async def stop(self) -> None:
         if self._child is not None:
             await self._child.stop()
-        if self._store is not None:
-            await self._store.stop()
+        if self._own_store is not None:
+            await self._own_store.stop()
         await self._http.aclose()
 
 

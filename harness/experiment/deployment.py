@@ -19,7 +19,7 @@ class Deployment(Strict):
     instances: engines behind the router.
     routing: by turns; to the fewest unfinished requests; where the session began; or where the longest prefix is held.
     shared: tiers that the instances have in common: with cpu (or pool) and all below it, one cache server for all; with
-    disk alone, a cache server each over one folder.
+    disk or remote alone, a cache server each over one folder or store.
     """
 
     instances: Annotated[int, Field(ge=1, le=100_000)] = 1

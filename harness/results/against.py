@@ -59,7 +59,7 @@ def held_against(cells: Sequence[CellEntry], loads: Mapping[str, Served]) -> dic
         return {}
     references = reference_cells({cell.key: cell.overrides for cell in cells}, against)
     known = [key for key, reference in references.items() if key in loads and reference in loads]
-    return {key: _against(references[key], loads[references[key]], loads[key]) for key in known}
+    return {key: compared(references[key], loads[references[key]], loads[key]) for key in known}
 
 
 def against_of(config: Mapping[str, Any]) -> str | None:
@@ -68,7 +68,8 @@ def against_of(config: Mapping[str, Any]) -> str | None:
     return report.get("against")
 
 
-def _against(cell: str, theirs: Served, ours: Served) -> AgainstCell:
+def compared(cell: str, theirs: Served, ours: Served) -> AgainstCell:
+    """Our load against theirs, which is that of `cell`."""
     repeats = ours.repeats and theirs.repeats
     rates, unlike = {}, _unlike_tokens(theirs, ours)
     for name in RATES:

@@ -22,6 +22,7 @@ from harness.experiment.goals import Goal
 from harness.records import AcceleratorFacts, Counters, HitCeiling, LoadFacts, PresetFacts, Sample, is_cut_off
 from harness.results.against import AgainstCell, Served, held_against
 from harness.results.asked import AskedLoad, asked_load
+from harness.results.break_even import BreakEven, break_evens
 from harness.results.goals import TierGoals, classes_of, goals_of, judge_goals
 from harness.results.manifest import CellEntry, Manifest
 from harness.results.paired import Answered, PairedLoad, asked_of, paired_loads
@@ -137,11 +138,14 @@ class CellFigures(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
 
 
 class Summary(msgspec.Struct, frozen=True, kw_only=True):
+    """break_evens: of sweeps of free loads that name a cell in report.against; () of others, and in older files."""
+
     run_id: str
     engine: str
     status: str
     rows: RunRows
     cells: list[CellFigures]
+    break_evens: tuple[BreakEven, ...] = ()
 
 
 def plain_summary(summary: Summary) -> dict[str, Any]:
@@ -237,12 +241,17 @@ def summarize(
         )
         for cell in manifest.cells
     ]
+    loads = _served(cells, answered)
+    held = held_against(manifest.cells, loads)
     return Summary(
         run_id=manifest.run_id,
         engine=manifest.engine,
         status=manifest.status,
         rows=RunRows(total=total, warm=warm, **msgspec.structs.asdict(_verdicts(measured, others))),
-        cells=_with_others(manifest.cells, cells, answered, ceilings),
+        cells=[
+            msgspec.structs.replace(cell, against=held.get(cell.key), ceiling=ceilings.get(cell.key)) for cell in cells
+        ],
+        break_evens=break_evens(manifest.cells, loads),
     )
 
 
@@ -255,14 +264,9 @@ def _answered(cells: Sequence[CellEntry], groups: _Groups) -> dict[str, Answered
     }
 
 
-def _with_others(
-    entries: Sequence[CellEntry],
-    cells: list[CellFigures],
-    answered: Mapping[str, Answered],
-    ceilings: Mapping[str, HitCeiling],
-) -> list[CellFigures]:
-    """The cells with what they are held against: another cell, and the most that any cache could have had."""
-    loads = {
+def _served(cells: Sequence[CellFigures], answered: Mapping[str, Answered]) -> dict[str, Served]:
+    """By cell, what cells are held against each other by."""
+    return {
         cell.key: Served(
             answered[cell.key],
             load.metrics["ttft_s"],
@@ -274,10 +278,6 @@ def _with_others(
         for cell in cells
         if (load := cell.tiers.get(FREE_LOAD)) is not None
     }
-    found = held_against(entries, loads)
-    return [
-        msgspec.structs.replace(cell, against=found.get(cell.key), ceiling=ceilings.get(cell.key)) for cell in cells
-    ]
 
 
 def _cell_figures(

@@ -289,6 +289,7 @@ MAKERS: dict[str, Callable[[Path, Folders], Path]] = {
     "one axis": _alone(_one_axis),
     "names": _alone(_names),
     "two axes": _alone(_two_axes),
+    "break-even": _alone(lambda folder: _ran(folder, "sweep", "shared_storage", "--set", "workload.duration=10s")),
     "cluster": _alone(_cluster),
     "storage": _alone(_storage),
     "trace": _alone(_trace),

@@ -224,8 +224,10 @@ class ServedEngine(ABC, Generic[P]):
         for one, metrics in zip(self._instances, look.engines, strict=True):
             behind = look.caches[one.cache].counters if alone and one.cache is not None else {}
             each.append({**self._counted(metrics), **behind, **one.process.pace()})
+        # The last one looked when the others had settled: its store's account lacks nothing that they have loaded.
+        below = look.caches[-1].of_store if look.caches else {}
         shared = look.caches[0].counters if look.caches and not alone else {}
-        return Counters.of_all(each, shared)
+        return Counters.of_all(each, {**shared, **below})
 
     # ---- several instances
 

@@ -22,6 +22,7 @@ from harness.report.io.storage_words import storage_lines
 from harness.report.page import Picture, picture, render_page
 from harness.report.run import figures, maps, pays, tables
 from harness.report.run.answer import badge, tiles
+from harness.report.run.break_even import break_even_rows, speed_pictures
 from harness.report.run.capacity import capacity_section
 from harness.report.run.header import header_facts
 from harness.report.run.loads import against_rows, load_findings, trial_rows
@@ -109,7 +110,8 @@ def _context(folder: Path, run: WholeRun) -> dict[str, Any]:
         "tiles": tiles(summary),
         "made": in_figures(summary),
         "simulated": how_made(summary) == "simulated",
-        "answers": _said([*turn_pictures(summary, word), *_answers(summary)], summary),
+        "answers": _said([*speed_pictures(summary), *turn_pictures(summary, word), *_answers(summary)], summary),
+        "break_evens": break_even_rows(summary)[:_MAX_TABLE_ROWS],
         "turns": turn_rows(summary, told)[:_MAX_TABLE_ROWS],
         "turn_word": word,
         "against": against_rows(summary)[:_MAX_TABLE_ROWS],

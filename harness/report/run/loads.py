@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Sequence, Set
 
 import msgspec
@@ -13,7 +12,8 @@ from rich.table import Table
 from rich.text import Text
 
 from harness.experiment.units import format_bytes
-from harness.report.axes import cell_labels, short_names, shortened, value_text, varied_axes
+from harness.report.axes import cell_labels, short_names, shortened, value_text
+from harness.report.run.break_even import break_even_lines
 from harness.report.simulated import in_figures, simulated_notes
 from harness.report.words import (
     NOT_REPORTED,
@@ -28,7 +28,7 @@ from harness.report.words import (
 from harness.results.against import RATES, AgainstCell
 from harness.results.summary import CellFigures, Summary
 from harness.results.trials import TrialFigures, TrialSpread
-from harness.stats import Ratio, crossing
+from harness.stats import Ratio
 
 _MINUS = "\N{MINUS SIGN}"
 _RATE_WORDS = dict(zip(RATES, ("prompt tokens/s", "output tokens/s", "total tokens/s", "requests/s"), strict=True))
@@ -177,62 +177,11 @@ def _basis(ratio: Ratio | None) -> str:
     }[ratio.basis]
 
 
-def break_even_lines(summary: Summary) -> list[str]:
-    """From which value of a numeric axis on, or up to which, a cell serves better than the one that it is held against.
-
-    Only where the ratio passes 1 once along that axis.
-    """
-    by_key, lines = {cell.key: cell for cell in summary.cells}, []
-    for axis in varied_axes(summary.cells):
-        groups: dict[tuple[str, str], list[tuple[float, AgainstCell]]] = {}
-        for cell, found in _against(summary) if axis.numeric else ():
-            reference, place = by_key[found.cell], cell.overrides.get(axis.key)
-            if place == reference.overrides.get(axis.key) and isinstance(place, int | float) and place > 0:
-                others = cell.overrides.keys() - {axis.key}
-                sides = (_values(cell, others), _values(reference, others))
-                groups.setdefault(sides, []).append((float(place), found))
-        for (ours, theirs), points in groups.items():
-            points.sort(key=lambda point: point[0])
-            places = [place for place, _ in points]
-            for name, ratios in (
-                ("mean TTFT", [found.ttft for _, found in points]),
-                (_RATE_WORDS["requests_per_s"], [found.rates.get("requests_per_s") for _, found in points]),
-            ):
-                if told := _break_even(axis.name, places, ratios):
-                    lines.append(f"{ours} is better than {theirs} in {name} {told}.")
-    return lines
-
-
 def _values(cell: CellFigures, keys: Set[str]) -> str:
     """What a cell has on some axes: 'cache=pool, users=4'; its key where it has no axes."""
     names = short_names(list(cell.overrides))
     values = (f"{names[key]}={value_text(value)}" for key, value in cell.overrides.items() if key in keys)
     return ", ".join(values) or cell.key
-
-
-def _break_even(axis: str, places: Sequence[float], ratios: Sequence[Ratio | None]) -> str:
-    """'from history_tokens = 3,100 (2,700 to 3,600) on, between the measured 2,000 and 4,000'; '' without one passing.
-
-    The interval is where the ends of the ratios' intervals pass 1.
-    """
-    known = [ratio for ratio in ratios if ratio is not None]
-    at = crossing(places, [ratio.ratio for ratio in known]) if len(known) == len(places) else None
-    if at is None:
-        return ""
-    ends = [crossing(places, [ratio.low for ratio in known]), crossing(places, [ratio.high for ratio in known])]
-    exact = all(ratio.low == ratio.high and ratio.low is not None for ratio in known)
-    interval = "" if exact else " (no interval)"
-    if not exact and any(ratio.low is not None for ratio in known):
-        low, high = sorted(end if end is not None else math.inf for end in ends)
-        interval = f" ({digits(low)} to {digits(high)})" if math.isfinite(high) else " (interval open)"
-    left, right = max(place for place in places if place <= at), min(place for place in places if place >= at)
-    where = f"{axis} = {digits(at)}{interval}"
-    where = f"from {where} on" if known[-1].ratio > 1 else f"up to {where}"
-    return f"{where}, between the measured {_plain(left)} and {_plain(right)}"
-
-
-def _plain(value: float) -> str:
-    return f"{value:,.0f}" if value == round(value) else f"{value:g}"
 
 
 # ---- over trials

@@ -12,6 +12,7 @@ import uvloop
 from harness.caches import check_shared, make_servers
 from harness.caches.base import CachePlan
 from harness.caches.files import FilesBackend
+from harness.caches.lmcache import LMCacheServer
 from harness.engines.http.dialect import Completions
 from harness.engines.http.replay import HttpReplay
 from harness.errors import PreflightError
@@ -54,7 +55,7 @@ def test_cache_servers_are_as_many_as_their_first_tier_and_folders_as_their_last
     ("name", "shared", "said"),
     [
         ("mp", ("cpu",), "name disk as well"),
-        ("mp", ("pool",), r"cannot share it \(of mp, instances can share cpu and disk\)"),
+        ("mp", ("pool",), r"cannot share it \(of mp, instances can share cpu and disk and remote\)"),
         ("in_process", ("disk",), r"cannot share it \(none can\)"),
         ("file", ("cpu",), r"of file, instances can share disk"),
         ("mooncake", ("pool",), "cache has no such tier; give it a size"),
@@ -65,6 +66,33 @@ def test_what_instances_cannot_share_is_refused(name: str, shared: tuple[str, ..
     with pytest.raises(PreflightError, match=rf"^deployment.shared.*{said}"):
         check_shared(plan(tmp_path).cache, deployment, name)
     check_shared(plan(tmp_path).cache, Deployment(), name)
+
+
+STORE = {"disk": None, "remote": {"capacity": "1GiB", "adapter": "resp"}}
+
+
+@pytest.mark.parametrize(("shared", "count"), [(("remote",), 3), (("cpu", "remote"), 1)])
+def test_servers_over_a_store_have_one_that_the_first_starts(
+    tmp_path: Path, shared: tuple[str, ...], count: int
+) -> None:
+    deployment = Deployment.model_validate({"instances": 3, "shared": shared})
+    found = make_servers("mp", plan(tmp_path / "out", **STORE), deployment)
+    servers = [server for server in found if isinstance(server, LMCacheServer)]
+    assert len(servers) == count and len({id(server.store) for server in servers}) == 1
+    check_shared(plan(tmp_path, **STORE).cache, deployment, "mp")
+
+
+def test_a_store_is_every_instances_or_refused(tmp_path: Path) -> None:
+    with pytest.raises(PreflightError, match=r"^cache.remote: .* one store, .*; name remote in deployment.shared$"):
+        check_shared(plan(tmp_path, **STORE).cache, Deployment.model_validate({"instances": 2}), "mp")
+
+
+def test_what_a_store_says_is_counted_once() -> None:
+    """Each cache server over it tells the whole."""
+    each = ({"remote_hit_tokens": 4}, {"remote_hit_tokens": 6})
+    found = Counters.of_all(each, {"remote_sent_bytes": 10})
+    assert found.named() == {"remote_hit_tokens": 10, "remote_sent_bytes": 10}
+    assert [one.hit_tokens["remote"] for one in found.by_instance] == [4, 6]
 
 
 def test_counters_of_instances_and_of_what_they_share_add_up() -> None:

@@ -12,11 +12,13 @@ from harness.report.refresh import seal
 from harness.results.summary import CellFigures, read_summary
 from tests.unit.measure.test_run_loop import Quiet
 
-STUDY, GIB = Path("multi_round_qa"), 2**30
+STUDY, SHARED, GIB = Path("multi_round_qa"), Path("shared_storage"), 2**30
 
 
-def asked(folder: Path, *overrides: str, size: str | None = None, engine: str = "sim") -> RunRequest:
-    plan = load_experiment(STUDY, [f"engines.vllm.python={sys.executable}", *overrides], size)
+def asked(
+    folder: Path, *overrides: str, size: str | None = None, engine: str = "sim", study: Path = STUDY
+) -> RunRequest:
+    plan = load_experiment(study, [f"engines.vllm.python={sys.executable}", *overrides], size)
     return RunRequest(name="qa", cells=plan.cells(), engine=engine, experiment=plan.origin(), folder=folder)
 
 
@@ -52,8 +54,11 @@ def test_with_histories_of_20_000_tokens_gpu_memory_alone_does_not_keep_up(tmp_p
     assert hit_rate(found["cpu_store"]) > hit_rate(found["cpu"]) > hit_rate(found["gpu_only"])
 
 
-def test_this_machines_size_passes_its_preflight_on_vllm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("study", [STUDY, SHARED])
+def test_this_machines_size_passes_its_preflight_on_vllm(
+    study: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("harness.collectors.room.available_memory_bytes", lambda: 14 * GIB)
     monkeypatch.setattr("harness.collectors.room.shutil.disk_usage", lambda _: SimpleNamespace(free=100 * GIB))
     monkeypatch.setattr("harness.collectors.room.os.sched_getaffinity", lambda _: {0, 1})
-    preflight(asked(tmp_path / "vllm", engine="vllm"))
+    preflight(asked(tmp_path / "vllm", engine="vllm", study=study))

@@ -12,7 +12,8 @@ from harness.errors import ConfigError
 from harness.experiment.read import load_experiment
 from harness.experiment.report import reference_cells
 from harness.records import LoadFacts
-from harness.report.run.loads import against_lines, against_rows, break_even_lines, change
+from harness.report.run.break_even import break_even_lines, break_even_rows
+from harness.report.run.loads import against_lines, against_rows, change
 from harness.results.folder import write_summary
 from harness.results.summary import Summary, read_summary, summarize
 from harness.stats import crossing, ratio_interval, ratio_of_means
@@ -138,12 +139,12 @@ def test_a_load_that_ends_by_the_clock_may_have_other_counts() -> None:
     assert found is not None and found.unlike_tokens is None and "prompt_tokens_per_s" in found.rates
 
 
-def swept(pool_s: tuple[float, ...], spread: float, trials: int = 3) -> Summary:
-    """Lengths 1,000, 2,000 … : the GPU alone takes 1 s, the pool what it is given; each in three trials."""
+def swept(pool_s: tuple[float, ...], spread: float, trials: int = 3, store_s: tuple[float, ...] = ()) -> Summary:
+    """Lengths 1,000, 2,000 … : the GPU alone takes 1 s, pool and store what they are given; each in three trials."""
     config = {"report": {"against": "gpu"}, "measure": {"trials": trials}}
     rows, samples, cells = [], [], []
     for place, pool in enumerate(pool_s):
-        for name, middle_s in (("gpu", 1.0), ("pool", pool)):
+        for name, middle_s in (("gpu", 1.0), ("pool", pool), *(("store", s) for s in store_s[place : place + 1])):
             length = 1000 * 2**place
             key = f"cache={name},workload.history_tokens={length}"
             cells.append(cell(key, {"cache": name, "workload.history_tokens": length}, config=config))
@@ -170,6 +171,26 @@ def test_break_even_says_where_its_interval_is_open_or_there_is_none() -> None:
     assert "from history_tokens = 1,410 (no interval) on" in line
     assert break_even_lines(swept((2.0, 0.5, 2.0), 0.02)) == [], "it passes 1 twice"
     assert break_even_lines(swept((0.5, 0.25), 0.02)) == []
+    outcomes = [[found.outcome for found in swept(pool, 0.02).break_evens] for pool in ((2.0, 0.5, 2.0), (0.5, 0.25))]
+    assert outcomes == [["more than once"] * 2, ["everywhere"] * 2]
+
+
+def test_set_ups_break_even_with_each_other_too_and_the_summary_keeps_it(tmp_path: Path) -> None:
+    """The pool is worse than the GPU at 1,000 alone, the store up to some 2,000; against the pool it never passes 1."""
+    found = swept((2.0, 0.5, 0.25), 0.02, store_s=(8.0, 1.1, 0.5))
+    pairs = {(one.ours["cache"], one.theirs["cache"]): one for one in found.break_evens if one.metric == "ttft_s"}
+    assert {pair: (one.outcome, one.between, one.named) for pair, one in pairs.items()} == {
+        ("pool", "gpu"): ("from", (1000.0, 2000.0), True),
+        ("store", "gpu"): ("from", (2000.0, 4000.0), True),
+        ("store", "pool"): ("nowhere", None, False),
+    }
+    store = pairs["store", "gpu"]
+    assert store.at == pytest.approx(2000 * 2 ** (math.log(1.1) / math.log(2.2)))
+    assert store.at and store.low and store.high and store.low < store.at < store.high
+    assert [place.ratio.ratio for place in store.places] == pytest.approx([1 / 8, 1 / 1.1, 2.0])
+    assert [row.at for row in break_even_rows(found) if row.theirs == "cache=pool"] == ["none", "none"]
+    write_summary(tmp_path, found)
+    assert read_summary(tmp_path) == found
 
 
 def test_a_line_along_log_axes_crosses_1_between_its_neighbours() -> None:
