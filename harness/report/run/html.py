@@ -84,10 +84,9 @@ def report_page(folder: Path, run: WholeRun | None = None) -> str:
 
 def _context(folder: Path, run: WholeRun) -> dict[str, Any]:
     manifest, rows, samples, summary = run
-    labels = cell_labels(summary.cells)
+    tests = tests_section(summary, labels := cell_labels(summary.cells))
     figure_rows = tables.figure_rows(summary)
     slowest_rows = slowest([row for row in rows if row.phase == "measure"])
-    tests = tests_section(summary, labels)
     traced, word, told = read_io(folder), turn_word(manifest), tables.told_sources(manifest, summary)
     return {
         "title": f"{manifest.name} on {manifest.engine}",
