@@ -63,6 +63,7 @@ class Load:
     active_sessions: at most so many sessions are live at once. A session is live from the send of its first turn to the
     completion of all its turns. A session that waits for a place keeps no other request back.
     gaps_s: the pauses after the sends, in the order of the sends. A send after the last of them has no pause.
+    Requests of several priorities: of all that may go, those of the lowest number go first, in the order above.
     shuffle_seed: one of the requests that may go is chosen at random. None: the order above.
     duration_s: nothing is sent from that moment on. drain: what is under way then may end in its own time; False: the
     sender has to end it at cut_s.
@@ -99,6 +100,7 @@ class Load:
         self._slots = None if concurrency is None else deque([0.0] * concurrency)
         self._places = None if active_sessions is None else deque([0.0] * active_sessions)
         self._gaps_s, self._gap_end_s = iter(gaps_s) if gaps_s else None, -math.inf
+        self._ranked = len({request.priority for request in self.requests}) > 1
         self._fifo, self._random = fifo, None if shuffle_seed is None else random.Random(shuffle_seed)
 
         # Heaps of what may go: due times with orders, and orders without a time. Parked is what lacks only a place:
@@ -209,6 +211,8 @@ class Load:
 
     def _take(self, now_s: float) -> tuple[float | None, int]:
         """Removes a request that may go; its due time (None: without a time) and its order."""
+        if self._ranked:
+            return self._take_first(now_s)
         if self._random is None:
             ready = self._fifo and self._untimed and (self._released_s, self._untimed[0])
             if self._timed and self._timed[0][0] <= now_s and not (ready and ready < self._timed[0]):
@@ -221,6 +225,19 @@ class Load:
             heapq.heapify(self._timed)
             return due[chosen]
         return None, self._untimed.pop(chosen - len(due))
+
+    def _take_first(self, now_s: float) -> tuple[float | None, int]:
+        """The same by priority."""
+        since_s = self._released_s if self._fifo else math.inf
+        may_go = [*(entry for entry in self._timed if entry[0] <= now_s), *((since_s, one) for one in self._untimed)]
+        due_s, order = min(may_go, key=lambda entry: (self.requests[entry[1]].priority, entry))
+        if order in self._untimed:
+            self._untimed.remove(order)
+            heapq.heapify(self._untimed)
+            return None, order
+        self._timed.remove((due_s, order))
+        heapq.heapify(self._timed)
+        return due_s, order
 
     def _admit(self, due_s: float | None, order: int) -> None:
         """Takes in a request that waits for no other of its session: it may go when its wave has come."""

@@ -30,6 +30,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     instance: the one that has to serve it, from 0; None: the router chooses.
     quotes: requests, by id, whose answers the prompt holds token for token, as the segments that reply_stream names.
     kinds: what the prompt's first segments are, one name each: 'system' or 'document'. The rest is the conversation.
+    service: its class of service. priority: of all that may be sent, what has the lowest goes first.
     """
 
     id: str
@@ -45,6 +46,8 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     instance: int | None = None
     quotes: tuple[str, ...] = ()
     kinds: tuple[str, ...] = ()
+    service: str | None = None
+    priority: int = 0
 
     @property
     def prompt_tokens(self) -> int:
@@ -66,6 +69,7 @@ class RequestRecord(msgspec.Struct, frozen=True, kw_only=True):
     cached_tokens is what the engine's own usage says for this request. instance: which engine of a cluster served it.
     phase: whether the row is measured, came before (warm), or ended after the time that counts (drain).
     preemptions: how often the engine took back the request's blocks; None: it does not report that.
+    service: the class of service; None: the load has none.
     """
 
     id: str
@@ -91,6 +95,7 @@ class RequestRecord(msgspec.Struct, frozen=True, kw_only=True):
     turn: int = 0
     instance: int | None = None
     preemptions: int | None = None
+    service: str | None = None
     error: str | None = None
 
     @property

@@ -23,13 +23,14 @@ def export(
 ) -> int:
     """Writes runs as one table: CSV, a spreadsheet, or Parquet.
 
-    A row is one load, or one warm state of a prefix, in the columns of the MLPerf KV-cache benchmark.
+    A row is one load, or one warm state of a prefix, in the columns of the MLPerf KV-cache benchmark. A spreadsheet has
+    sheets: summary (these rows), rows (a row for each request), settings (what each run's manifest says).
 
     Example: harness export results/* --csv all.csv
 
     Example: harness export results/mine --parquet mine.parquet --requests
     """
-    from harness.results.export import load_table, request_table, write_table
+    from harness.results.export import fact_table, load_table, request_table, write_table, write_workbook
 
     asked = {".csv": csv, ".xlsx": xlsx, ".parquet": parquet}
     named = [(suffix, path) for suffix, path in asked.items() if path is not None]
@@ -43,7 +44,13 @@ def export(
         if path.exists():
             raise ConfigError(f"--{suffix[1:]} {path}: exists already; choose another name")
     table = (request_table if requests else load_table)(folders)
-    for _, path in named:
-        write_table(table, path)
-        print(f"{path}: {len(table):,} rows")
+    for suffix, path in named:
+        if suffix == ".xlsx":
+            rows = table if requests else request_table(folders)
+            loads = load_table(folders) if requests else table
+            write_workbook({"summary": loads, "rows": rows, "settings": fact_table(folders)}, path)
+            print(f"{path}: {len(loads):,} rows of loads, {len(rows):,} of requests")
+        else:
+            write_table(table, path)
+            print(f"{path}: {len(table):,} rows")
     return DONE

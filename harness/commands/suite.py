@@ -47,12 +47,12 @@ def suite(
     from harness.measure.run import RunRequest, new_folder
 
     experiment, axis = SUITES[name]
-    plan = load_experiment(Path(experiment), overrides or [], size)
+    plan = _chosen(load_experiment(Path(experiment), overrides or [], size), axis, only, overrides or [], size)
     if out is not None and out.exists():
         raise ConfigError(f"--out {out}: exists already; choose another folder")
     request = RunRequest(
         name=plan.experiment.name,
-        cells=_chosen(plan, axis, only),
+        cells=plan.cells(),
         engine="sim",
         experiment=plan.origin(),
         command=command_line(),
@@ -61,19 +61,22 @@ def suite(
     skipped = _skipped(request)
     left = [cell for cell in request.cells if cell.key not in skipped]
     if not left:
-        raise ConfigError(f"suite {name}: nothing of it can run here: {next(iter(skipped.values()))}")
+        raise ConfigError(f"suite {name}: no test of it can run here: {next(iter(skipped.values()))}")
     return _measured(request, left, skipped, axis, answer)
 
 
-def _chosen(plan: Plan, axis: str, only: str | None) -> list[Cell]:
-    cells = plan.cells()
+def _chosen(plan: Plan, axis: str, only: str | None, overrides: list[str], size: str | None) -> Plan:
+    """The suite with these tests alone: what is set for all of them need not go with the others."""
+    from harness.experiment.read import load_experiment
+
     if only is None:
-        return cells
+        return plan
     names = [name.strip() for name in only.split(",")]
-    known = [str(cell.overrides[axis]) for cell in cells]
-    if odd := [name for name in names if name not in known]:
-        raise ConfigError(f"--only {odd[0]}: is no test of the suite; use some of {', '.join(known)}")
-    return [cell for cell in cells if cell.overrides[axis] in names]
+    if odd := [name for name in names if name not in plan.axes[axis]]:
+        known = ", ".join(map(str, plan.axes[axis]))
+        raise ConfigError(f"--only {odd[0]}: is no test of the suite; use some of {known}")
+    kept = [name for name in plan.axes[axis] if name in names]
+    return load_experiment(plan.path, [*overrides, f"sweep.{axis}=[{', '.join(map(str, kept))}]"], size)
 
 
 def _skipped(request: RunRequest) -> dict[str, str]:

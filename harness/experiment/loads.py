@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import bisect
 import dataclasses
+import itertools
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
 import msgspec
 
+from harness.experiment.classes import ServiceClass
 from harness.experiment.fields import Strict
 from harness.experiment.model import Experiment
 from harness.experiment.workloads import (
@@ -29,7 +32,7 @@ from traces.formats import TraceOptions, open_trace
 from traces.load import Load
 from traces.personas import Documents, Persona, PersonaSpec, SharedPrompts, document_requests, persona_requests
 from traces.qa import QaSpec, qa_requests, qa_warmers
-from traces.request import Request
+from traces.request import Request, stable_id
 from traces.rounds import RoundSpec, rounds_load
 from traces.synth import SessionSpec, SyntheticSpec, conversation, synthetic, warmers
 
@@ -109,7 +112,27 @@ def free_load(experiment: Experiment) -> FreeLoad:
     load = _unlimited(workload, experiment)
     if not isinstance(workload, TraceWorkload | SyntheticWorkload):
         load = _within_model(load, load_model(experiment.model).max_position)
-    return msgspec.structs.replace(load, duration_s=workload.duration, drain=workload.drain, warm_up_s=workload.warm_up)
+    return msgspec.structs.replace(
+        load,
+        requests=_classed(load.requests, workload.classes, experiment.seed),
+        duration_s=workload.duration,
+        drain=workload.drain,
+        warm_up_s=workload.warm_up,
+    )
+
+
+def _classed(requests: tuple[Request, ...], classes: tuple[ServiceClass, ...], seed: int) -> tuple[Request, ...]:
+    """The requests with their classes of service: a conversation is of one, a request without one by itself."""
+    if not classes:
+        return requests
+    ends = list(itertools.accumulate(each.share for each in classes))
+
+    def class_of(request: Request) -> ServiceClass:
+        drawn = stable_id("class", seed, request.session or request.id) / 2**63
+        return classes[bisect.bisect_right(ends, drawn * ends[-1], hi=len(ends) - 1)]
+
+    found = ((request, class_of(request)) for request in requests)
+    return tuple(msgspec.structs.replace(one, service=own.name, priority=own.priority) for one, own in found)
 
 
 def _unlimited(workload: FreeWorkload, experiment: Experiment) -> FreeLoad:

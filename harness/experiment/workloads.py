@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field
+from pydantic import AfterValidator, BeforeValidator, Field
 
+from harness.experiment.classes import ServiceClasses
 from harness.experiment.fields import FROM_LIST, Positive, PositiveFloat, Share, Strict
 from harness.experiment.units import Seconds
 from traces.personas import PERSONA_SETS
@@ -35,11 +36,14 @@ class FreeLoadLimits(Strict):
     drain: what is under way when `duration` is over may end in its own time; false ends it there, and its rows say so.
     warm_up: with duration, figures count the requests that end between this moment and `duration`; those before and
     those after, while the load drains, are apart. null counts all.
+    classes: classes of service, a list of them or the name of a set: mlperf (the MLPerf Storage KV-cache benchmark's).
+    Who waits goes by its class's priority, and each class's own goals are judged.
     """
 
     duration: Seconds | None = None
     drain: bool = True
     warm_up: Seconds | None = None
+    classes: ServiceClasses = ()
 
 
 class SyntheticWorkload(FreeLoadLimits):
@@ -275,6 +279,15 @@ def _named_personas(value: Any) -> Any:
     ]
 
 
+def _each_once(personas: tuple[PersonaSettings, ...]) -> tuple[PersonaSettings, ...]:
+    if not personas:
+        raise ValueError("is empty; name at least one kind of user, or a set: mlperf")
+    names = [each.name for each in personas]
+    if twice := [name for name in names if names.count(name) > 1]:
+        raise ValueError(f"names {twice[0]} twice; name each kind of user once")
+    return personas
+
+
 class PersonasWorkload(FreeLoadLimits):
     """Users of different kinds in conversations, all at once: each goes on when it was answered and has thought.
 
@@ -294,7 +307,9 @@ class PersonasWorkload(FreeLoadLimits):
     kind: Literal["personas"]
     users: Annotated[int, Field(ge=1, le=100_000)]
     turns: Annotated[int, Field(ge=1, le=10_000)]
-    personas: Annotated[tuple[PersonaSettings, ...], FROM_LIST, BeforeValidator(_named_personas)]
+    personas: Annotated[
+        tuple[PersonaSettings, ...], FROM_LIST, BeforeValidator(_named_personas), AfterValidator(_each_once)
+    ]
     new_conversation: Share = 0.0
     answers: Literal["synthetic", "none"] = "synthetic"
     draw: Literal["turn", "user"] = "turn"

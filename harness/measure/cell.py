@@ -6,7 +6,7 @@ A sample is: place → count → send → count → prove → write. Nothing her
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -207,10 +207,11 @@ async def measure_load(
     rest = [request for request in load.requests if request.id not in finished]
     progress.advance(len(finished))
     attempt = _attempt(folder, engine)
+    services = {request.id: request.service for request in load.requests if request.service is not None}
 
     def writer(phase: str, phase_of: PhaseOf | None = None) -> Emit:
         common = {"cell": cell.key, "phase": phase, "sample": trial or 0, "attempt": attempt}
-        return _writer(folder, progress, label, common, phase_of)
+        return _writer(folder, progress, label, common, services, phase_of)
 
     for number in range(1, cell.experiment.measure.warm_up + 1) if rest else ():
         await _fresh(engine, load, label, progress, writer("warm"), several=several)
@@ -282,14 +283,20 @@ def _phases(load: Load, engine: Engine) -> PhaseOf | None:
 
 
 def _writer(
-    folder: RunFolder, progress: Progress, label: str, common: dict[str, Any], phase_of: PhaseOf | None
+    folder: RunFolder,
+    progress: Progress,
+    label: str,
+    common: dict[str, Any],
+    services: Mapping[str, str],
+    phase_of: PhaseOf | None,
 ) -> Emit:
-    """What keeps each row of a free load as it comes, and tells of the measured ones. common: fields of every row."""
+    """What keeps each row of a free load as it comes, and tells of the measured ones. common: fields of every row.
+    services: classes of service by request id."""
     so_far, measured = _SoFar(label), common["phase"] == "measure"
 
     def write(row: RequestRecord) -> None:
         phase = {} if phase_of is None else {"phase": phase_of(row)}
-        folder.append_rows([msgspec.structs.replace(row, **common | phase)])
+        folder.append_rows([msgspec.structs.replace(row, service=services.get(row.id), **common | phase)])
         progress.advance(measured)
         if measured and so_far.add(row):
             progress.state(so_far.words())

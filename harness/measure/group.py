@@ -87,7 +87,7 @@ async def run_group(
         resolved = await running.start()
         if resolved.accelerator and resolved.accelerator.doubt:
             progress.note(resolved.accelerator.doubt)
-        async with run_trace(cells, running.engine, resolved, folder), _pinned(cores):
+        async with run_trace(cells, running.engine, resolved, folder), pinned(cores):
             for cell in cells:
                 entry = folder.manifest.cell(cell.key)
                 entry.status, entry.resolved = "started", resolved
@@ -98,7 +98,7 @@ async def run_group(
                     resolved = await _send_trials(running, cell, resolved, loads.of(cell.experiment), folder, progress)
                 if isinstance(running.engine, KeepsRecord):
                     several = trials_measured(cell.experiment, name) > 1
-                    entry.record = _last_trial(folder, cell.key) if several else running.engine.record()
+                    entry.record = last_trial(folder, cell.key) if several else running.engine.record()
                 entry.status = "complete"
                 folder.save_cells()
     finally:
@@ -106,7 +106,7 @@ async def run_group(
         await asyncio.shield(running.engine.stop())
 
 
-def _last_trial(folder: RunFolder, key: str) -> CellRecord:
+def last_trial(folder: RunFolder, key: str) -> CellRecord:
     """What the device did in the cell's last trial; samples.jsonl has it of each."""
     found = [sample.storage for sample in read_samples(folder.path) if sample.cell == key]
     return CellRecord(storage=found[-1])
@@ -146,7 +146,7 @@ def trials_measured(experiment: Experiment, engine: EngineName) -> int:
 
 
 @contextlib.asynccontextmanager
-async def _pinned(cores: tuple[int, ...] | None) -> Any:
+async def pinned(cores: tuple[int, ...] | None) -> Any:
     before = os.sched_getaffinity(0)
     if cores:
         os.sched_setaffinity(0, set(cores))

@@ -13,31 +13,35 @@ import itertools
 import os
 import signal
 import time
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Coroutine, Hashable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import msgspec
 
-from harness.blockio.attach import check_run_storage, run_device
+from harness.blockio.attach import check_run_storage, run_device, run_trace
 from harness.engines import ENGINES
+from harness.engines.base import KeepsRecord
 from harness.engines.kind import EngineName
 from harness.errors import EngineError, Interrupted
-from harness.experiment.loads import Loads
+from harness.experiment.loads import FreeLoad, Loads
 from harness.experiment.model import results_root
 from harness.experiment.read import Cell
 from harness.experiment.workloads import PrefixWorkload
-from harness.measure.cell import Progress
+from harness.measure.cell import Progress, measure_load
 from harness.measure.executors import chosen
-from harness.measure.group import Running, engine_key, repeats, run_group, trials_measured
+from harness.measure.group import Running, engine_key, last_trial, pinned, repeats, run_group, trials_measured
+from harness.measure.placing import empties_all
 from harness.measure.preflight import check_cache, check_experiment, check_quotes, check_resumed
 from harness.measure.sampling import Sampler
 from harness.measure.spread import spread
 from harness.measure.workers import Executor
-from harness.records import Capabilities, Origin
+from harness.records import Capabilities, Origin, Resolved
 from harness.results import provenance
-from harness.results.folder import RunFolder, read_rows
+from harness.results.folder import RunFolder, read_rows, read_samples
 from harness.results.manifest import Attempt, CellEntry, Manifest, RunStatus, read_manifest
+from harness.results.summary import FREE_LOAD
+from harness.results.trials import ended_trials
 from simulator.models import load_model
 
 
@@ -91,10 +95,35 @@ def run(request: RunRequest, progress: Progress) -> Path:
     """
     executor = None if request.on is None else chosen(request.on, request.engine, request.cells)
     checked = preflight(request)
+    return _carried_out(request, lambda folder: _run_all(request, folder, checked, executor, progress))
+
+
+class NextLoad(NamedTuple):
+    """What a search measures next. trial: which of the cell's measure.trials it is."""
+
+    cell: Cell
+    trial: int
+
+
+Choose = Callable[[Path], NextLoad | None]
+
+
+def run_search(request: RunRequest, choose: Choose, progress: Progress) -> Path:
+    """Measures free loads that are chosen on the way, each from fresh caches, on one engine; returns the run's folder.
+
+    request.cells: the first of them; the others may differ from it in their workload only. choose: what to measure
+    after the rows that the folder has; None ends the search. What an earlier attempt measured is not measured again.
+    Raises what `run` raises.
+    """
+    preflight(request)
+    return _carried_out(request, lambda folder: _run_chosen(request, folder, choose, progress))
+
+
+def _carried_out(request: RunRequest, work: Callable[[RunFolder], Coroutine[Any, Any, None]]) -> Path:
     folder = _open(request)
     try:
         with asyncio.Runner(loop_factory=_new_loop) as runner:
-            runner.run(_run_all(request, folder, checked, executor, progress))
+            runner.run(work(folder))
     except BaseException as error:
         # On a full disk the manifest stays as it was, too; what ended the run is told first.
         with contextlib.suppress(EngineError):
@@ -255,3 +284,68 @@ def _sampled_later_s(cells: Sequence[Cell]) -> dict[str, float]:
         found[cell.key] = rest_s
         rest_s += cell.experiment.measure.budget or 0.0
     return found
+
+
+async def _run_chosen(request: RunRequest, folder: RunFolder, choose: Choose, progress: Progress) -> None:
+    started = time.perf_counter()
+
+    def clock() -> float:
+        return time.perf_counter() - started
+
+    with _signals_cancel():
+        progress.start(None, request.name)
+        async with run_device(request.cells, request.engine, folder) as cells:
+            running = Running(request.engine, cells[0].experiment, folder.path, clock)
+            cores = ENGINES[request.engine].cores(cells[0].experiment).client
+            if running.engine.capabilities.deterministic:
+                folder.expect_again()
+            try:
+                progress.state("starting the engine")
+                resolved = await running.start()
+                async with run_trace(cells, running.engine, resolved, folder), pinned(cores):
+                    while (wanted := choose(folder.path)) is not None:
+                        loads = preflight(msgspec.structs.replace(request, cells=[wanted.cell])).loads
+                        # The run's device is in the first cell's experiment alone.
+                        placed = cells[0].experiment.model_copy(update={"workload": wanted.cell.experiment.workload})
+                        on_device = msgspec.structs.replace(wanted.cell, experiment=placed)
+                        _enter(folder, wanted, resolved, exact=trials_measured(placed, request.engine) == 1)
+                        load = loads.of(wanted.cell.experiment)
+                        resolved = await _measure_wanted(
+                            running, wanted._replace(cell=on_device), resolved, load, folder, progress
+                        )
+            finally:
+                await asyncio.shield(running.engine.stop())
+
+
+def _enter(folder: RunFolder, wanted: NextLoad, resolved: Resolved, *, exact: bool) -> None:
+    """The cell's entry in the manifest, with as many trials as were asked of it so far."""
+    cells = folder.manifest.cells
+    if all(entry.key != wanted.cell.key for entry in cells):
+        cells.append(msgspec.structs.replace(_cell_entry(wanted.cell), device=cells[0].device))
+    entry = folder.manifest.cell(wanted.cell.key)
+    entry.status, entry.resolved = "started", resolved
+    # Rows of a first trial that was broken off are told from whole ones where there are several.
+    broken_off = not exact and len(folder.manifest.attempts) > 1
+    entry.ask_trials(max(wanted.trial, int(broken_off)) + 1)
+    folder.save_manifest()
+
+
+async def _measure_wanted(
+    running: Running, wanted: NextLoad, resolved: Resolved, load: FreeLoad, folder: RunFolder, progress: Progress
+) -> Resolved:
+    cell, engine = wanted.cell, running.engine
+    exact = trials_measured(cell.experiment, engine.name) == 1
+    samples = [] if exact else read_samples(folder.path)
+    if wanted.trial not in {trial for trial, _ in ended_trials(samples, FREE_LOAD).get(cell.key, ())}:
+        if running.used and not empties_all(engine.capabilities):
+            progress.state("starting the engine again, for fresh caches")
+            resolved = await running.start_again()
+        trial = None if exact else wanted.trial
+        await measure_load(running.engine, cell, resolved, load, folder, progress, trial)
+        running.used = True
+    entry = folder.manifest.cell(cell.key)
+    if isinstance(running.engine, KeepsRecord):
+        entry.record = running.engine.record() if exact else last_trial(folder, cell.key)
+    entry.status = "complete"
+    folder.save_manifest()
+    return resolved

@@ -7,8 +7,9 @@ from typing import NamedTuple
 from harness.experiment.goals import parse_goal
 from harness.report.axes import cell_labels
 from harness.report.simulated import how_made
-from harness.report.words import NOT_REPORTED, UNKNOWN, digits, duration, percent
+from harness.report.words import NOT_REPORTED, UNKNOWN, digits, duration, percent, percentile_text, plural
 from harness.results.goals import JudgedGoal
+from harness.results.rows import Latency
 from harness.results.summary import Summary
 
 _MAX_LINES = 200
@@ -55,6 +56,25 @@ def goal_lines(summary: Summary) -> list[tuple[str, str]]:
     met = sum(row.level == "good" for row in rows)
     head = (f"Goals{of_made}: {met:,} of {len(rows):,} met.", "good" if met == len(rows) else "bad")
     return [head, *((_line(row), row.level) for row in rows[:_MAX_LINES])]
+
+
+def class_lines(summary: Summary) -> list[str]:
+    """A sentence on each class of service of each load: its end to end times."""
+    labels = cell_labels(summary.cells)
+    return [
+        f"{labels[cell.key]}: class {name}: {_times(found)}."
+        for cell in summary.cells
+        for name, found in cell.classes.items()
+    ]
+
+
+def _times(found: Latency | None) -> str:
+    if found is None:
+        return "no request ended"
+    shares = {"p50": (found.p50, 0.5), "p95": (found.p95, 0.95), "p99": (found.p99, 0.99)}
+    parts = [f"mean {duration(found.mean)}"]
+    parts += [f"{name} {percentile_text(value, found.n, share)}" for name, (value, share) in shares.items()]
+    return f"{plural(found.n, 'request')}, end to end {', '.join(parts)}, max {duration(found.max)}"
 
 
 def all_goals_met(summary: Summary) -> bool:

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from harness.experiment.units import format_bytes
+from harness.report.io.storage_words import storage_lines
 from harness.report.words import NOT_REPORTED, digits, duration, percent
 from harness.results.summary import CellFigures, Summary
 from harness.storage_records import StorageFigures
@@ -32,17 +33,46 @@ _TELLS_BELOW = "Storage below memory: tok/s of I/O time is the benchmark's prima
 
 def suite_rows(summary: Summary, axis: str) -> list[dict[str, Any]]:
     """Of each test that finished requests, by COLUMNS; None: not reported."""
-    return [_row(cell, cell.storage, axis) for cell in summary.cells if cell.storage and cell.storage.requests_finished]
+    return [
+        _row(cell, cell.storage) | {"test": str(cell.overrides.get(axis, cell.key))}
+        for cell in summary.cells
+        if cell.storage and cell.storage.requests_finished
+    ]
+
+
+def tests_section(summary: Summary, labels: Mapping[str, str]) -> dict[str, Any] | None:
+    """What a run's page shows of cells whose tiers are real: a line a cell, and each cell's sentences behind it. None
+    with fewer than two."""
+    cells = [cell for cell in summary.cells if cell.storage and cell.storage.kv and cell.storage.requests_finished]
+    if len(cells) < 2:
+        return None
+    rows = [(cell, _row(cell, cell.storage)) for cell in cells if cell.storage]
+    return {
+        "columns": list(COLUMNS.values()),
+        "rows": [[_name(cell, labels), *in_words(row)[1:]] for cell, row in rows],
+        "lines": storage_lines(summary, labels),
+        "words": list(_what_tells([row for _, row in rows])),
+    }
+
+
+def _name(cell: CellFigures, labels: Mapping[str, str]) -> str:
+    """The names of a named axis say enough by themselves."""
+    values = list(cell.overrides.values())
+    return ", ".join(values) if values and all(isinstance(value, str) for value in values) else labels[cell.key]
 
 
 def suite_words(rows: Sequence[Mapping[str, Any]], skipped: Mapping[str, str]) -> Iterator[str]:
     """What to read in the table, and what is not in it."""
-    alone = any(row["tiers"] == ["disk"] for row in rows)
-    below = any("disk" in row["tiers"] and len(row["tiers"]) > 1 for row in rows)
-    yield from [_TELLS_ALONE] * alone + [_TELLS_BELOW] * below
+    yield from _what_tells(rows)
     yield "The search for the most users is its own command: harness capacity."
     for name, reason in skipped.items():
         yield f"skipped: {name}: {reason}"
+
+
+def _what_tells(rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    alone = any(row["tiers"] == ["disk"] for row in rows)
+    below = any("disk" in row["tiers"] and len(row["tiers"]) > 1 for row in rows)
+    yield from [_TELLS_ALONE] * alone + [_TELLS_BELOW] * below
 
 
 def in_words(row: Mapping[str, Any]) -> list[str]:
@@ -60,13 +90,13 @@ def _text(name: str, value: Any) -> str:
     return percent(value) if name == "hit_rate" else f"{value:,}" if isinstance(value, int) else str(value)
 
 
-def _row(cell: CellFigures, found: StorageFigures, axis: str) -> dict[str, Any]:
+def _row(cell: CellFigures, found: StorageFigures) -> dict[str, Any]:
     rates = {name: rate.tokens_per_s for name, rate in (found.throughput or {}).items()}
     kv = found.kv
     hits = [] if kv is None else [one for kind, one in kv.hits.items() if kind != "new"]
     asked = sum(one.asked for one in hits)
     return {
-        "test": str(cell.overrides.get(axis, cell.key)),
+        "test": cell.key,
         "tiers": [] if kv is None else list(kv.by_tier),
         "requests": found.requests_finished,
         "output_tokens_per_s": rates.get("wall_clock"),

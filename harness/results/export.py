@@ -1,8 +1,8 @@
-"""Runs as tables for spreadsheets: a row a load or warm state, or a row a request."""
+"""Runs as tables for spreadsheets: a row a load or warm state, a row a request, and the facts of each run."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -33,6 +33,8 @@ COLUMNS = (
     "E2E P95 (ms)",
     "Storage IO P95 (ms)",
 )
+# Of a spreadsheet's format, below its headings.
+MOST_SHEET_ROWS = 2**20 - 1
 _USERS = ("users", "clients", "active_sessions", "concurrency", "sessions")
 
 
@@ -60,6 +62,37 @@ def request_table(folders: Sequence[Path]) -> pd.DataFrame:
             del fields["token_s"]
             rows.append(fields | {f"{source}_tokens": by_source.get(source) for source in sources()})
     return pd.DataFrame(rows)
+
+
+def fact_table(folders: Sequence[Path]) -> pd.DataFrame:
+    """A row a fact of each run's manifest: Run, Cell (empty: of the whole run), Fact, Value. Raises ResultsError."""
+    import pandas as pd
+
+    rows = [(folder.name, *fact) for folder in folders for fact in _facts(read_manifest(folder))]
+    return pd.DataFrame(rows, columns=["Run", "Cell", "Fact", "Value"], dtype=object)
+
+
+def _facts(manifest: Manifest) -> Iterator[tuple[str, str, Any]]:
+    whole = msgspec.to_builtins(manifest)
+    cells = whole.pop("cells")
+    yield from (("", name, value) for name, value in _flat(whole))
+    for cell in cells:
+        key = cell.pop("key")
+        # What a device did is in the figures.
+        cell.pop("record", None)
+        yield from ((key, name, value) for name, value in _flat(cell))
+
+
+def _flat(content: Any, place: str = "") -> Iterator[tuple[str, Any]]:
+    """(place, value) of everything that is known; a list of plain values is one text."""
+    if isinstance(content, dict):
+        for name, value in content.items():
+            yield from _flat(value, f"{place}.{name}" if place else str(name))
+    elif isinstance(content, list) and any(isinstance(each, dict) for each in content):
+        for number, value in enumerate(content):
+            yield from _flat(value, f"{place}.{number}")
+    elif content is not None:
+        yield place, ", ".join(map(str, content)) if isinstance(content, list) else content
 
 
 def _loads(folder: Path) -> Iterator[tuple[Any, ...]]:
@@ -104,14 +137,29 @@ def _milliseconds(time_s: float | None) -> float | None:
 
 
 def write_table(table: pd.DataFrame, path: Path) -> None:
-    """By the name's end: .csv, .parquet or .xlsx. Raises ResultsError."""
+    """By the name's end: .csv or .parquet. Raises ResultsError."""
     try:
         if path.suffix == ".csv":
             table.to_csv(path, index=False)
-        elif path.suffix == ".parquet":
-            table.convert_dtypes().to_parquet(path, index=False)
         else:
-            table.to_excel(path, index=False, engine="openpyxl")
+            table.convert_dtypes().to_parquet(path, index=False)
+    except OSError as error:
+        raise ResultsError(f"{path}: cannot be written ({error.strerror}); name another place") from None
+
+
+def write_workbook(sheets: Mapping[str, pd.DataFrame], path: Path) -> None:
+    """Each table as a sheet of its own. Raises ResultsError."""
+    import pandas as pd
+
+    if long := next((name for name, table in sheets.items() if len(table) > MOST_SHEET_ROWS), None):
+        raise ResultsError(
+            f"{path}: sheet {long} would have {len(sheets[long]):,} rows, and a sheet holds {MOST_SHEET_ROWS:,}; use"
+            " --parquet, or export fewer runs"
+        )
+    try:
+        with pd.ExcelWriter(path, engine="openpyxl") as book:
+            for name, table in sheets.items():
+                table.to_excel(book, sheet_name=name, index=False, freeze_panes=(1, 0))
     except ImportError:
         raise ResultsError(
             f"{path}: needs the package openpyxl; run: pip install 'kv-harness[xlsx]', or --csv"

@@ -23,7 +23,8 @@ class JudgedGoal(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TierGoals(msgspec.Struct, frozen=True, kw_only=True):
-    """The goals of one tier of one cell. kept of requests: those whose own times are within every bound.
+    """The goals of one tier, or of one class of service, of one cell. kept of requests: those whose own times are
+    within every bound.
 
     requests: rows in the figures and failed ones; 0 where no goal is about single requests.
     """
@@ -42,6 +43,12 @@ def goals_of(config: Mapping[str, Any]) -> list[Goal]:
     """The goals of a cell's config, also of one that is kept only in part."""
     measure = config.get("measure") or {}
     return [parse_goal(text) for text in measure.get("goals") or ()]
+
+
+def classes_of(config: Mapping[str, Any]) -> dict[str, list[Goal]]:
+    """The classes of service of a cell's config, and the goals of each."""
+    workload = config.get("workload") or {}
+    return {each["name"]: [parse_goal(text) for text in each["goals"]] for each in workload.get("classes") or ()}
 
 
 def judge_goals(

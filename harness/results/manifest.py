@@ -75,6 +75,10 @@ class CellEntry(msgspec.Struct, kw_only=True, dict=True):
     device: DeviceEntry | None = None
     record: CellRecord | None = None
 
+    def ask_trials(self, number: int) -> None:
+        """So many trials are asked of the cell from now on, whatever its experiment says."""
+        self.config["measure"]["trials"] = number
+
     @cached_property
     def experiment(self) -> Experiment:
         """The whole experiment. Raises ResultsError where the manifest keeps no config, or only some of it."""

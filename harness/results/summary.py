@@ -9,7 +9,7 @@ Nothing else knows the keys of summary.json.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -23,7 +23,7 @@ from harness.records import AcceleratorFacts, Counters, HitCeiling, LoadFacts, P
 from harness.results.against import AgainstCell, Served, held_against
 from harness.results.asked import AskedLoad, asked_load
 from harness.results.break_even import BreakEven, break_evens
-from harness.results.goals import TierGoals, goals_of, judge_goals
+from harness.results.goals import TierGoals, classes_of, goals_of, judge_goals
 from harness.results.manifest import CellEntry, Manifest
 from harness.results.paired import Answered, PairedLoad, asked_of, paired_loads
 from harness.results.provenance import is_simulated
@@ -116,6 +116,7 @@ class CellFigures(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     turns: of a free load of conversations; () of other loads, and in files of an older version. trials: of a free load
     with measure.trials above 1; its other figures are over the rows of all complete trials. against: of a free load,
     beside the cell that report.against names; None without one, and of that cell. ceiling: of a free load (ceiling.py).
+    classes: end to end times by class of service; {} without classes. Their goals are in goals, as tiers' are.
     """
 
     key: str
@@ -133,6 +134,7 @@ class CellFigures(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     trials: TrialFigures | None = None
     against: AgainstCell | None = None
     ceiling: HitCeiling | None = None
+    classes: dict[str, Latency | None] = {}
 
 
 class Summary(msgspec.Struct, frozen=True, kw_only=True):
@@ -294,7 +296,8 @@ def _cell_figures(
         tiers={tier: tier_figures(rows, counters.get((cell.key, tier), ()), split) for tier, rows in tiers.items()},
         preset=cell.resolved.preset if cell.resolved else None,
         accelerator=cell.resolved.accelerator if cell.resolved else None,
-        goals=_goals(goals_of(cell.config), tiers),
+        goals=_goals(goals_of(cell.config), tiers) + _goals_by_class(classes_of(cell.config), tiers.get(FREE_LOAD, ())),
+        classes=_classes(classes_of(cell.config), tiers.get(FREE_LOAD, ())),
         repeats=repeats_exactly(engine, cell),
         paired=paired,
         asked=asked_load(facts),
@@ -320,6 +323,19 @@ def _goals(goals: Sequence[Goal], groups: Mapping[str, Sequence[RequestRecord]])
         rates = msgspec.structs.asdict(flow) if flow else {}
         found.append(judge_goals(goals, tier, good, _verdicts(rows).errors, rates))
     return tuple(judged for judged in found if judged is not None)
+
+
+def _goals_by_class(classes: Mapping[str, Sequence[Goal]], rows: Sequence[RequestRecord]) -> tuple[TierGoals, ...]:
+    own = {name: [row for row in rows if row.service == name] for name in classes}
+    return tuple(each for name, goals in classes.items() for each in _goals(goals, {name: own[name]}))
+
+
+def _classes(classes: Collection[str], rows: Sequence[RequestRecord]) -> dict[str, Latency | None]:
+    by_class: dict[str, list[RequestRecord]] = {name: [] for name in classes}
+    for row in rows:
+        if counted(row) and row.service is not None:
+            by_class.setdefault(row.service, []).append(row)
+    return {name: latency_figures(sample_values(own, "e2e_s")) for name, own in by_class.items()}
 
 
 def _split_loads(manifest: Manifest, groups: _Groups, samples: Sequence[Sample]) -> dict[str, SplitTrials]:

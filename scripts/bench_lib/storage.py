@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from loop_devices import MIB, Device, LoopDevices
+from storage_tiers import CHUNK_MIB, tiers_lines
 
 from simulator.storage import CoreStore, Operation, StoreSettings
 
@@ -178,11 +179,29 @@ def measured(kind: str, device: Device, sizes: tuple[int, ...], depths: tuple[in
     return missed
 
 
+def measured_tiers(kind: str, device: Device, rounds: int) -> list[bool]:
+    """All three tiers, whose last one is on the device, against fio on a file of the same chunks there."""
+    print(f"{kind}: GPU memory and CPU RAM (both RAM) over {device.name}, chunks of {CHUNK_MIB} MiB, {rounds} runs")
+
+    def bare(write: bool) -> tuple[float, float]:
+        worker = Worker(device, CHUNK_MIB * MIB, DEPTHS[-1])
+        found = fio(device, worker.path, CHUNK_MIB * MIB, DEPTHS[-1], write, RUN_MIB["throttled"] * MIB)
+        worker.close()
+        return found.bytes_per_s, found.cpu_s_per_gib / 2**30
+
+    missed = []
+    for text, miss in tiers_lines(device, rounds, bare, TARGETS["cpu"]):
+        print(text, flush=True)
+        missed.append(miss)
+    return missed
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(prog="scripts/bench storage", description="Are our real devices as fast as fio's?")
     parser.add_argument("--quick", action="store_true", help="two sizes, two depths, three pairs: a minute")
     parser.add_argument("--rounds", type=int, default=5, help="pairs of runs a cell")
     parser.add_argument("--device", choices=("throttled", "fast"), help="one of the two devices only")
+    parser.add_argument("--tiers", action="store_true", help="all three tiers by client cores, and nothing else")
     options = parser.parse_args()
     if shutil.which("fio") is None:
         sys.exit("fio is missing; run: sudo apt-get install -y fio")
@@ -195,7 +214,9 @@ def main() -> None:
     try:
         with LoopDevices(DEVICE_MIB, LIMIT_MIB_PER_S) as devices:
             for kind, make in (("throttled", devices.throttled), ("fast", devices.fast)):
-                if options.device in (None, kind):
+                if options.device in (None, kind) and options.tiers:
+                    missed += measured_tiers(kind, make(), rounds)
+                elif options.device in (None, kind):
                     missed += measured(kind, make(), sizes, depths, rounds)
     except OSError as error:
         sys.exit(str(error))

@@ -34,12 +34,14 @@ class _OwnRow(msgspec.Struct, forbid_unknown_fields=True):
     instance: Annotated[int, Meta(ge=0, le=100_000)] | None = None
     quotes: tuple[str, ...] = ()
     kinds: tuple[Literal["system", "document"], ...] = ()
+    service: str | None = None
+    priority: Annotated[int, Meta(ge=0, le=1000)] = 0
 
 
 _OWN = msgspec.json.Decoder(_OwnRow)
 _OWN_CURES = {
     "": "each line needs id, prompt and output_tokens, and may have at_s, session, turn, delay_s, interval_s, after,"
-    " wave, instance, quotes and kinds",
+    " wave, instance, quotes, kinds, service and priority",
     "id": "give a name of 1 to 200 characters",
     "prompt": "give a list of [hash id, tokens] pairs, hash ids from 0 to 2^63-1 and tokens from 1",
     "output_tokens": f"give a whole number from 1 to {MAX_TOKENS}",
@@ -52,6 +54,8 @@ _OWN_CURES = {
     "wave": "give the wave as a whole number from 0",
     "instance": "give the instance as a whole number from 0, or null to let the router choose",
     "quotes": "give a list of the ids of earlier requests",
+    "service": "give a class of service, or null",
+    "priority": "give the priority as a whole number from 0 to 1000",
     "kinds": "give a list of system or document, for the prompt's first segments",
 }
 

@@ -16,21 +16,24 @@ from harness.records import Counters, Sample
 from harness.report.asked import asked_lines
 from harness.report.axes import cell_labels, value_text, varied_axes
 from harness.report.glossary import glossary
-from harness.report.goals import goal_rows
+from harness.report.goals import class_lines, goal_rows
 from harness.report.io.section import io_pictures, io_tables
 from harness.report.io.storage_words import storage_lines
 from harness.report.page import Picture, picture, render_page
 from harness.report.run import figures, maps, pays, tables
 from harness.report.run.answer import badge, tiles
 from harness.report.run.break_even import break_even_rows, speed_pictures
+from harness.report.run.capacity import capacity_section
 from harness.report.run.header import header_facts
 from harness.report.run.loads import against_rows, load_findings, trial_rows
 from harness.report.run.takeaway import take_away
 from harness.report.run.timeline import slowest, timeline
 from harness.report.run.turns import bars_say_it, turn_pictures, turn_rows, turn_word
 from harness.report.simulated import flat_mark, how_made, in_figures, simulated_notes
+from harness.report.suite import tests_section
 from harness.report.words import NOT_REPORTED, UNKNOWN, evidence, percent, plural, tier_order
 from harness.report.worth import answer, headings, label, table
+from harness.results.capacity import read_capacity
 from harness.results.folder import write_atomically
 from harness.results.manifest import CellEntry, Manifest
 from harness.results.provenance import is_simulated
@@ -81,7 +84,7 @@ def report_page(folder: Path, run: WholeRun | None = None) -> str:
 
 def _context(folder: Path, run: WholeRun) -> dict[str, Any]:
     manifest, rows, samples, summary = run
-    labels = cell_labels(summary.cells)
+    tests = tests_section(summary, labels := cell_labels(summary.cells))
     figure_rows = tables.figure_rows(summary)
     slowest_rows = slowest([row for row in rows if row.phase == "measure"])
     traced, word, told = read_io(folder), turn_word(manifest), tables.told_sources(manifest, summary)
@@ -94,7 +97,14 @@ def _context(folder: Path, run: WholeRun) -> dict[str, Any]:
         "state": _state(manifest, summary, folder),
         "what": _what(manifest, summary),
         "worth": _worth(manifest, rows, samples),
-        "findings": [*load_findings(summary), *asked_lines(summary, labels), *storage_lines(summary, labels)],
+        "capacity": capacity_section(searched) if (searched := read_capacity(folder)) else None,
+        "findings": [
+            *load_findings(summary),
+            *asked_lines(summary, labels),
+            *class_lines(summary),
+            *([] if tests else storage_lines(summary, labels)),
+        ],
+        "tests": tests,
         "answer_at": len(simulated_notes(summary)),
         "tiles": tiles(summary),
         "made": in_figures(summary),

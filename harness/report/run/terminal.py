@@ -18,7 +18,7 @@ from rich.text import Text
 
 from harness.report.asked import asked_lines
 from harness.report.axes import cell_labels
-from harness.report.goals import goal_lines
+from harness.report.goals import class_lines, goal_lines
 from harness.report.io.storage_words import storage_lines
 from harness.report.run.header import header_facts
 from harness.report.run.loads import TurnsInTerminal, load_findings
@@ -80,7 +80,12 @@ def render_summary(summary: Summary, manifest: Manifest) -> RenderableType:
         worst = f"{plural(len(late), 'line')} with a p99 send lag above 5 % of the median TTFT, e.g. {late[0].tier}"
         parts.append(Text(f"Sent late: {worst} {late[0].p99}; give the load loop a core of its own", style="yellow"))
     labels = cell_labels(summary.cells)
-    said = [*load_findings(summary), *asked_lines(summary, labels), *storage_lines(summary, labels)]
+    said = [
+        *load_findings(summary),
+        *asked_lines(summary, labels),
+        *class_lines(summary),
+        *storage_lines(summary, labels),
+    ]
     parts += [Text(printable(line)) for line in said]
     parts += [Text(printable(line), style=_COLORS[level]) for line, level in goal_lines(summary)]
     return Group(*parts)

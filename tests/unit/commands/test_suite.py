@@ -66,6 +66,42 @@ def test_every_format_has_the_benchmarks_columns(ran: tuple[Path, str], tmp_path
             assert row["Num Users"] == 2 and row["Model"] == "tiny-llama" and row["Duration (s)"] == pytest.approx(0.8)
 
 
+def test_a_spreadsheet_has_rows_and_settings_too(ran: tuple[Path, str], tmp_path: Path) -> None:
+    assert export(ran[0], xlsx=tmp_path / "all.xlsx") == 0
+    book, rows = pd.read_excel(tmp_path / "all.xlsx", sheet_name=None), list(read_rows(ran[0]))
+    assert list(book) == ["summary", "rows", "settings"]
+    assert list(book["rows"]["id"]) == [row.id for row in rows]
+    assert list(book["rows"]["sent_s"]) == pytest.approx([row.sent_s for row in rows])
+    facts = {(fact.Cell, fact.Fact): fact.Value for fact in book["settings"].fillna("").itertuples()}
+    assert facts["", "engine"] == "sim" and facts["", "status"] == "complete" and facts["", "seed"] == 42
+    assert facts["test=cpu", "config.model"] == "tiny-llama" and facts["test=cpu", "resolved.cpu_bytes"] == 2**30
+
+
+def test_what_is_set_for_some_tests_need_not_go_with_the_others(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Tests that set a number of users cannot have a trace, which has none."""
+    path = tmp_path / "sharegpt.json"
+    turns = [{"from": who, "value": f"{who} says " * 40} for who in ("human", "gpt") * 2]
+    path.write_text(json.dumps([{"id": f"c{number}", "conversations": turns} for number in range(6)]))
+    trace = f"workload={{kind: trace, trace: {path}, active_sessions: 3}}"
+    asked = {"overrides": [trace], "out": tmp_path / "out", "answer": OutputChoice(as_json=True)}
+    assert suite("mlperf", only="cpu", **asked) == 0  # type: ignore[arg-type]
+    [row] = json.loads(capsys.readouterr().out)["tests"]
+    assert row["requests"] == 12 and 0 < row["hit_rate"] < 1
+    assert suite("mlperf", only="cpu,saturation", **{**asked, "out": tmp_path / "other"}) == 2  # type: ignore[arg-type]
+    assert "workload.users" in capsys.readouterr().err
+
+
+def test_the_page_has_one_table_of_the_tests(ran: tuple[Path, str]) -> None:
+    page = (ran[0] / "report.html").read_text()
+    tests = page[page.index('id="tests"') : page.index('id="evidence"')]
+    for row in json.loads(ran[1])["tests"]:
+        assert f'<th scope="row">{row["test"]}</th>' in tests and f"<td>{row['requests']:,}</td>" in tests
+    findings = page[page.index('id="findings"') : page.index('id="tests"')]
+    assert "latency (of it the device)" not in findings and "latency (of it the device)" in tests
+
+
 def test_a_row_a_request(ran: tuple[Path, str], tmp_path: Path) -> None:
     assert export(ran[0], parquet=tmp_path / "rows.parquet", requests=True) == 0
     table, rows = pd.read_parquet(tmp_path / "rows.parquet"), list(read_rows(ran[0]))
