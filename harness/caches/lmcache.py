@@ -211,10 +211,10 @@ class LMCacheServer:
             await asyncio.sleep(0.02)
 
     async def _not_stored(self, missing: int, begun: int) -> EngineError:
-        if self._store is not None:
-            await self._store.account(0)  # a store that is gone says so itself
+        if self.store is not None:
+            await self.store.account(0)  # a store that is gone says so itself
         told = self._child.last_error() if self._child else None
-        cure = "is the store there, and large enough?" if self._store else "is the disk full, or read-only?"
+        cure = "is the store there, and large enough?" if self.store else "is the disk full, or read-only?"
         why = f" ({told})" if told else ""
         return EngineError(
             f"LMCache at {self.url} could not store {missing} of {begun} objects{why}; {cure} {self._see()}"

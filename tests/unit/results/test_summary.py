@@ -30,7 +30,7 @@ def test_the_file_has_its_keys_in_their_order_and_nulls_stay(tmp_path: Path) -> 
     written = summarize(manifest([cell("base", {"a.b": 1})]), rows, moved)
     write_summary(tmp_path, written)
     content: dict[str, Any] = json.loads((tmp_path / "summary.json").read_text())
-    assert list(content) == ["run_id", "engine", "status", "rows", "cells"]
+    assert list(content) == ["run_id", "engine", "status", "rows", "cells", "break_evens"]
     assert list(content["rows"]) == ["total", "warm", *VERDICTS]
     [found] = content["cells"]
     assert list(found) == ["key", "overrides", "storage", "tiers"] and found["storage"] is None
@@ -60,7 +60,7 @@ def test_a_summary_of_an_older_version_is_read(tmp_path: Path) -> None:
     for each in old["cells"]:
         for tier in each["tiers"].values():
             tier["preemptions"] = None
-    assert json.loads((tmp_path / "summary.json").read_text()) == old
+    assert json.loads((tmp_path / "summary.json").read_text()) == old | {"break_evens": []}
 
 
 @pytest.mark.parametrize(
