@@ -224,8 +224,10 @@ async def _run_all(
         return time.perf_counter() - started
 
     def group_of(cell: Cell) -> Hashable:
-        # On an engine of its own, a computed cell's times do not depend on the cells before it.
-        return cell.key if repeats(cell.experiment, request.engine) else engine_key(cell)
+        # On an engine of its own, a computed cell's times do not depend on the cells before it. A validation's passes
+        # over one cell have the same overrides, and go on as on the real engine: ARC remembers what it dropped.
+        alone = repr(cell.overrides) if repeats(cell.experiment, request.engine) else None
+        return engine_key(cell), alone
 
     later_s = _sampled_later_s(request.cells)
     with _signals_cancel():
