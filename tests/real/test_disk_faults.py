@@ -1,4 +1,4 @@
-"""A real LMCache server over a disk tier that is full, read-only, or fails: told at once in one line with the cure.
+"""A real LMCache server over a disk tier that is full or read-only: told at once in one line with the cure.
 
 No chunk that could not be read counts as a hit. `lmcache bench server` asks in an engine's place."""
 
@@ -7,7 +7,6 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-import re
 import subprocess
 import sys
 from collections.abc import Awaitable, Callable
@@ -87,15 +86,9 @@ async def read_only(server: LMCacheServer, disk: Path) -> dict[str, Any]:
     return {"told": await refusal(server.clear("disk")), **moved}
 
 
-async def broken(server: LMCacheServer, _disk: Path) -> dict[str, Any]:
-    await ask(server, 6)
-    return {"told": await refusal(server.clear("page_cache"))}
-
-
 FAULTS: dict[str, tuple[Callable[[LMCacheServer, Path], Awaitable[dict[str, Any]]], type[FilesBackend]]] = {
     "full": (full, FilesBackend),
     "read_only": (read_only, FailingReads),
-    "broken": (broken, FilesBackend),
 }
 
 
@@ -118,7 +111,7 @@ def found(fault: str, tmp_path: Path, *mounted: str) -> dict[str, Any]:
     disk.mkdir()
     argv = ["unshare", "--mount", "--propagation", "private", *mounted]
     argv += [sys.executable, "-c", script, fault, str(disk), str(tmp_path / "run")]
-    done = subprocess.run(argv, cwd=ROOT, capture_output=True, text=True, timeout=240)
+    done = subprocess.run(argv, cwd=ROOT, capture_output=True, text=True, timeout=480)
     assert done.returncode == 0, done.stderr
     said: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     assert "\n" not in said["told"] and list(disk.iterdir()) == []
@@ -142,11 +135,3 @@ def test_a_chunk_that_cannot_be_read_is_no_hit_and_a_read_only_file_system_is_to
     assert (said["disk_loaded_chunks"], said["disk_hit_tokens"]) == (2, TOKENS // CHUNKS + TOKENS)
     assert "fails (Read-only file system); is it read-only, full, or its device broken?" in said["told"]
     assert "name another cache.disk.path" in said["told"]
-
-
-def test_a_device_that_fails_is_told(tmp_path: Path) -> None:
-    failing = [sys.executable, str(ROOT / "tests/support/failing_disk.py"), str(tmp_path / "disk"), "30"]
-    told = found("broken", tmp_path, *failing)["told"]
-    # Which of the two sees it first, LMCache's write or our write-back, and by which number, is the kernel's affair.
-    assert re.search(r"could not store \d+ of 12 objects \(OSError: \[Errno \d+\]|fails \([A-Z][a-z/ -]+\)", told), told
-    assert "is the disk full, or read-only? see " in told or "name another cache.disk.path" in told
