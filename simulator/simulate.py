@@ -237,7 +237,7 @@ class Simulator(Driver[_core.Engine]):
             max_model_len=model.max_position,
             record_token_times=record_token_times,
             macro_steps=macro_steps,
-            touches_waiting=self.engine_policy.touches_waiting,
+            prefills_first=self.engine_policy.prefills_first,
             reads_ahead=self.engine_policy.reads_ahead,
             stores_replies=self.tier_policy.stores_replies,
             loads_by_layer=self.engine_policy.loads_by_layer,

@@ -6,15 +6,17 @@ import msgspec
 
 
 class EnginePolicy(msgspec.Struct, frozen=True, kw_only=True):
-    """null_blocks: blocks of the engine's own count that never hold a request's tokens. touches_waiting: each step uses
-    the cached prefix of the first waiting request, so that it is not evicted while others compute. reads_ahead: the
+    """null_blocks: blocks of the engine's own count that never hold a request's tokens. prefills_first: a step prefills
+    or decodes; the requests that begin in it all keep their cached prefixes before it takes room for what it computes,
+    with a block more for each request; one begins if the reply that it asks for fits, too. reads_ahead: the
     tiers begin to read for a request when it arrives, into CPU memory, and the engine looks there at its turn.
     loads_by_layer: a request computes while its cached blocks come, layer by layer. whole_nodes: what one insertion
-    added is evicted as a whole, and a prompt's block that is there already is not kept twice."""
+    added is evicted as a whole, and a block that is there already is not kept twice; a prompt's blocks are inserted
+    when the step that computes them ends, a reply's when its request does."""
 
     name: str
     null_blocks: int
-    touches_waiting: bool = False
+    prefills_first: bool = False
     reads_ahead: bool = False
     loads_by_layer: bool = False
     whole_nodes: bool = False

@@ -40,21 +40,25 @@ SGLANG_HICACHE_BEST_EFFORT = msgspec.structs.replace(
     SGLANG_HICACHE, name="sglang-0.5.23-hicache-best-effort", prefetch_timeout_s=0.0, prefetch_token_s=0.0
 )
 
-# Each pass of the scheduler matches the first waiting request with the radix tree before it asks whether there is
-# budget left (managers/scheduler.py: init_next_round_input, then add_one_req), and a match makes the prefix the newest.
+# The schedule is that without overlap and mixed chunks: a batch prefills or decodes, and prefill goes first
+# (managers/scheduler.py: get_next_batch_to_run). A pass matches requests, which makes their prefixes the newest, and
+# locks them one after another (init_next_round_input, PrefillAdder.add_one_req); the batch then evicts for all of them,
+# for what they compute and a page for each (mem_cache/allocation.py 185, 584). Admission counts whole pages against the
+# chunk, and keeps room for all that requests may still write: exact with ignore_eos, where new_token_ratio has no say
+# (schedule_policy.py: _get_running_request_total_token_offset). A request that did not fit closes the door until one
+# ends (batch_is_full). Every 32nd pass uses the prefixes of waiting requests (_touch_waiting_prefixes).
 # The tree's nodes are what one insertion added: a chunk of prefill, a reply with the page that it shares with its
 # prompt (mem_cache/unified_radix_cache.py 1240-1260), or what a prefetch brought. It evicts whole nodes
 # (components/full.py: _evict_device_next_node). A match that ends inside of a node cuts it and makes both parts new
-# (unified_tree_core.py: _split_node). A page that was computed again is freed (_insert_overlap_step). Each step makes
-# one page more free than it takes (mem_cache/allocation.py 185, 584), so that one never holds tokens.
+# (unified_tree_core.py: _split_node). A page that was computed again is freed (_insert_overlap_step).
 # A request's prefetch from storage begins when it is queued (_prefetch_kvcache), and again when the tree has lost some
 # of what it held then (_prefetch_after_device_hit_loss). At its turn the scheduler matches the tree and loads back from
-# the host, layer by layer, while the batch runs (managers/cache_controller.py, start_loading). All else is vLLM's
-# schedule.
+# the host, layer by layer, while the batch runs (managers/cache_controller.py, start_loading). Requests that find no
+# page while they decode are preempted as vLLM's are.
 SGLANG = EnginePolicy(
     name="sglang-0.5.23",
-    null_blocks=1,
-    touches_waiting=True,
+    null_blocks=0,
+    prefills_first=True,
     whole_nodes=True,
     reads_ahead=True,
     loads_by_layer=True,

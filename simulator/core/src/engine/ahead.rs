@@ -87,6 +87,12 @@ impl Engine {
             return Verdict::Block;
         }
         self.adopt(slot, &prefix);
+        self.load_by_layer(slot, &prefix, batch);
+        self.run_from(slot, computed, tokens)
+    }
+
+    /// Gets a request the blocks of what the tiers hold, and begins to load them.
+    pub(super) fn load_by_layer(&mut self, slot: Slot, prefix: &Prefix, batch: &mut Batch) {
         let name = self.server_slot(slot);
         if let (Some(server), Lookup::Answered(hit)) = (&mut self.server, &mut self.requests[slot].lookup) {
             let first = prefix.local_tokens / self.config.chunk_tokens;
@@ -96,9 +102,9 @@ impl Engine {
                 batch.work.add_host(batch.loads_until - start);
             }
         }
+        let computed = prefix.local_tokens + prefix.external_tokens;
         let lacking = self.lacking(slot, computed);
         self.allocate(slot, lacking);
         self.register_loaded(slot, computed);
-        self.run_from(slot, computed, tokens)
     }
 }

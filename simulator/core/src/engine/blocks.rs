@@ -6,6 +6,7 @@
 //! compare.
 
 use std::collections::hash_map::Entry;
+use std::mem;
 
 use super::node_ids::{NO_NODE, NodeId, Nodes};
 use crate::journal::Journal;
@@ -80,14 +81,11 @@ impl Held {
     }
 }
 
-/// What a request makes findable: what it has loaded, a chunk of its prompt, the first blocks of its reply, or more of
-/// them.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd)]
+/// What a request makes findable: what it has loaded, or a chunk of what it has computed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Adds {
     Loaded,
     Chunk,
-    Reply,
-    ToReply,
 }
 
 #[derive(Debug)]
@@ -122,7 +120,7 @@ impl BlockPool {
         pool
     }
 
-    /// A pool that evicts what was registered together as a whole, and keeps no equal blocks of prompts.
+    /// A pool that evicts what was registered together as a whole, and keeps no equal blocks.
     pub fn of_nodes(count: u32, journal: Journal) -> Self {
         Self { nodes: Some(Nodes::default()), ..Self::new(count, journal) }
     }
@@ -213,7 +211,7 @@ impl BlockPool {
         while left > 0 {
             let id = self.head;
             if self.extents[id as usize].node != NO_NODE {
-                self.evict_node();
+                self.evict_node(id);
                 continue;
             }
             let extent = &mut self.extents[id as usize];
@@ -239,17 +237,21 @@ impl BlockPool {
     /// Makes a request's first `end` blocks findable.
     #[inline(never)]
     pub fn register(&mut self, runs: &[BlockRun], end: u64, held: &mut Held, adds: Adds) {
-        if adds != Adds::ToReply {
-            held.node = None;
-        }
+        held.node = None;
+        let mut adopted = false;
         while held.findable.blocks < end {
             let run = runs[held.findable.run];
             let left = u64::from(run.blocks - held.findable.offset);
             let (mut blocks, mut ends) = (left.min(end - held.findable.blocks) as u32, false);
-            if adds <= Adds::Chunk && self.nodes.is_some() {
-                if self.adopt(run.key, held) {
-                    held.findable.advance(runs, 1);
+            if self.nodes.is_some() {
+                let there = self.adopt(run.key, blocks, held);
+                if there > 0 {
+                    adopted = true;
+                    held.findable.advance(runs, there);
                     continue;
+                }
+                if mem::take(&mut adopted) {
+                    self.part_node(held);
                 }
                 (blocks, ends) = self.until_end_of_node(run.key, blocks, held);
             }
@@ -259,6 +261,9 @@ impl BlockPool {
             if ends && adds == Adds::Loaded {
                 held.node = None;
             }
+        }
+        if adopted {
+            self.part_node(held);
         }
     }
 

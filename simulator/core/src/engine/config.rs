@@ -18,13 +18,15 @@ pub struct EngineConfig {
     pub macro_steps: bool,
     /// How many more schedules, at least, pass until the engine's connector has the answer to a look-up.
     pub lookup_polls: u64,
-    /// Each step uses the cached prefix of the first waiting request, whether or not that request runs.
-    pub touches_waiting: bool,
+    /// A step prefills or decodes. It keeps the cached prefixes of all requests that begin in it before it takes room,
+    /// which it does for all of them at once. Needs `whole_nodes` and `loads_by_layer`, and steps of whole blocks.
+    pub prefills_first: bool,
     /// The tiers begin to read from lower levels for a request when it arrives, and not when its turn comes.
     pub reads_ahead: bool,
     /// What a request loads comes layer by layer while its step runs, which takes as long as the longer of the two.
     pub loads_by_layer: bool,
-    /// The GPU's cache evicts what one insertion added as a whole, and keeps no block of a prompt twice.
+    /// The GPU's cache evicts what one insertion added as a whole, and keeps no block twice. A prompt's blocks are
+    /// inserted when the step that computes them ends, a reply's when its request does.
     pub whole_nodes: bool,
     /// The tiers get the chunks that a request fills while it decodes, too.
     pub stores_replies: bool,
@@ -36,15 +38,19 @@ pub struct EngineConfig {
 }
 
 impl EngineConfig {
-    /// Requests read ahead of their turn only where what is read stays in the first level. Where each schedule's touch
-    /// counts, no schedule may be left out.
+    /// Requests read ahead of their turn only where what is read stays in the first level.
     pub fn settled(self) -> Self {
-        let tiers = self.tiers.as_ref();
-        let stays = tiers.is_some_and(|tiers| tiers.policy.reads_ahead());
-        let counts =
-            tiers.is_some_and(|tiers| tiers.levels.first().is_some_and(|one| one.eviction.counts_uses()));
-        let macro_steps = self.macro_steps && !(self.touches_waiting && counts);
-        Self { reads_ahead: self.reads_ahead && stays, macro_steps, ..self }
+        let stays = self.tiers.as_ref().is_some_and(|tiers| tiers.policy.reads_ahead());
+        let first = self.prefills_first;
+        let blocks = (self.max_num_batched_tokens / self.block_tokens).max(1);
+        let whole = blocks.saturating_mul(self.block_tokens);
+        Self {
+            reads_ahead: self.reads_ahead && stays,
+            whole_nodes: self.whole_nodes || first,
+            loads_by_layer: self.loads_by_layer || first,
+            max_num_batched_tokens: if first { whole } else { self.max_num_batched_tokens },
+            ..self
+        }
     }
 
     /// Why an engine with these settings could serve nothing, in one line; None: it can.

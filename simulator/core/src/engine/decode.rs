@@ -72,6 +72,9 @@ impl Engine {
             return;
         }
         let given = decode.tokens_given;
+        if self.config.prefills_first {
+            self.make_room_for_steps(steps, given);
+        }
         let mut filling = mem::take(&mut self.slots);
         for &slot in &self.running {
             let end = self.requests[slot].computed + steps - given;
@@ -80,7 +83,8 @@ impl Engine {
             if lacking > 0 {
                 self.pool.allocate(lacking, &mut request.blocks);
             }
-            if end >= (request.blocks.findable.blocks + 1).saturating_mul(self.config.block_tokens) {
+            if !self.config.whole_nodes
+                && end >= (request.blocks.findable.blocks + 1).saturating_mul(self.config.block_tokens) {
                 filling.push(slot);
             }
         }

@@ -3,6 +3,7 @@
 use std::mem;
 
 use super::Engine;
+use super::prefills_first::MOST_RESERVED;
 use super::request::{Completion, Request, Status, Submission};
 use crate::keys::{ChunkRange, Segment, keys_and_runs};
 use crate::tiers::Slot;
@@ -63,9 +64,14 @@ impl Engine {
                 "{prompt} prompt and {output} output tokens exceed the model's {limit} positions"
             ));
         }
+        let blocks = self.pool.len();
+        let kept = prompt.saturating_add(output.min(MOST_RESERVED)).saturating_add(self.config.block_tokens);
+        if self.config.prefills_first && kept >= blocks.saturating_mul(self.config.block_tokens) {
+            let least = kept / self.config.block_tokens + 1;
+            return Some(format!("{least} blocks are needed and the GPU has {blocks}: it can never fit"));
+        }
         // The engine never needs the last token's KV.
         let needed = (prompt + output - 1).div_ceil(self.config.block_tokens);
-        let blocks = self.pool.len();
         (needed > blocks)
             .then(|| format!("{needed} blocks are needed and the GPU has {blocks}: it can never fit"))
     }
@@ -82,7 +88,10 @@ impl Engine {
 
     /// A request has all of its tokens.
     pub(super) fn finish(&mut self, slot: Slot) {
-        self.steady = false;
+        (self.steady, self.door.full) = (false, false);
+        if self.config.whole_nodes {
+            self.insert(slot, self.requests[slot].computed);
+        }
         self.running.retain(|&other| other != slot);
         let request = &mut self.requests[slot];
         if let Some(server) = &mut self.server {
@@ -99,6 +108,14 @@ impl Engine {
             self.retire(slot);
         } else {
             self.retiring += 1;
+        }
+    }
+
+    /// Makes what a step has computed of a prompt findable.
+    pub(super) fn insert_prompt(&mut self, slot: Slot) {
+        let request = &self.requests[slot];
+        if request.blocks.findable.blocks < request.prompt / self.config.block_tokens {
+            self.insert(slot, request.computed);
         }
     }
 

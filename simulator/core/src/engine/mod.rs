@@ -18,6 +18,7 @@ pub mod live_tokens;
 mod node_ids;
 mod nodes;
 mod outgoing;
+mod prefills_first;
 pub mod request;
 mod schedule;
 mod step;
@@ -36,6 +37,7 @@ use blocks::BlockPool;
 use config::EngineConfig;
 use cost::Cost;
 use front_end::FrontEnd;
+use prefills_first::Door;
 use request::{Completion, Lookup, Request, Status, Submission};
 use step::{Batch, Step};
 
@@ -75,6 +77,7 @@ pub struct Engine {
     waiting: VecDeque<Slot>,
     /// Waiting requests that hold blocks, with their load in flight or done: the scheduler considers them first.
     holding: VecDeque<Slot>,
+    door: Door,
     /// Requests that prefill or load: the blocks that they still lack are reserved.
     prefilling: Vec<Slot>,
     counters: Counters,
@@ -124,6 +127,7 @@ impl Engine {
             running: Vec::new(),
             waiting: VecDeque::new(),
             holding: VecDeque::new(),
+            door: Door::default(),
             prefilling: Vec::new(),
             counters: Counters::default(),
             watched: None,
@@ -411,6 +415,9 @@ impl Engine {
         for slot in slots.drain(..) {
             if self.config.stores_replies || self.requests[slot].lacks_stores() {
                 self.store_chunks(slot);
+            }
+            if self.config.whole_nodes {
+                self.insert_prompt(slot);
             }
             let request = &mut self.requests[slot];
             if request.computed < request.tokens_known() {

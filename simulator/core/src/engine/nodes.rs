@@ -54,33 +54,33 @@ impl BlockPool {
         ids
     }
 
-    /// Gives a request the block that another has registered under that key in the place of the one it has computed.
-    /// False: there is none.
-    pub(super) fn adopt(&mut self, key: Key, held: &mut Held) -> bool {
+    /// Gives a request, of `most` blocks of a run, those that another has registered, in the place of the ones that it
+    /// has computed. Returns how many.
+    pub(super) fn adopt(&mut self, key: Key, most: u32, held: &mut Held) -> u32 {
         let number = held.findable.offset;
         let mut id = self.first.get(&key).copied().unwrap_or(NONE);
         while id != NONE && !self.extents[id as usize].holds(number) {
             id = self.extents[id as usize].twin;
         }
         if id == NONE {
-            return false;
+            return 0;
         }
         let skip = number - self.extents[id as usize].start;
         if skip > 0 {
             id = self.split(id, skip);
         }
-        if self.extents[id as usize].blocks > 1 {
-            self.split(id, 1);
+        let blocks = most.min(self.extents[id as usize].blocks);
+        if blocks < self.extents[id as usize].blocks {
+            self.split(id, blocks);
         }
         if self.extents[id as usize].users == 0 {
             self.unlink(id);
         }
         self.extents[id as usize].users += 1;
-        held.spans.push((id, 1));
-        held.plain -= 1;
-        self.part_node(held);
-        self.prepend_plain(1);
-        true
+        held.spans.push((id, blocks));
+        held.plain -= u64::from(blocks);
+        self.prepend_plain(blocks);
+        blocks
     }
 
     /// How many of these blocks of a run a request may add at once: to where a node ended, or one if the pool has some
@@ -104,13 +104,27 @@ impl BlockPool {
         }
     }
 
-    /// Evicts the node at the head of the free queue: its blocks become blocks without a key.
-    pub(super) fn evict_node(&mut self) {
-        let node = self.extents[self.head as usize].node;
-        let last = self.extents[self.head as usize];
+    /// Evicts the oldest nodes until `count` blocks hold nothing, or nothing is left to evict.
+    pub(super) fn make_room(&mut self, count: u64) {
+        loop {
+            let (mut empty, mut oldest) = (0, self.head);
+            if oldest != NONE && self.extents[oldest as usize].key.is_none() {
+                let extent = &self.extents[oldest as usize];
+                (empty, oldest) = (u64::from(extent.blocks), extent.after);
+            }
+            if empty >= count || oldest == NONE {
+                return;
+            }
+            self.evict_node(oldest);
+        }
+    }
+
+    /// Evicts the oldest node, whose last blocks stand first in the free queue: they become blocks without a key.
+    pub(super) fn evict_node(&mut self, first: ExtentId) {
+        let (last, mut id) = (self.extents[first as usize], first);
+        let node = last.node;
         let (mut blocks, mut noted) = (0, Vec::new());
-        while self.head != NONE && self.extents[self.head as usize].node == node {
-            let id = self.head;
+        while id != NONE && self.extents[id as usize].node == node {
             let extent = self.extents[id as usize];
             if let (Some(key), true) = (extent.key, self.journal.on()) {
                 noted.extend((extent.start..extent.start + extent.blocks).rev().map(|number| (key, number)));
@@ -119,6 +133,7 @@ impl BlockPool {
             self.unlink(id);
             self.forget(id);
             self.spare.push(id);
+            id = extent.after;
         }
         // A node's first block first, as SGLang tells it.
         for (key, number) in noted.into_iter().rev() {

@@ -3,11 +3,10 @@
 //! Running requests first, each as many tokens as it lacks and the budget allows; for want of blocks the last one
 //! is preempted. Then, if none was, waiting requests, until one does not fit.
 
-use std::cmp::Ordering;
 use std::ops::Range;
 
 use super::Engine;
-use super::blocks::{Adds, Cached, Held};
+use super::blocks::{Adds, Cached};
 use super::request::{Lookup, Sources, Status};
 use super::step::Batch;
 use crate::keys::{BlockRun, Key};
@@ -34,12 +33,12 @@ pub(super) struct Prefix {
 
 impl Engine {
     pub(super) fn schedule(&mut self) -> Batch {
+        if self.config.prefills_first {
+            return self.schedule_prefill_or_decode();
+        }
         let slots = std::mem::take(&mut self.slots);
         let mut batch = Batch { slots, steady: true, ..Batch::default() };
         self.watched = None;
-        if self.config.touches_waiting {
-            self.touch_waiting();
-        }
         let mut budget = self.config.max_num_batched_tokens;
         let mut index = 0;
         while index < self.running.len() && budget > 0 {
@@ -61,22 +60,8 @@ impl Engine {
         batch
     }
 
-    /// Makes the cached prefix of the first waiting request the newest, on the GPU and in the tiers.
-    #[inline(never)]
-    fn touch_waiting(&mut self) {
-        let Some(&slot) = self.waiting.front() else { return };
-        let request = &self.requests[slot];
-        let local = self.pool.find(&request.runs, (request.tokens_known() - 1) / self.config.block_tokens);
-        let mut held = Held::default();
-        self.pool.take(&local, &mut held);
-        self.pool.release(&mut held);
-        if let Some(server) = &mut self.server {
-            server.tiers.touch(&request.chunks);
-        }
-    }
-
     /// Gets a running request the blocks for more tokens. False: it had to preempt this request itself.
-    fn grow(&mut self, slot: Slot, tokens: u64, preempted: &mut bool) -> bool {
+    pub(super) fn grow(&mut self, slot: Slot, tokens: u64, preempted: &mut bool) -> bool {
         let end = self.requests[slot].computed + tokens;
         loop {
             let lacking = self.lacking(slot, end);
@@ -108,6 +93,7 @@ impl Engine {
         request.preemptions += 1;
         request.lookup = Lookup::NotAsked;
         request.status = Status::Waiting;
+        self.door.full = false;
         self.note_prefilling(slot, false);
         self.waiting.push_front(slot);
     }
@@ -148,8 +134,7 @@ impl Engine {
             Status::Loading => Verdict::Skip,
             Status::Loaded => self.resume_loaded(slot, budget),
             _ => {
-                let ahead = self.config.reads_ahead;
-                if !(if ahead { self.looked_up_ahead(slot, batch) } else { self.looked_up(slot, batch) }) {
+                if !self.answered(slot, batch) {
                     return Verdict::Skip;
                 }
                 let prefix = self.prefix(slot);
@@ -163,6 +148,14 @@ impl Engine {
                     self.admit(slot, prefix, budget)
                 }
             }
+        }
+    }
+
+    /// Whether the tiers have said what they hold of a waiting request's prompt.
+    pub(super) fn answered(&mut self, slot: Slot, batch: &mut Batch) -> bool {
+        match self.config.reads_ahead {
+            true => self.looked_up_ahead(slot, batch),
+            false => self.looked_up(slot, batch),
         }
     }
 
@@ -188,7 +181,7 @@ impl Engine {
         matches!(request.lookup, Lookup::Answered(_))
     }
 
-    fn prefix(&self, slot: Slot) -> Prefix {
+    pub(super) fn prefix(&self, slot: Slot) -> Prefix {
         let request = &self.requests[slot];
         let findable = (request.tokens_known() - 1) / self.config.block_tokens;
         let local = self.pool.find(&request.runs, findable);
@@ -197,9 +190,12 @@ impl Engine {
             Lookup::Answered(hit) => hit.chunks() * self.config.chunk_tokens,
             _ => 0,
         };
-        // A full hit still computes the last token, for its logits.
-        let full = u64::from(hit_tokens == request.tokens_known());
-        let external_tokens = hit_tokens.saturating_sub(local_tokens).saturating_sub(full);
+        // A full hit still computes the last token, for its logits, or the block that it ends.
+        let most = match self.config.prefills_first {
+            true => findable * self.config.block_tokens,
+            false => request.tokens_known() - 1,
+        };
+        let external_tokens = hit_tokens.min(most).saturating_sub(local_tokens);
         Prefix { local, local_tokens, external_tokens }
     }
 
@@ -286,11 +282,15 @@ impl Engine {
         Verdict::Run(tokens)
     }
 
-    /// Takes the local hit and notes, at the first admission, where the prompt's tokens come from.
     pub(super) fn adopt(&mut self, slot: Slot, prefix: &Prefix) {
+        self.pool.take(&prefix.local, &mut self.requests[slot].blocks);
+        self.note_sources(slot, prefix);
+    }
+
+    /// Notes, at the first admission, where the prompt's tokens come from.
+    pub(super) fn note_sources(&mut self, slot: Slot, prefix: &Prefix) {
         let chunk = self.config.chunk_tokens;
         let request = &mut self.requests[slot];
-        self.pool.take(&prefix.local, &mut request.blocks);
         let mut levels = [0; MOST_LEVELS];
         if let Lookup::Answered(hit) = &request.lookup {
             request.stored_chunks = hit.chunks();
@@ -318,7 +318,7 @@ impl Engine {
         }
     }
 
-    fn release_hit(&mut self, slot: Slot) {
+    pub(super) fn release_hit(&mut self, slot: Slot) {
         let request = &mut self.requests[slot];
         if let (Some(server), Lookup::Answered(hit)) = (&mut self.server, &mut request.lookup) {
             server.tiers.release(&std::mem::take(hit));
@@ -345,18 +345,19 @@ impl Engine {
         self.pool.allocate(count, &mut self.requests[slot].blocks);
     }
 
-    /// Makes a request's whole blocks up to `end` tokens findable.
+    /// Makes a request's whole blocks up to `end` tokens findable, unless the pool gets them once they are computed.
     #[inline(always)]
     pub(super) fn register(&mut self, slot: Slot, end: u64) {
+        if !self.config.whole_nodes {
+            self.insert(slot, end);
+        }
+    }
+
+    #[inline(always)]
+    pub(super) fn insert(&mut self, slot: Slot, end: u64) {
         let request = &mut self.requests[slot];
         if end >= (request.blocks.findable.blocks + 1).saturating_mul(self.config.block_tokens) {
-            let of_prompt = request.prompt / self.config.block_tokens;
-            let adds = match request.blocks.findable.blocks.cmp(&of_prompt) {
-                Ordering::Less => Adds::Chunk,
-                Ordering::Equal => Adds::Reply,
-                Ordering::Greater => Adds::ToReply,
-            };
-            self.pool.register(&request.runs, end / self.config.block_tokens, &mut request.blocks, adds);
+            self.pool.register(&request.runs, end / self.config.block_tokens, &mut request.blocks, Adds::Chunk);
         }
     }
 
@@ -374,7 +375,7 @@ impl Engine {
     }
 
     #[inline(always)]
-    fn compute(&mut self, slot: Slot, tokens: u64, batch: &mut Batch) {
+    pub(super) fn compute(&mut self, slot: Slot, tokens: u64, batch: &mut Batch) {
         let request = &mut self.requests[slot];
         batch.steady &= request.decoding();
         batch.work.add(tokens, request.computed);

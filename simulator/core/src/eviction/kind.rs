@@ -32,11 +32,6 @@ impl EvictionKind {
         ("lmcache-arc", Self::LmcacheArc),
     ];
 
-    /// Two uses in a row differ from one.
-    pub fn counts_uses(self) -> bool {
-        !matches!(self, Self::Lru | Self::Fifo | Self::Lease)
-    }
-
     pub fn make(self, capacity: u64, lease: Ticks) -> Policy {
         Policy::Other(match self {
             Self::Lru => return Policy::Lru(Lru::new()),

@@ -144,7 +144,7 @@ pub fn any_config() -> impl Strategy<Value = EngineConfig> {
         (tiers, any::<(bool, bool, bool, bool, bool, bool)>(), any::<(bool, bool, bool)>()).prop_map(
             move |(
                 tiers,
-                (shared_core, answers, polls, late, touches_waiting, whole_nodes),
+                (shared_core, answers, polls, late, prefills_first, whole_nodes),
                 (ahead, layers, stores_replies),
             )| {
                 EngineConfig {
@@ -152,7 +152,7 @@ pub fn any_config() -> impl Strategy<Value = EngineConfig> {
                     stores_replies,
                     loads_by_layer: layers,
                     lookup_polls: 2 * u64::from(late),
-                    touches_waiting,
+                    prefills_first,
                     whole_nodes,
                     block_tokens,
                     chunk_tokens,

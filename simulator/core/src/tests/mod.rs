@@ -92,7 +92,7 @@ pub(crate) fn config(gpu_blocks: u32, tiers: Option<TierConfig>) -> EngineConfig
         record_token_times: true,
         macro_steps: true,
         lookup_polls: 0,
-        touches_waiting: false,
+        prefills_first: false,
         reads_ahead: false,
         stores_replies: false,
         loads_by_layer: false,
