@@ -112,7 +112,7 @@ class Run:
     def __init__(self, case: dict[str, Any], stalled: bool) -> None:
         self.case, self.page = case, case["page"]
         size = case["device_pages"] * self.page
-        self.rows_pool = ReqToTokenPool(4, CONTEXT, "cpu", False)
+        self.rows_pool = ReqToTokenPool(case.get("running", 4), CONTEXT, "cpu", False)
         pool = MHATokenToKVPool(size, self.page, torch.float32, 1, 2, 1, "cpu", False)
         self.allocator = PagedTokenToKVPoolAllocator(size, self.page, torch.float32, "cpu", pool, False)
         params = CacheInitParams(

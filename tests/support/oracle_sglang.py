@@ -36,6 +36,19 @@ class Workload(msgspec.Struct, kw_only=True):
     flushes: list[int] = []
 
 
+class Crowd(msgspec.Struct, kw_only=True):
+    """Requests by the time at which they are sent, in steps of the engine; a GPU's cache alone, its sizes in pages.
+
+    chunk: tokens of prefill in a step. running: requests that may run at a time.
+    """
+
+    requests: list[tuple[float, Request]]
+    page: int
+    chunk: int
+    device_pages: int
+    running: int
+
+
 class Simulated(NamedTuple):
     rows: dict[str, Completion]
     gpu: list[Note]
@@ -94,19 +107,61 @@ def random_host(seed: int) -> Workload:
     )
 
 
+def random_crowd(seed: int) -> Crowd:
+    """Such requests, of which several begin in one step and run together, with replies of up to four pages."""
+    chance = random.Random(2 * 10**6 + seed)
+    page, longest, replies = chance.choice([16, 32, 64]), chance.choice([4, 8, 12]), chance.choice([0, 2, 4])
+    at, sent = 0.0, list[tuple[float, Request]]()
+    for request in prompts(chance, page, longest, replies * page or 1, aligned=True):
+        at += chance.choice([0, 0, 0, 0.5, 1, 3, 7, 40])
+        sent.append((at, request))
+    room = int((2 * longest + replies + 3) * chance.choice([1, 1.5, 2, 4]))
+    chunk, running = page * chance.choice([1, 3, 8, 100]), chance.choice([2, 4, 8])
+    return Crowd(requests=sent, page=page, chunk=chunk, device_pages=room, running=running)
+
+
+def asked_of(request: Request) -> dict[str, Any]:
+    return {
+        "id": request.id,
+        "prompt": [[segment.hash_id, segment.tokens] for segment in request.prompt],
+        "reply": reply_stream(request.id),
+        "output": request.output_tokens,
+    }
+
+
+def asked_together(case: Crowd) -> dict[str, Any]:
+    """What tests/oracle/sglang_schedule.py reads."""
+    sizes = {name: getattr(case, name) for name in case.__struct_fields__ if name != "requests"}
+    return sizes | {"requests": [asked_of(request) | {"at": at} for at, request in case.requests]}
+
+
+def simulate_together(case: Crowd, *, macro_steps: bool = True) -> Simulated:
+    """The same by SGLang's pack, at a step a second."""
+    simulator = Simulator(
+        load_model("tiny-llama"),
+        calibration({}),
+        "sglang-0.5.23",
+        tier_policy("sglang-0.5.23-hicache"),
+        gpu_blocks=case.device_pages,
+        block_tokens=case.page,
+        chunk_tokens=case.page,
+        max_num_batched_tokens=case.chunk,
+        max_num_seqs=case.running,
+        journal=True,
+        macro_steps=macro_steps,
+    )
+    for at_s, request in case.requests:
+        simulator.submit(request, at_s)
+    rows: dict[str, Completion] = {}
+    while done := simulator.advance():
+        rows |= {row.id: row for row in done}
+    return Simulated(rows, *simulator.take_journal())
+
+
 def asked(case: Workload) -> dict[str, Any]:
     """What tests/oracle/sglang_hicache.py reads."""
-    requests = [
-        {
-            "id": request.id,
-            "prompt": [[segment.hash_id, segment.tokens] for segment in request.prompt],
-            "reply": reply_stream(request.id),
-            "output": request.output_tokens,
-        }
-        for request in case.requests
-    ]
     sizes = {name: getattr(case, name) for name in case.__struct_fields__ if name != "requests"}
-    return sizes | {"requests": requests}
+    return sizes | {"requests": [asked_of(request) for request in case.requests]}
 
 
 def simulate_sglang(case: Workload) -> Simulated:
