@@ -1,7 +1,7 @@
-"""The simulator against SGLang's own cache and Mooncake's own pool: hits and evictions in their order.
+"""The simulator against SGLang's own scheduler and cache and Mooncake's own pool: hits and evictions in their order.
 
-SGLang's radix tree, HiCache and storage threads serve requests that come one after another; Mooncake's master and
-client serve uses of single chunks. Each rule of SGLang's that the simulator lacks has a test that shows what it does
+SGLang's scheduler and radix tree serve requests that run together. Its tree, HiCache and storage threads serve requests
+that come one after another; Mooncake's master and client serve uses of single chunks. Each rule of SGLang's that the simulator lacks has a test that shows what it does
 (docs/simulator.md lists them), and the random workloads are those where none of them matters.
 """
 
@@ -18,10 +18,13 @@ from tests.support.oracle_sglang import (
     Simulated,
     Workload,
     asked,
+    asked_together,
+    random_crowd,
     random_device,
     random_host,
     rules,
     simulate_sglang,
+    simulate_together,
 )
 from tests.support.paths import ROOT
 
@@ -60,16 +63,20 @@ def differences(mine: Simulated, real: dict[str, Any]) -> list[str]:
     simulated = hits(of_simulator(mine))
     pairs = zip(simulated, hits(real["rows"]), strict=True)
     found = [f"{row} is {theirs} in SGLang" for row, theirs in pairs if row != theirs]
+    return found + differing_evictions(mine, real)
+
+
+def differing_evictions(mine: Simulated, real: dict[str, Any]) -> list[str]:
     # The simulator's pages have no hashes: each page of ours must stand for one hash of SGLang's and no other.
     pages = [tuple(note.numbers) for note in mine.gpu if note.what == "evicted"]
     theirs = [number for tier, number in real["journal"] if tier == "device"]
     hashes: dict[Any, int] = {}
     for index, (page, number) in enumerate(zip(pages, theirs, strict=False)):
         if hashes.setdefault(page, number) != number:
-            return [*found, f"eviction {index}: page {page} held something else in SGLang"]
+            return [f"eviction {index}: page {page} held something else in SGLang"]
     if len(pages) != len(theirs) or len(set(hashes.values())) != len(hashes):
-        found.append(f"{len(pages)} evictions of {len(hashes)} pages; SGLang has {len(theirs)}")
-    return found
+        return [f"{len(pages)} evictions of {len(hashes)} pages; SGLang has {len(theirs)}"]
+    return []
 
 
 def strain(served: Answered) -> Counter[str]:
@@ -90,6 +97,26 @@ def test_random_workloads_hit_and_evict_as_in_sglang(served: dict[str, Answered]
     print(dict(seen))
     tiers = ["evicted", "device"] + (["host", "storage"] if group == "host" else [])
     assert min(seen[tier] for tier in tiers) > 10 * RANDOM_CASES, "the workloads do not strain the tiers"
+
+
+def test_requests_run_together_as_in_sglang() -> None:
+    """Hits, the steps of first and last tokens, and evictions."""
+    cases, seen = [random_crowd(seed) for seed in range(RANDOM_CASES)], Counter[str]()
+    answers = ask("sglang_schedule.py", [asked_together(case) for case in cases], python=PYTHON)
+    for seed, (case, real) in enumerate(zip(cases, answers, strict=True)):
+        mine = simulate_together(case)
+        rows = {
+            name: {"device": row.gpu, "first": row.first_token_s, "last": row.last_token_s}
+            for name, row in mine.rows.items()
+        }
+        found = [f"{name}: {rows[name]}, in SGLang {row}" for name, row in real["rows"].items() if rows[name] != row]
+        assert len(rows) == len(real["rows"]) == len(case.requests)
+        assert not (found := found + differing_evictions(mine, real)), f"seed {seed}: {found[:5]}"
+        seen += Counter(together=real["together"], retracted=real["retracted"], evicted=len(real["journal"]))
+        seen += Counter(hit=sum(row["device"] for row in real["rows"].values()))
+    print(dict(seen))
+    assert seen["together"] > 3 * RANDOM_CASES, "few steps begin several requests"
+    assert min(seen["evicted"], seen["hit"]) > 10 * RANDOM_CASES, "the workloads do not strain the cache"
 
 
 @pytest.mark.parametrize("name", rules())

@@ -95,9 +95,9 @@ def test_mooncake_leases_what_is_looked_up() -> None:
 
 
 @pytest.mark.parametrize(("pack", "kept_blocks"), [("vllm-0.32", 3), ("sglang-0.5.23", 8)])
-def test_sglangs_scheduler_keeps_the_prefix_of_the_request_that_waits_first(pack: str, kept_blocks: int) -> None:
-    """24 blocks: two prompts of 8, the older of which is asked for again, and waits while a third takes 13 blocks, four
-    a step. Five have to go: of the oldest prompt, or of the other one."""
+def test_sglangs_scheduler_keeps_the_prefixes_of_all_that_begin_in_a_step(pack: str, kept_blocks: int) -> None:
+    """24 blocks: two prompts of 8, the older of which is asked for again, in one step with a third that takes 13 blocks.
+    Five have to go: of the oldest prompt, or of the other one."""
     sim = Simulator(
         load_model("tiny-llama"),
         calibration({"step_s": 1e-3}),
@@ -106,7 +106,7 @@ def test_sglangs_scheduler_keeps_the_prefix_of_the_request_that_waits_first(pack
         gpu_blocks=24 + engine_policy(pack).null_blocks,
         block_tokens=16,
         chunk_tokens=CHUNK,
-        max_num_batched_tokens=64,
+        max_num_batched_tokens=512,
         max_num_seqs=8,
     )
 
