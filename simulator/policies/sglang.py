@@ -9,18 +9,20 @@ from simulator.policies.tiers import TierPolicy
 
 # SGLang's defaults: write_through (server_args.py: hicache_write_policy), prefetch policy timeout. Paths are below
 # sglang/srt/. Pages (chunks here) reach the host when they are computed, and storage from there; both keep the order of
-# LRU, tail first, as only leaves go (mem_cache/evict_policy.py 18-20). The insertion at a request's end uses all pages
-# of its prompt (mem_cache/unified_radix_cache.py, insert). What the prefetch brings stays on the host.
+# LRU, tail first, as only leaves go (mem_cache/evict_policy.py 18-20). The insertion at a request's end writes its
+# reply's pages, and uses all pages of its prompt (mem_cache/unified_radix_cache.py, insert). What the prefetch brings
+# stays on the host.
 #   256 tokens at least              mem_cache/unified_radix_cache.py 2144, managers/cache_controller.py 623
 #   half of the host pool at most    managers/cache_controller.py 634, 1284
 #   1 s and 0.25 s a Ki-token        mem_cache/hybrid_cache/hybrid_cache_controller.py 405-408
 # Look-ups end at the first page that is in neither tier. One thread reads from storage, one request after another
 # (managers/cache_controller.py, prefetch_io_aux_func). Not here: write_back and write_through_selective, which wait for
-# the GPU's evictions and for second hits; the host keeps a page while the GPU has it; storage is read in batches of
-# pages; the minimum of 10 tokens to load back (unified_radix_cache.py 576), which a page of 16 or more always has.
+# the GPU's evictions and for second hits; the host evicts whole nodes, and never what the GPU holds; storage is read in
+# batches of pages.
 SGLANG_HICACHE = TierPolicy(
     name="sglang-0.5.23-hicache",
     end_uses=True,
+    stores_replies=True,
     evict_on_demand=True,
     keep_prefetched=True,
     max_prefetches=1,
@@ -53,13 +55,12 @@ SGLANG_HICACHE_BEST_EFFORT = msgspec.structs.replace(
 # (unified_tree_core.py: _split_node). A page that was computed again is freed (_insert_overlap_step).
 # A request's prefetch from storage begins when it is queued (_prefetch_kvcache), and again when the tree has lost some
 # of what it held then (_prefetch_after_device_hit_loss). At its turn the scheduler matches the tree and loads back from
-# the host, layer by layer, while the batch runs (managers/cache_controller.py, start_loading). Requests that find no
-# page while they decode are preempted as vLLM's are.
+# the host 10 tokens or more, layer by layer, while the batch runs (unified_radix_cache.py 576;
+# managers/cache_controller.py, start_loading). Requests that find no page while they decode are preempted as vLLM's are.
 SGLANG = EnginePolicy(
     name="sglang-0.5.23",
     null_blocks=0,
     prefills_first=True,
-    whole_nodes=True,
     reads_ahead=True,
-    loads_by_layer=True,
+    min_load_tokens=10,
 )

@@ -27,7 +27,8 @@ class TierPolicy(msgspec.Struct, frozen=True, kw_only=True):
         evict there on demand, and evicted chunks move to disk. "spillover": stores write to the CPU tier while it is
         filled below the watermark, else to disk; nothing moves.
     partial_stores: a store without room for all of its chunks keeps the first ones; otherwise none.
-    stores_replies: whole chunks with tokens of replies are stored, too, as soon as the GPU has their KV.
+    stores_replies: whole chunks with tokens of replies are stored, too, as soon as the GPU has their KV, or, where the
+        engine inserts a reply when its request ends (prefills_first), then.
     evict_on_demand: a write that needs room evicts; otherwise only ticks do, and a write without room is given up.
     tick_s, watermark, evict_ratio, tick_share: when and how much ticks drop from the CPU tier. "ratio": at or above the
         watermark int(ratio x keys), at least one. "surplus": above the watermark, or after a store without room,

@@ -3,7 +3,7 @@
 
 use super::Engine;
 use super::request::{Lookup, Matched};
-use super::schedule::{Prefix, Verdict};
+use super::schedule::Prefix;
 use super::step::Batch;
 use crate::tiers::{ReadAhead, Slot};
 
@@ -71,24 +71,6 @@ impl Engine {
         let local = self.pool.find(&request.runs, findable).end.blocks * self.config.block_tokens;
         let first = self.server.as_ref().map_or(0, |server| server.tiers.first_holds(&request.chunks));
         local.max(first * self.config.chunk_tokens)
-    }
-
-    /// Begins to load a request's blocks, and computes its first new tokens beside that.
-    pub(super) fn admit_by_layer(
-        &mut self,
-        slot: Slot,
-        prefix: Prefix,
-        budget: u64,
-        batch: &mut Batch,
-    ) -> Verdict {
-        let computed = prefix.local_tokens + prefix.external_tokens;
-        let tokens = (self.requests[slot].tokens_known() - computed).min(budget);
-        if !self.fits(slot, &prefix.local, computed + tokens, 0) {
-            return Verdict::Block;
-        }
-        self.adopt(slot, &prefix);
-        self.load_by_layer(slot, &prefix, batch);
-        self.run_from(slot, computed, tokens)
     }
 
     /// Gets a request the blocks of what the tiers hold, and begins to load them.

@@ -19,16 +19,16 @@ pub struct EngineConfig {
     /// How many more schedules, at least, pass until the engine's connector has the answer to a look-up.
     pub lookup_polls: u64,
     /// A step prefills or decodes. It keeps the cached prefixes of all requests that begin in it before it takes room,
-    /// which it does for all of them at once. Needs `whole_nodes` and `loads_by_layer`, and steps of whole blocks.
+    /// which it does for all of them at once; steps are of whole blocks. What a request loads comes layer by layer
+    /// while its step runs, which takes as long as the longer of the two. The GPU's cache evicts what one insertion
+    /// added as a whole, and keeps no block twice. A prompt's blocks are inserted when the step that computes them
+    /// ends, a reply's when its request does.
     pub prefills_first: bool,
+    /// A hit of fewer tokens in the tiers, beyond the GPU's, is not loaded (with `prefills_first`).
+    pub min_load_tokens: u64,
     /// The tiers begin to read from lower levels for a request when it arrives, and not when its turn comes.
     pub reads_ahead: bool,
-    /// What a request loads comes layer by layer while its step runs, which takes as long as the longer of the two.
-    pub loads_by_layer: bool,
-    /// The GPU's cache evicts what one insertion added as a whole, and keeps no block twice. A prompt's blocks are
-    /// inserted when the step that computes them ends, a reply's when its request does.
-    pub whole_nodes: bool,
-    /// The tiers get the chunks that a request fills while it decodes, too.
+    /// The tiers get the chunks that a request fills while it decodes, too; with `prefills_first`, when it ends.
     pub stores_replies: bool,
     /// Keep notes of evictions, preemptions and what the tiers did.
     pub journal: bool,
@@ -41,14 +41,11 @@ impl EngineConfig {
     /// Requests read ahead of their turn only where what is read stays in the first level.
     pub fn settled(self) -> Self {
         let stays = self.tiers.as_ref().is_some_and(|tiers| tiers.policy.reads_ahead());
-        let first = self.prefills_first;
         let blocks = (self.max_num_batched_tokens / self.block_tokens).max(1);
         let whole = blocks.saturating_mul(self.block_tokens);
         Self {
             reads_ahead: self.reads_ahead && stays,
-            whole_nodes: self.whole_nodes || first,
-            loads_by_layer: self.loads_by_layer || first,
-            max_num_batched_tokens: if first { whole } else { self.max_num_batched_tokens },
+            max_num_batched_tokens: if self.prefills_first { whole } else { self.max_num_batched_tokens },
             ..self
         }
     }

@@ -29,7 +29,8 @@ impl Engine {
         let requests = self.running.iter().map(|&slot| &self.requests[slot]);
         let context = requests.clone().map(|request| request.computed).sum();
         let most = requests.map(|request| request.output - request.generated).min().unwrap_or(0);
-        let most = if self.config.stores_replies { most.min(self.before_stores()) } else { most };
+        let fills = self.config.stores_replies && !self.config.prefills_first;
+        let most = if fills { most.min(self.before_stores()) } else { most };
         // While a front end shares the core, the engine knows a step's length only once it begins.
         let most = if self.shares_core_now() { most.min(1) } else { most };
         let room = self.next_stop().saturating_sub(self.now);
@@ -83,7 +84,7 @@ impl Engine {
             if lacking > 0 {
                 self.pool.allocate(lacking, &mut request.blocks);
             }
-            if !self.config.whole_nodes
+            if !self.config.prefills_first
                 && end >= (request.blocks.findable.blocks + 1).saturating_mul(self.config.block_tokens) {
                 filling.push(slot);
             }

@@ -89,8 +89,9 @@ impl Engine {
     /// A request has all of its tokens.
     pub(super) fn finish(&mut self, slot: Slot) {
         (self.steady, self.door.full) = (false, false);
-        if self.config.whole_nodes {
+        if self.config.prefills_first {
             self.insert(slot, self.requests[slot].computed);
+            self.store_chunks(slot);
         }
         self.running.retain(|&other| other != slot);
         let request = &mut self.requests[slot];
@@ -109,6 +110,17 @@ impl Engine {
         } else {
             self.retiring += 1;
         }
+    }
+
+    /// Begins to store the whole chunks that the GPU has computed and that were neither stored nor loaded.
+    pub(super) fn store_chunks(&mut self, slot: Slot) {
+        let (name, count) = (self.server_slot(slot), self.chunks_to_store(slot));
+        let Some(server) = self.server.as_mut().filter(|_| count > 0) else { return };
+        let request = &mut self.requests[slot];
+        let end = request.stored_chunks + count;
+        let range = request.chunks.slice(request.stored_chunks as usize..end as usize);
+        request.stores_in_flight += u64::from(server.tiers.store(self.now, name, range));
+        request.stored_chunks = end;
     }
 
     /// Makes what a step has computed of a prompt findable.

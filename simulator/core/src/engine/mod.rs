@@ -112,7 +112,7 @@ impl Engine {
             return Err(error);
         }
         let config = config.settled();
-        let new_pool = if config.whole_nodes { BlockPool::of_nodes } else { BlockPool::new };
+        let new_pool = if config.prefills_first { BlockPool::of_nodes } else { BlockPool::new };
         let pool = new_pool(config.gpu_blocks - config.null_blocks, Journal::new(config.journal));
         let tiers = config.tiers.clone().map(|tiers| Tiers::new(tiers, config.journal));
         Ok(Self {
@@ -416,7 +416,7 @@ impl Engine {
             if self.config.stores_replies || self.requests[slot].lacks_stores() {
                 self.store_chunks(slot);
             }
-            if self.config.whole_nodes {
+            if self.config.prefills_first {
                 self.insert_prompt(slot);
             }
             let request = &mut self.requests[slot];
@@ -437,17 +437,6 @@ impl Engine {
             }
         }
         self.slots = slots;
-    }
-
-    /// Begins to store the whole chunks that the GPU has computed and that were neither stored nor loaded.
-    fn store_chunks(&mut self, slot: Slot) {
-        let (name, count) = (self.server_slot(slot), self.chunks_to_store(slot));
-        let Some(server) = self.server.as_mut().filter(|_| count > 0) else { return };
-        let request = &mut self.requests[slot];
-        let end = request.stored_chunks + count;
-        let range = request.chunks.slice(request.stored_chunks as usize..end as usize);
-        request.stores_in_flight += u64::from(server.tiers.store(self.now, name, range));
-        request.stored_chunks = end;
     }
 
     pub(crate) fn stuck(&self) -> String {

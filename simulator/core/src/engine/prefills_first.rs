@@ -181,7 +181,7 @@ impl Engine {
         (request.output - request.generated).min(MOST_RESERVED)
     }
 
-    /// Tokens for which the GPU has room, or blocks to evict, that are promised to nobody.
+    /// Tokens for which the GPU has room, or blocks to evict, that no request is promised.
     fn unpromised(&self, budget: &Budget) -> u64 {
         self.pool.free().saturating_mul(self.config.block_tokens).saturating_sub(budget.promised)
     }

@@ -138,9 +138,7 @@ impl Engine {
                     return Verdict::Skip;
                 }
                 let prefix = self.prefix(slot);
-                if prefix.external_tokens > 0 && self.config.loads_by_layer {
-                    self.admit_by_layer(slot, prefix, budget, batch)
-                } else if prefix.external_tokens > 0 {
+                if prefix.external_tokens > 0 {
                     let verdict = self.admit_load(slot, prefix);
                     batch.steady &= matches!(verdict, Verdict::Block);
                     verdict
@@ -195,7 +193,8 @@ impl Engine {
             true => findable * self.config.block_tokens,
             false => request.tokens_known() - 1,
         };
-        let external_tokens = hit_tokens.min(most).saturating_sub(local_tokens);
+        let beyond = hit_tokens.min(most).saturating_sub(local_tokens);
+        let external_tokens = if beyond < self.config.min_load_tokens { 0 } else { beyond };
         Prefix { local, local_tokens, external_tokens }
     }
 
@@ -210,7 +209,7 @@ impl Engine {
 
     /// Whether the GPU has blocks for all known tokens beside `local`, and for those up to `end` besides `reserved`
     /// ones.
-    pub(super) fn fits(&mut self, slot: Slot, local: &Cached, end: u64, reserved: u64) -> bool {
+    fn fits(&mut self, slot: Slot, local: &Cached, end: u64, reserved: u64) -> bool {
         let request = &self.requests[slot];
         let held = request.blocks.len() + local.end.blocks;
         let lacking =
@@ -272,7 +271,7 @@ impl Engine {
         self.run_from(slot, computed, tokens)
     }
 
-    pub(super) fn run_from(&mut self, slot: Slot, computed: u64, tokens: u64) -> Verdict {
+    fn run_from(&mut self, slot: Slot, computed: u64, tokens: u64) -> Verdict {
         let lacking = self.lacking(slot, computed + tokens);
         self.allocate(slot, lacking);
         self.register(slot, computed + tokens);
@@ -282,7 +281,7 @@ impl Engine {
         Verdict::Run(tokens)
     }
 
-    pub(super) fn adopt(&mut self, slot: Slot, prefix: &Prefix) {
+    fn adopt(&mut self, slot: Slot, prefix: &Prefix) {
         self.pool.take(&prefix.local, &mut self.requests[slot].blocks);
         self.note_sources(slot, prefix);
     }
@@ -348,7 +347,7 @@ impl Engine {
     /// Makes a request's whole blocks up to `end` tokens findable, unless the pool gets them once they are computed.
     #[inline(always)]
     pub(super) fn register(&mut self, slot: Slot, end: u64) {
-        if !self.config.whole_nodes {
+        if !self.config.prefills_first {
             self.insert(slot, end);
         }
     }
@@ -391,8 +390,9 @@ impl Engine {
     /// The whole chunks that the GPU will have computed, this step too, and that were neither stored nor loaded.
     pub(super) fn chunks_to_store(&self, slot: Slot) -> u64 {
         let request = &self.requests[slot];
-        let stores =
-            if self.config.stores_replies { request.computed } else { request.computed.min(request.prompt) };
+        let replies = self.config.stores_replies
+            && (!self.config.prefills_first || request.generated == request.output);
+        let stores = if replies { request.computed } else { request.computed.min(request.prompt) };
         let computed = stores / self.config.chunk_tokens;
         if self.server.is_some() { computed.saturating_sub(request.stored_chunks) } else { 0 }
     }

@@ -141,19 +141,18 @@ pub fn any_config() -> impl Strategy<Value = EngineConfig> {
     (sizes, limits).prop_flat_map(|((gpu_blocks, block_tokens, blocks), (budget, seqs))| {
         let chunk_tokens = blocks * block_tokens;
         let tiers = prop::option::weighted(0.9, any_tiers(chunk_tokens));
-        (tiers, any::<(bool, bool, bool, bool, bool, bool)>(), any::<(bool, bool, bool)>()).prop_map(
+        (tiers, any::<(bool, bool, bool, bool, bool, bool)>(), any::<(bool, bool)>()).prop_map(
             move |(
                 tiers,
-                (shared_core, answers, polls, late, prefills_first, whole_nodes),
-                (ahead, layers, stores_replies),
+                (shared_core, answers, polls, late, prefills_first, some),
+                (ahead, stores_replies),
             )| {
                 EngineConfig {
                     reads_ahead: ahead,
                     stores_replies,
-                    loads_by_layer: layers,
                     lookup_polls: 2 * u64::from(late),
                     prefills_first,
-                    whole_nodes,
+                    min_load_tokens: 10 * u64::from(some),
                     block_tokens,
                     chunk_tokens,
                     max_num_batched_tokens: budget,

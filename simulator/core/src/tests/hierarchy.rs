@@ -42,7 +42,7 @@ fn host() -> TierPolicy {
 
 fn engine(policy: TierPolicy, levels: Vec<LevelConfig>) -> Engine {
     let tiers = TierConfig { policy, chunk_bytes: CHUNK_BYTES, chunk_tokens: 8, levels, private_levels: 1 };
-    let sglang = EngineConfig { reads_ahead: true, loads_by_layer: true, ..config(100, Some(tiers)) };
+    let sglang = EngineConfig { reads_ahead: true, prefills_first: true, ..config(100, Some(tiers)) };
     Engine::new(sglang).expect("a good configuration")
 }
 

@@ -95,8 +95,7 @@ pub(crate) fn config(gpu_blocks: u32, tiers: Option<TierConfig>) -> EngineConfig
         prefills_first: false,
         reads_ahead: false,
         stores_replies: false,
-        loads_by_layer: false,
-        whole_nodes: false,
+        min_load_tokens: 0,
         journal: false,
         cost: CostConfig {
             step_s: 2e-3,
