@@ -271,7 +271,8 @@ class Run:
                 self.journal += [[TIERS[event.medium.name], number] for number in event.block_hashes]
 
 
-def run(case: dict[str, Any]) -> dict[str, Any]:
+def configure(case: dict[str, Any], **others: Any) -> None:
+    """SGLang's settings for one workload."""
     stalled = case["storage"] == "stalled"
     fields = {"page_size": case["page"], "chunked_prefill_size": case["chunk"], "hicache_size": 0}
     fields |= {"hicache_ratio": ((case["host_pages"] or 1) - 1 + 0.5 / case["page"]) / case["device_pages"]}
@@ -280,8 +281,13 @@ def run(case: dict[str, Any]) -> dict[str, Any]:
     config = {"prefetch_threshold": case["threshold"], "sim_write_gbps": 0, "sim_op_latency_us": 0}
     config |= {"prefetch_timeout_base": 0.0, "prefetch_timeout_per_ki_token": 0.0} if stalled else {}
     fields |= {"hicache_storage_backend": None if case["storage"] is None else "sim"}
-    get_context().override("oracle", **fields, hicache_storage_backend_extra_config=json.dumps(config))
-    return Run(case, stalled).result()
+    fields |= {"hicache_storage_backend_extra_config": json.dumps(config)}
+    get_context().override("oracle", **fields, **others)
+
+
+def run(case: dict[str, Any]) -> dict[str, Any]:
+    configure(case)
+    return Run(case, case["storage"] == "stalled").result()
 
 
 def main() -> None:

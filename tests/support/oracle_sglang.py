@@ -38,9 +38,9 @@ class Workload(msgspec.Struct, kw_only=True):
 
 
 class Crowd(msgspec.Struct, kw_only=True):
-    """Requests by the time at which they are sent, in steps of the engine; a GPU's cache alone, its sizes in pages.
+    """Requests by the time at which they are sent, in steps of the engine, and the sizes of the cache in pages.
 
-    chunk: tokens of prefill in a step. running: requests that may run at a time.
+    chunk: tokens of prefill in a step. running: requests that may run at a time. host_pages None: no HiCache.
     """
 
     requests: list[tuple[float, Request]]
@@ -48,6 +48,7 @@ class Crowd(msgspec.Struct, kw_only=True):
     chunk: int
     device_pages: int
     running: int
+    host_pages: int | None = None
 
 
 class Simulated(NamedTuple):
@@ -110,7 +111,8 @@ def random_host(seed: int) -> Workload:
 
 
 def random_crowd(seed: int) -> Crowd:
-    """Such requests, of which several begin in one step and run together, with replies of up to four pages."""
+    """Such requests, of which several begin in one step and run together, with replies of up to four pages. A host, where
+    there is one, holds everything."""
     chance = random.Random(2 * 10**6 + seed)
     page, longest, replies = chance.choice([16, 32, 64]), chance.choice([4, 8, 12]), chance.choice([0, 2, 4])
     at, sent = 0.0, list[tuple[float, Request]]()
@@ -119,7 +121,8 @@ def random_crowd(seed: int) -> Crowd:
         sent.append((at, request))
     room = int((2 * longest + replies + 3) * chance.choice([1, 1.5, 2, 4]))
     chunk, running = page * chance.choice([1, 3, 8, 100]), chance.choice([2, 4, 8])
-    return Crowd(requests=sent, page=page, chunk=chunk, device_pages=room, running=running)
+    host = chance.choice([None, 3000])
+    return Crowd(requests=sent, page=page, chunk=chunk, device_pages=room, running=running, host_pages=host)
 
 
 def asked_of(request: Request) -> dict[str, Any]:
@@ -139,6 +142,7 @@ def asked_together(case: Crowd) -> dict[str, Any]:
 
 def simulate_together(case: Crowd, *, macro_steps: bool = True) -> Simulated:
     """The same by SGLang's pack, at a step a second."""
+    page_bytes = case.page * load_model("tiny-llama").kv_bytes_per_token
     simulator = Simulator(
         load_model("tiny-llama"),
         calibration({}),
@@ -147,6 +151,7 @@ def simulate_together(case: Crowd, *, macro_steps: bool = True) -> Simulated:
         gpu_blocks=case.device_pages,
         block_tokens=case.page,
         chunk_tokens=case.page,
+        cpu_bytes=None if case.host_pages is None else case.host_pages * page_bytes,
         max_num_batched_tokens=case.chunk,
         max_num_seqs=case.running,
         journal=True,

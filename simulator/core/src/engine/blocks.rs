@@ -312,10 +312,15 @@ impl BlockPool {
             }
             ids.into_iter().rev().for_each(|id| self.leave(id));
         }
+        self.release_plain(held);
+        (held.findable, held.node) = (BlockCursor::default(), None);
+    }
+
+    /// Takes from a request its blocks without a key.
+    pub fn release_plain(&mut self, held: &mut Held) {
         if held.plain > 0 {
-            self.prepend_plain(held.plain as u32);
+            self.prepend_plain(mem::take(&mut held.plain) as u32);
         }
-        (held.findable, held.plain, held.node) = (BlockCursor::default(), 0, None);
     }
 
     /// Drops all contents. All blocks must be free.

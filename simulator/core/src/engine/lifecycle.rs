@@ -92,6 +92,7 @@ impl Engine {
         if self.config.prefills_first {
             self.insert(slot, self.requests[slot].computed);
             self.store_chunks(slot);
+            self.pool.release_plain(&mut self.requests[slot].blocks);
         }
         self.running.retain(|&other| other != slot);
         let request = &mut self.requests[slot];

@@ -27,8 +27,10 @@ pub(super) enum Verdict {
 pub(super) struct Prefix {
     pub local: Cached,
     pub local_tokens: u64,
-    /// Tokens that the tiers hold beyond the GPU's.
+    /// Tokens that the tiers hold beyond the GPU's, and load.
     pub external_tokens: u64,
+    /// Tokens that they hold and do not load.
+    pub unloaded_tokens: u64,
 }
 
 impl Engine {
@@ -195,7 +197,7 @@ impl Engine {
         };
         let beyond = hit_tokens.min(most).saturating_sub(local_tokens);
         let external_tokens = if beyond < self.config.min_load_tokens { 0 } else { beyond };
-        Prefix { local, local_tokens, external_tokens }
+        Prefix { local, local_tokens, external_tokens, unloaded_tokens: beyond - external_tokens }
     }
 
     /// Tokens of the longest prefix that this engine holds now: whole blocks on the GPU, or whole chunks in the tiers.
@@ -356,7 +358,12 @@ impl Engine {
     pub(super) fn insert(&mut self, slot: Slot, end: u64) {
         let request = &mut self.requests[slot];
         if end >= (request.blocks.findable.blocks + 1).saturating_mul(self.config.block_tokens) {
-            self.pool.register(&request.runs, end / self.config.block_tokens, &mut request.blocks, Adds::Chunk);
+            let end = end / self.config.block_tokens;
+            if request.unloaded > request.blocks.findable.blocks {
+                let unloaded = request.unloaded.min(end);
+                self.pool.register(&request.runs, unloaded, &mut request.blocks, Adds::Loaded);
+            }
+            self.pool.register(&request.runs, end, &mut request.blocks, Adds::Chunk);
         }
     }
 
