@@ -2,14 +2,14 @@
 
     ENGINE_PYTHON sglang_schedule.py < workloads.json > results.json
 
-In:  [{"page": 16, "device_pages": 65, "host_pages": 1500 or null, "chunk": 64, "running": 4, "requests": [
+In:  [{"page": 16, "device_pages": 65, "chunk": 64, "running": 4, "requests": [
         {"id": "r0", "at": 0.5, "prompt": [[stream, tokens], ...], "reply": stream, "output": 9}, ...]}, ...]
-Out: [{"rows": {"r0": {"device": 0, "host": 0, "first": 1.5, "last": 9.5}, ...}, "journal": [["device", page hash], ...],
+Out: [{"rows": {"r0": {"device": 0, "first": 1.5, "last": 9.5}, ...}, "journal": [["device", page hash], ...],
        "together": 7, "retracted": 2}, ...]
 
 Each step takes one second of a clock that stands still otherwise. `first` and `last` are the ends of the steps that gave
 a request its first and its last token. `together` counts the steps in which several requests began, `retracted` the
-requests that were taken back for want of pages. Copies to the host end once the next step is chosen, loads at once.
+requests that were taken back for want of pages.
 
 The choice of each step is Scheduler.get_next_batch_to_run as installed, without overlap: chunked prefill, PrefillAdder,
 SchedulePolicy (fcfs), the decode batch. A batch is a list of requests here, without tensors for a model. What follows a
@@ -111,7 +111,8 @@ class Together(Run):
     scheduler_stage_metrics = lora_drainer = hisparse_coordinator = decode_offload_manager = truncation_align_size = None
     enable_hisparse = enable_lora = enable_hicache_storage = enable_lmcache = is_mixed_chunk = False
     enable_priority_preemption = enable_priority_scheduling = is_hybrid_swa = require_mlp_sync = False
-    enable_unified_cache_external_linker = enable_overlap = enable_skip_finishing_decode = False
+    enable_hierarchical_cache = enable_unified_cache_external_linker = enable_overlap = False
+    enable_skip_finishing_decode = False
     priority_scheduling_preemption_threshold = max_prefill_bs = processed_tokens_counter = forward_ct = 0
     max_prefill_tokens = 10**6
     spec_algorithm = SpeculativeAlgorithm.NONE
@@ -126,7 +127,6 @@ class Together(Run):
 
     def __init__(self, case: dict[str, Any]) -> None:
         super().__init__(case, stalled=False)
-        self.enable_hierarchical_cache = case["host_pages"] is not None
         self.tree_cache, self.token_to_kv_pool_allocator = self.cache, self.allocator
         self.req_to_token_pool, self.page_size = self.rows_pool, self.page
         self.chunked_prefill_size, self.max_running_requests = case["chunk"], case["running"]
@@ -149,7 +149,7 @@ class Together(Run):
         """Nothing is aborted."""
 
     def _process_hicache_events(self) -> None:
-        """Copies end once the step is chosen."""
+        """There is no HiCache."""
 
     def _should_defer_prefill(self, _running: Batch) -> bool:
         return False
@@ -172,15 +172,14 @@ class Together(Run):
                 self.arrive(sent.pop(0))
             plan = self.get_next_batch_to_run(running, last)
             last, running = plan.batch_to_run, plan.running_batch
-            copying = self.cache.cache_controller is not None and bool(self.cache.ongoing_write_through)
-            self.settle()
+            self.note()
             if last is not None:
                 now += 1.0
                 self.end(last, now)
-            elif sent and not copying:
+            elif sent:
                 now = sent[0]["at"]
             else:
-                assert copying or not self.waiting_queue, "a request fits never"
+                assert not self.waiting_queue, "a request fits never"
         return {
             "rows": self.rows,
             "journal": self.journal,
@@ -200,8 +199,7 @@ class Together(Run):
         began = [req for req in batch.reqs if prefill and req.rid not in self.rows]
         self.together += len(began) > 1
         for req in began:
-            host = req.materialized_host_hit_len()
-            self.rows[req.rid] = {"device": req.prefix_len - host, "host": host}
+            self.rows[req.rid] = {"device": req.prefix_len}
         for req in batch.reqs:
             if req.inflight_middle_chunks > 0:
                 req.inflight_middle_chunks -= 1
@@ -217,7 +215,7 @@ class Together(Run):
 
 
 def run(case: dict[str, Any]) -> dict[str, Any]:
-    case |= {"storage": None, "prefetch": "wait_complete", "threshold": 1, "flushes": []}
+    case |= {"host_pages": None, "storage": None, "prefetch": "wait_complete", "threshold": 1, "flushes": []}
     configure(case, pp_max_micro_batch_size=case["running"])
     return Together(case).result()
 

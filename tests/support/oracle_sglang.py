@@ -38,9 +38,9 @@ class Workload(msgspec.Struct, kw_only=True):
 
 
 class Crowd(msgspec.Struct, kw_only=True):
-    """Requests by the time at which they are sent, in steps of the engine, and the sizes of the cache in pages.
+    """Requests by the time at which they are sent, in steps of the engine; a GPU's cache alone, its size in pages.
 
-    chunk: tokens of prefill in a step. running: requests that may run at a time. host_pages None: no HiCache.
+    chunk: tokens of prefill in a step. running: requests that may run at a time.
     """
 
     requests: list[tuple[float, Request]]
@@ -48,7 +48,6 @@ class Crowd(msgspec.Struct, kw_only=True):
     chunk: int
     device_pages: int
     running: int
-    host_pages: int | None = None
 
 
 class Simulated(NamedTuple):
@@ -95,7 +94,7 @@ def random_host(seed: int) -> Workload:
     emptied at times; pages may be of 8 tokens there."""
     chance = random.Random(10**6 + seed)
     small = seed % 2 == 1
-    device = random_device(seed, reply_pages=0 if small else 4, aligned=not small, pages=[16, 32, 64] if small else [8, 16, 64])
+    device = random_device(seed, reply_pages=0, aligned=False) if small else random_device(seed, pages=[8, 16, 64])
     if small:
         host_pages = int(device.device_pages * chance.choice([1.2, 1.5, 2]))
         return msgspec.structs.replace(device, chunk=device.page, host_pages=host_pages)
@@ -111,8 +110,7 @@ def random_host(seed: int) -> Workload:
 
 
 def random_crowd(seed: int) -> Crowd:
-    """Such requests, of which several begin in one step and run together, with replies of up to four pages. A host, where
-    there is one, holds everything."""
+    """Such requests, of which several begin in one step and run together, with replies of up to four pages."""
     chance = random.Random(2 * 10**6 + seed)
     page, longest, replies = chance.choice([16, 32, 64]), chance.choice([4, 8, 12]), chance.choice([0, 2, 4])
     at, sent = 0.0, list[tuple[float, Request]]()
@@ -121,8 +119,7 @@ def random_crowd(seed: int) -> Crowd:
         sent.append((at, request))
     room = int((2 * longest + replies + 3) * chance.choice([1, 1.5, 2, 4]))
     chunk, running = page * chance.choice([1, 3, 8, 100]), chance.choice([2, 4, 8])
-    host = chance.choice([None, 3000])
-    return Crowd(requests=sent, page=page, chunk=chunk, device_pages=room, running=running, host_pages=host)
+    return Crowd(requests=sent, page=page, chunk=chunk, device_pages=room, running=running)
 
 
 def asked_of(request: Request) -> dict[str, Any]:
@@ -142,7 +139,6 @@ def asked_together(case: Crowd) -> dict[str, Any]:
 
 def simulate_together(case: Crowd, *, macro_steps: bool = True) -> Simulated:
     """The same by SGLang's pack, at a step a second."""
-    page_bytes = case.page * load_model("tiny-llama").kv_bytes_per_token
     simulator = Simulator(
         load_model("tiny-llama"),
         calibration({}),
@@ -151,7 +147,6 @@ def simulate_together(case: Crowd, *, macro_steps: bool = True) -> Simulated:
         gpu_blocks=case.device_pages,
         block_tokens=case.page,
         chunk_tokens=case.page,
-        cpu_bytes=None if case.host_pages is None else case.host_pages * page_bytes,
         max_num_batched_tokens=case.chunk,
         max_num_seqs=case.running,
         journal=True,

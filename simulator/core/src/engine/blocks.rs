@@ -24,8 +24,9 @@ pub(super) struct Extent {
     pub start: u32,
     pub blocks: u32,
     pub users: u32,
-    /// What is evicted as a whole with these blocks.
+    /// What is evicted as a whole with these blocks, and when it was last used.
     pub node: NodeId,
+    pub used: u64,
     /// The index has this extent: it is the first one of its key.
     leads: bool,
     /// Neighbours in the free queue, valid while users == 0. Of an extent, the pool hands out the last block first.
@@ -202,6 +203,7 @@ impl BlockPool {
         }
         held.findable = cached.end;
         self.part_node(held);
+        self.touch(held);
     }
 
     /// Hands out up to `count` blocks from the head of the free queue, and drops their contents. Returns how many.
@@ -265,6 +267,7 @@ impl BlockPool {
         if adopted {
             self.part_node(held);
         }
+        self.touch(held);
     }
 
     fn add(&mut self, key: Key, start: u32, blocks: u32, held: &mut Held) {
@@ -395,14 +398,23 @@ impl BlockPool {
     }
 
     pub(super) fn append(&mut self, id: ExtentId) {
+        let Extent { blocks, used, .. } = self.extents[id as usize];
+        let (mut before, mut after) = (self.tail, NONE);
+        // Without nodes, all were last used when they came here.
+        while before != NONE && self.extents[before as usize].used > used {
+            (before, after) = (self.extents[before as usize].before, before);
+        }
+        self.free += u64::from(blocks);
         let extent = &mut self.extents[id as usize];
-        (extent.before, extent.after) = (self.tail, NONE);
-        self.free += u64::from(extent.blocks);
-        match self.tail {
+        (extent.before, extent.after) = (before, after);
+        match before {
             NONE => self.head = id,
             other => self.extents[other as usize].after = id,
         }
-        self.tail = id;
+        match after {
+            NONE => self.tail = id,
+            other => self.extents[other as usize].before = id,
+        }
     }
 
     pub(super) fn prepend_plain(&mut self, blocks: u32) {
@@ -440,6 +452,7 @@ const PLAIN: Extent = Extent {
     blocks: 0,
     users: 0,
     node: NO_NODE,
+    used: 0,
     leads: false,
     before: NONE,
     after: NONE,

@@ -91,6 +91,7 @@ impl Engine {
         (self.steady, self.door.full) = (false, false);
         if self.config.prefills_first {
             self.insert(slot, self.requests[slot].computed);
+            self.pool.touch(&self.requests[slot].blocks);
             self.store_chunks(slot);
             self.pool.release_plain(&mut self.requests[slot].blocks);
         }

@@ -12,6 +12,8 @@ pub const NO_NODE: NodeId = NodeId::MAX;
 /// How many blocks each node has. Numbers without blocks are used again.
 #[derive(Debug, Default)]
 pub struct Nodes {
+    /// Counts uses.
+    clock: u64,
     pub(super) blocks: Vec<u32>,
     spare: Vec<NodeId>,
     /// The last blocks of nodes that were evicted: what the host keeps of them comes back as the same nodes.
@@ -29,6 +31,11 @@ impl Nodes {
         });
         self.blocks[id as usize] += blocks;
         id
+    }
+
+    pub fn tick(&mut self) -> u64 {
+        self.clock += 1;
+        self.clock
     }
 
     pub fn take(&mut self, id: NodeId, blocks: u32) {

@@ -4,6 +4,7 @@
 //! used then (_split_node). A node's blocks so always have the same users, and are neighbours in the free queue.
 
 use super::blocks::{BlockPool, ExtentId, Held, NONE};
+use super::node_ids::Nodes;
 use crate::keys::Key;
 
 impl BlockPool {
@@ -34,9 +35,19 @@ impl BlockPool {
             rest.push(at);
             at = self.extents[at as usize].before;
         }
+        let used = nodes.tick();
         for &id in rest.iter().rev() {
             self.unlink(id);
+            self.extents[id as usize].used = used;
             self.append(id);
+        }
+    }
+
+    /// Makes the nodes of a request's findable blocks the newest. They come to stand there once no request uses them.
+    pub(super) fn touch(&mut self, held: &Held) {
+        let Some(used) = self.nodes.as_mut().map(Nodes::tick) else { return };
+        for id in self.extents_held(held) {
+            self.extents[id as usize].used = used;
         }
     }
 

@@ -112,3 +112,33 @@ fn what_is_loaded_comes_back_as_the_nodes_that_it_was() {
     serve(&mut pool, &prompt(0, 3, 1), 8);
     assert_eq!(evicted(&mut pool), [(runs[0].key, 4), (runs[0].key, 5)]);
 }
+
+#[test]
+fn a_node_has_the_place_of_its_last_use() {
+    let mut pool = BlockPool::of_nodes(8, Journal::new(true));
+    let (old, mut held) = (prompt(3, 0, 0), Held::default());
+    compute(&mut pool, &old, 8, &mut held);
+    serve(&mut pool, &prompt(0, 2, 4), 8);
+    pool.release(&mut held);
+    serve(&mut pool, &prompt(0, 3, 2), 8);
+    assert_eq!(evicted(&mut pool), (0..3).map(|number| (old[0].key, number)).collect::<Vec<_>>());
+}
+
+#[test]
+fn requests_that_compute_the_same_keep_one_of_it() {
+    let mut pool = BlockPool::of_nodes(12, Journal::new(true));
+    let (short, long) = (prompt(3, 0, 0), prompt(3, 7, 2));
+    let mut helds = [Held::default(), Held::default()];
+    for (held, runs) in helds.iter_mut().zip([&short, &long]) {
+        pool.allocate(runs.iter().map(|run| u64::from(run.blocks)).sum(), held);
+    }
+    pool.register(&long, 5, &mut helds[1], Adds::Chunk);
+    pool.register(&short, 3, &mut helds[0], Adds::Chunk);
+    pool.check(helds.iter());
+    assert_eq!(pool.free(), 7);
+    helds.iter_mut().rev().for_each(|held| pool.release(held));
+    // The shorter one has cut the longer one's node in two.
+    serve(&mut pool, &prompt(0, 2, 8), 8);
+    assert_eq!(evicted(&mut pool).len(), 2);
+    assert_eq!(pool.find(&long, u64::MAX).end.blocks, 3);
+}
