@@ -56,12 +56,26 @@ impl Engine {
         let request = &mut self.requests[slot];
         let read = match &mut request.lookup {
             Lookup::Answered(_) => return true,
-            Lookup::Read(read, _) => std::mem::take(read),
+            Lookup::Read(read, matched) => {
+                request.was_ahead = Some((read.clone(), *matched));
+                std::mem::take(read)
+            }
             _ => ReadAhead::new(),
         };
         batch.steady = false;
         request.lookup = Lookup::Answered(server.tiers.lookup_first(self.now, name, &request.chunks, &read));
         true
+    }
+
+    /// Forgets the answer of a request that does not begin in this step: the next pass looks again, as it may have
+    /// changed.
+    pub(super) fn look_again(&mut self, slot: Slot) {
+        let request = &mut self.requests[slot];
+        let Some((read, matched)) = request.was_ahead.take() else { return };
+        let answer = std::mem::replace(&mut request.lookup, Lookup::Read(read, matched));
+        if let (Some(server), Lookup::Answered(hit)) = (&mut self.server, answer) {
+            server.tiers.take_back(&hit);
+        }
     }
 
     /// Tokens of a request's prompt that the GPU holds, or the first level.

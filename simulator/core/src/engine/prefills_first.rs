@@ -144,6 +144,7 @@ impl Engine {
         self.touch_in_tiers(slot);
         let Some(tokens) = self.chosen(slot, &prefix, budget) else {
             self.pool.release(&mut self.requests[slot].blocks);
+            self.look_again(slot);
             return Verdict::Block;
         };
         self.note_sources(slot, &prefix);

@@ -148,6 +148,8 @@ pub struct Request {
     pub generated: u64,
     pub preemptions: u64,
     pub lookup: Lookup,
+    /// What was read ahead, once the first level has answered.
+    pub was_ahead: Option<(ReadAhead, Matched)>,
     /// How many more schedules pass before the engine sees the look-up's answer.
     pub polls_left: u64,
     pub stored_chunks: u64,

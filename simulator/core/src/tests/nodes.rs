@@ -118,7 +118,11 @@ fn a_node_has_the_place_of_its_last_use() {
     let mut pool = BlockPool::of_nodes(8, Journal::new(true));
     let (old, mut held) = (prompt(3, 0, 0), Held::default());
     compute(&mut pool, &old, 8, &mut held);
-    serve(&mut pool, &prompt(0, 2, 4), 8);
+    let (newer, mut other) = (prompt(0, 2, 4), Held::default());
+    pool.allocate(4, &mut other);
+    pool.register(&newer, 4, &mut other, Adds::Chunk);
+    pool.release(&mut other);
+    // It is released after the newer one, and was used before it.
     pool.release(&mut held);
     serve(&mut pool, &prompt(0, 3, 2), 8);
     assert_eq!(evicted(&mut pool), (0..3).map(|number| (old[0].key, number)).collect::<Vec<_>>());

@@ -134,13 +134,17 @@ impl Tiers {
         } else {
             self.first.touch_at(hit.spans.iter().copied());
         }
-        // A level counts what it adds beyond the prefix that those above it hold, as LMCache does: behind a chunk from
-        // below, what the first level holds counts there.
-        let mut deepest = 0;
-        for (chunks, level) in hit.ranges() {
-            deepest = deepest.max(level as usize);
-            self.counters.levels[deepest].hit_chunks += chunks.len() as u64;
+        for (level, chunks) in counted(hit) {
+            self.counters.levels[level].hit_chunks += chunks;
         }
+    }
+
+    /// Releases the hit of a look-up that led to nothing, which does not count.
+    pub fn take_back(&mut self, hit: &Hit) {
+        for (level, chunks) in counted(hit) {
+            self.counters.levels[level].hit_chunks -= chunks;
+        }
+        self.release(hit);
     }
 
     /// Divides a hit's spans before the chunk of that number. Returns the index of the span that begins there. `read`:
@@ -348,4 +352,13 @@ impl Tiers {
             }
         }
     }
+}
+
+/// Levels with the chunks that a hit counts there. A level counts what it adds beyond the prefix that those above it hold,
+/// as LMCache does: behind a chunk from below, what the first level holds counts there.
+fn counted(hit: &Hit) -> impl Iterator<Item = (usize, u64)> {
+    hit.ranges().scan(0, |deepest, (chunks, level)| {
+        *deepest = level.max(*deepest);
+        Some((*deepest as usize, chunks.len() as u64))
+    })
 }
