@@ -12,7 +12,7 @@ the guard when the warden is gone. The one that survives ends everything and del
 Python's multiprocessing that the ended processes had: what cleans up after a worker is killed with it.
 
 The harness holds ALIVE_FD's other end: end-of-file means that the harness is gone, even by SIGKILL. It writes there
-only to say that STORED is another's now; nobody reads it, so that guard and warden both see it.
+only to say that STORED is another's now; guard and warden look at it without reading it.
 The warden writes to STATE_FD, one a line: the command's process id, and how the command ended (an exit code, or a
 signal's number below 0). End-of-file without the second line means that the warden was killed.
 

@@ -126,7 +126,7 @@ class ServedEngine(ABC, Generic[P]):
         return resolved
 
     async def restart(self) -> Resolved:
-        # From here on to the new processes, nobody else would delete the files after a SIGKILL of ours.
+        # Between the old processes and the new ones, it alone deletes the files after a SIGKILL of ours.
         stored = [folder for cache in self.caches if cache.backend for folder in cache.backend.scratch]
         log, env = self._folder / "logs" / "restart.log", child_environment({})
         keeper = Child("keeper of the storage", ["sleep", "infinity"], log=log, env=env, stored=stored)
