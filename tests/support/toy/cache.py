@@ -75,7 +75,7 @@ class ToyCache:
     async def stop(self, *, keep: bool = False) -> None:
         self.running = False
         for child in self.children:
-            await child.stop()
+            await child.stop(keep=keep)
 
 
 class StoreClient:
