@@ -276,7 +276,8 @@ class Replacement(msgspec.Struct, frozen=True, kw_only=True):
 class Resolved(msgspec.Struct, frozen=True, kw_only=True):
     """What the engine says of itself once it runs: never what the configuration hoped for.
 
-    Capacities in bytes, None where unknown. io_pids: processes whose file I/O is the disk tier's. scheduler, eviction,
+    Capacities in bytes, None where unknown. io_pids: processes whose file I/O is the disk tier's; a manifest has those,
+    and the url, of the first start, whatever states restart the engine. scheduler, eviction,
     cluster, store: how the engine and its cache work; None: the engine does not say, or has none. url: where a server
     answers. connector: how the engine reaches the cache. cache_config: what it says of its cache beside sizes.
     disk_device: the block device below the disk tier. remote_store: which store the remote tier is, and the network

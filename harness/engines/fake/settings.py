@@ -18,7 +18,7 @@ class FakeSettings(Strict):
     delay: the time of each request.
     start_error: the start fails with this text.
     resets: what it empties together; null: each on its own.
-    keeps: the tiers that a restart leaves as they are; null: those of storage. None: it is not restarted.
+    keeps: the tiers that a restart leaves as they are; null: those of storage; an empty list: it is not restarted.
     """
 
     fail_every: Annotated[int, Field(ge=0)] = 0
