@@ -23,6 +23,8 @@ class Capabilities(msgspec.Struct, frozen=True, kw_only=True):
     routings: the values of deployment.routing that it takes with several instances; empty: it runs one instance only.
     quotes: it tells its answers token by token, so that later prompts can hold them.
     starts_empty: each start of it has empty caches; not of a server that runs already.
+    keeps: the tiers that a restart of it and its cache server leaves as they are, while it empties the others; empty:
+    it is not restarted (base.py, Restarts). no_restart: why not, and the cure, as a clause.
     """
 
     tiers: frozenset[str] = frozenset()
@@ -33,6 +35,8 @@ class Capabilities(msgspec.Struct, frozen=True, kw_only=True):
     routings: frozenset[str] = frozenset()
     quotes: bool = False
     starts_empty: bool = True
+    keeps: frozenset[str] = frozenset()
+    no_restart: str = "the harness does not start it; use an engine that the harness starts"
 
 
 def singly(names: Iterable[str]) -> frozenset[frozenset[str]]:
@@ -40,8 +44,9 @@ def singly(names: Iterable[str]) -> frozenset[frozenset[str]]:
     return frozenset(frozenset({name}) for name in names)
 
 
-def evidence_in(tiers: Collection[str]) -> dict[str, frozenset[str]]:
-    """What proves each state that these tiers can have, where the engine and its cache server report all of it.
+def evidence_in(tiers: Collection[str], keeps: Collection[str] = ()) -> dict[str, frozenset[str]]:
+    """What proves each state that these tiers can have, where the engine and its cache server report all of it. keeps:
+    the tiers that a restart leaves as they are.
 
     Look-ups of a cache server also hit where the engine's own tier has served the tokens: they are evidence for the
     states of the tiers behind a connector alone.
@@ -49,7 +54,7 @@ def evidence_in(tiers: Collection[str]) -> dict[str, frozenset[str]]:
     found = {}
     behind = [tier.name for tier in all_tiers() if tier.offload and tier.name in tiers]
     for state in all_states():
-        if not state.needs <= set(tiers):
+        if not state.needs <= set(tiers) or (state.restarted and state.served_by not in keeps):
             continue
         names = {"computed_tokens", "external_tokens"}
         names |= {f"{tier.name}_hit_tokens" for tier in all_tiers() if not tier.offload}
@@ -271,7 +276,8 @@ class Replacement(msgspec.Struct, frozen=True, kw_only=True):
 class Resolved(msgspec.Struct, frozen=True, kw_only=True):
     """What the engine says of itself once it runs: never what the configuration hoped for.
 
-    Capacities in bytes, None where unknown. io_pids: processes whose file I/O is the disk tier's. scheduler, eviction,
+    Capacities in bytes, None where unknown. io_pids: processes whose file I/O is the disk tier's; a manifest has those,
+    and the url, of the first start, whatever states restart the engine. scheduler, eviction,
     cluster, store: how the engine and its cache work; None: the engine does not say, or has none. url: where a server
     answers. connector: how the engine reaches the cache. cache_config: what it says of its cache beside sizes.
     disk_device: the block device below the disk tier. remote_store: which store the remote tier is, and the network

@@ -40,7 +40,8 @@ class State(msgspec.Struct, frozen=True, kw_only=True):
 
     served_by: the tier that serves the prefix; None: the engine computes it.
     from_device: of a storage tier or a store, whether the bytes come from its device (True) or from RAM before it
-    (False); None: there is no device. quick: one sample takes tens of milliseconds, so that several cost little.
+    (False); None: there is no device. restarted: engine and cache server are restarted before the request, so that it
+    is the first one that they get. quick: one sample takes tens of milliseconds, so that several cost little.
     symbol: plotly's name of its mark in figures.
     """
 
@@ -48,6 +49,7 @@ class State(msgspec.Struct, frozen=True, kw_only=True):
     label: str
     served_by: str | None
     from_device: bool | None = None
+    restarted: bool = False
     quick: bool = False
     symbol: str = "circle"
 
@@ -89,6 +91,14 @@ STATES: tuple[State, ...] = (
         symbol="triangle-up",
     ),
     State(name="disk_cold", label="disk, page cache cold", served_by="disk", from_device=True, symbol="cross"),
+    State(
+        name="disk_restart",
+        label="disk, page cache cold, first request after a restart",
+        served_by="disk",
+        from_device=True,
+        restarted=True,
+        symbol="hourglass",
+    ),
     State(name="remote", label="remote store", served_by="remote", from_device=False, quick=True, symbol="pentagon"),
     State(
         name="remote_cold", label="remote store, its disk read", served_by="remote", from_device=True, symbol="hexagram"
@@ -113,8 +123,8 @@ def state_names() -> tuple[str, ...]:
 
 
 def states_in(tiers: Collection[str]) -> list[str]:
-    """Names of the states that these tiers can have."""
-    return [state.name for state in STATES if state.needs <= set(tiers)]
+    """Names of the states that these tiers can have, without those that take a restart: who wants one names it."""
+    return [state.name for state in STATES if state.needs <= set(tiers) and not state.restarted]
 
 
 def from_storage(state: str) -> bool:

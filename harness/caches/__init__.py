@@ -126,6 +126,7 @@ CACHES: dict[str, CacheKind] = {
         shares=frozenset({"cpu", "disk", "remote"}),
         tier_policy=_LMCACHE_PACK,
         attaches=True,
+        keeps=frozenset({"disk"}),
     ),
     "in_process": CacheKind(
         engines=frozenset({"vllm"}),
@@ -134,6 +135,7 @@ CACHES: dict[str, CacheKind] = {
         check=_check_in_process,
         within_engine=True,
         tier_policy=_LMCACHE_PACK,
+        no_restart="LMCache within vLLM knows only files that its own process wrote; set engines.vllm.connector to mp",
     ),
     "mooncake": CacheKind(
         engines=frozenset({"vllm", "sglang"}),
@@ -145,6 +147,7 @@ CACHES: dict[str, CacheKind] = {
         lease_s=_mooncake_lease_s,
         empties_with={"disk": frozenset({"pool"})},
         uncounted=frozenset({"disk_loaded_chunks"}),
+        no_restart="Mooncake's SSD lacks what its RAM has not evicted; use LMCache's server or HiCache's files",
     ),
     "file": CacheKind(
         engines=frozenset({"sglang"}),
@@ -155,6 +158,7 @@ CACHES: dict[str, CacheKind] = {
         within_engine=True,
         tier_policy="sglang-0.5.23-hicache",
         attaches=True,
+        keeps=frozenset({"disk"}),
     ),
 }
 

@@ -66,12 +66,13 @@ def numbered(name: str, number: int) -> str:
 
 
 class Connection(msgspec.Struct, frozen=True, kw_only=True):
-    """What an engine is started with to reach the cache server: arguments, and names of the environment. scratch:
-    folders of a cache server within the engine, which end with the engine's process."""
+    """What an engine is started with to reach the cache server: arguments, and names of the environment. stored:
+    folders of a cache server within the engine, which end with the engine's process unless that is told to keep them.
+    """
 
     arguments: tuple[str, ...] = ()
     environment: dict[str, str] = {}
-    scratch: tuple[Path, ...] = ()
+    stored: tuple[Path, ...] = ()
 
 
 class CacheResolved(msgspec.Struct, frozen=True, kw_only=True):
@@ -107,7 +108,7 @@ class Backend(Protocol):
 
     @property
     def scratch(self) -> tuple[Path, ...]:
-        """Folders that are deleted when the server ends."""
+        """Folders that are deleted when the server ends, unless it keeps what is stored."""
 
     @property
     def file_system(self) -> str | None:
@@ -134,7 +135,10 @@ class Backend(Protocol):
 
 
 class CacheServer(Protocol):
-    """Lifecycle: start, ready, then any of the others, stop. stop is safe at any time, twice too."""
+    """Lifecycle: start, ready, then any of the others, stop. stop is safe at any time, twice too.
+
+    One that keeps a tier through a restart (CacheKind.keeps) may be started again after a stop that keeps.
+    """
 
     @property
     def children(self) -> tuple[Child, ...]:
@@ -167,8 +171,8 @@ class CacheServer(Protocol):
         """Empties 'cpu', 'pool', 'disk' or 'remote', or drops chunks from the 'page_cache'; waits until done. Raises
         EngineError."""
 
-    async def stop(self) -> None:
-        """Ends what start began."""
+    async def stop(self, *, keep: bool = False) -> None:
+        """Ends what start began. keep: its storage stays, and another process of ours deletes it."""
 
 
 async def clear_tiers(servers: Sequence[CacheServer], what: frozenset[str]) -> None:

@@ -40,7 +40,7 @@ class HiCacheFile:
         assert self.backend is not None, "of a server that we start"
         folder = {"SGLANG_HICACHE_FILE_BACKEND_STORAGE_DIR": str(self.backend.folder.absolute())}
         arguments = ("--hicache-storage-backend", "file")
-        return Connection(arguments=arguments, environment=folder, scratch=self.backend.scratch)
+        return Connection(arguments=arguments, environment=folder, stored=self.backend.scratch)
 
     async def resolved(self) -> CacheResolved:
         return CacheResolved()
@@ -69,5 +69,5 @@ class HiCacheFile:
         else:
             raise EngineError(f"HiCache's file backend has no {tier} to empty; SGLang flushes it")
 
-    async def stop(self) -> None:
+    async def stop(self, *, keep: bool = False) -> None:
         """It ends with the engine, and its folder with the engine's process."""

@@ -24,6 +24,8 @@ class CacheKind:
     shares: tiers that several instances of an engine can have in common. within_engine: it lives in the engine's
     process, so that each instance has one, over one folder where they share that.
     lease_s: of one that keeps what was asked for, for how long, by its server's arguments; None: it has no leases.
+    keeps: tiers in which it finds after a restart what it had stored there. no_restart: why there is none, and the
+    cure, as a clause.
     """
 
     engines: frozenset[str]
@@ -37,6 +39,8 @@ class CacheKind:
     empties_with: Mapping[str, frozenset[str]] = field(default_factory=dict)
     uncounted: frozenset[str] = frozenset()
     lease_s: Callable[[Sequence[str]], float] | None = None
+    keeps: frozenset[str] = frozenset()
+    no_restart: str = ""
 
     def resets(self, tiers: Collection[str]) -> frozenset[frozenset[str]]:
         """What it empties of these tiers, with what is emptied together."""

@@ -78,10 +78,9 @@ class LMCacheServer:
             self._start_server()  # else it connects to its store as it comes up: see `ready`
 
     def _start_server(self) -> None:
-        scratch: list[Path] = []
+        scratch, stored = list[Path](), self.backend.scratch if self.backend else ()
         if self.backend is not None:
             self.backend.prepare()
-            scratch += self.backend.scratch
         http_port, self._port = free_port(), free_port()
         self.url = f"http://127.0.0.1:{http_port}"
         argv = self._command(http_port)
@@ -96,7 +95,8 @@ class LMCacheServer:
             hosts = self._plan.folder / numbered(f"kv-harness-{self._plan.folder.name}-hosts", self._plan.number)
             argv = with_names(argv, self.store.names, hosts)
             scratch.append(hosts)
-        self._child = Child("LMCache server", argv, log=self._log, env=env, cores=self._plan.cores, scratch=scratch)
+        cores = self._plan.cores
+        self._child = Child("LMCache server", argv, log=self._log, env=env, cores=cores, scratch=scratch, stored=stored)
         self._child.start()
 
     def _command(self, http_port: int) -> list[str]:
@@ -305,9 +305,11 @@ class LMCacheServer:
         own = self._child.storage_read_bytes() if self._child else None if pid is None else tree_read_bytes(pid)
         return self.backend.read_bytes(own) if self.backend else own
 
-    async def stop(self) -> None:
+    async def stop(self, *, keep: bool = False) -> None:
         if self._child is not None:
-            await self._child.stop()
+            await self._child.stop(keep=keep)
+        if keep:
+            return
         if self._own_store is not None:
             await self._own_store.stop()
         await self._http.aclose()

@@ -60,5 +60,5 @@ class InProcessLMCache:
     async def clear(self, tier: str) -> None:
         raise EngineError(f"LMCache within an engine cannot empty {tier}; set engines.vllm.connector to mp")
 
-    async def stop(self) -> None:
+    async def stop(self, *, keep: bool = False) -> None:
         """It ends with the engine."""

@@ -71,14 +71,14 @@ class MooncakeServer:
         self._rpc, self._web, self._port = free_port(), free_port(), free_port()
         if self.backend is not None:
             self.backend.prepare()
-        scratch = self.backend.scratch if self.backend else ()
-        self._master = self._child("Mooncake master", self._master_command(), scratch)
+        stored = self.backend.scratch if self.backend else ()
+        self._master = self._child("Mooncake master", self._master_command(), stored)
         self._master.start()
 
-    def _child(self, name: str, argv: list[str], scratch: Sequence[Path] = ()) -> Child:
+    def _child(self, name: str, argv: list[str], stored: Sequence[Path] = ()) -> Child:
         env = child_environment({"MC_TCP_BIND_ADDRESS": "127.0.0.1", "GLOG_logtostderr": "1"} | self._offload())
         log = self._plan.log(name.replace(" ", "-").lower())
-        return Child(name, argv, log=log, env=env, cores=self._plan.cores, scratch=scratch, grace_s=5.0)
+        return Child(name, argv, log=log, env=env, cores=self._plan.cores, stored=stored, grace_s=5.0)
 
     def _master_command(self) -> list[str]:
         argv = [self._program("mooncake_master"), "--rpc_address=127.0.0.1", f"--rpc_port={self._rpc}"]
@@ -121,8 +121,8 @@ class MooncakeServer:
         cure = "try its command by hand, or `harness doctor`"
         assert self._master is not None, "ready before start"
         await self._master.wait_until(self._answers, self._plan.start_timeout_s, cure)
-        scratch = self.backend.scratch if self.backend else ()
-        self._client = self._child("Mooncake client", self._client_command(), scratch)
+        stored = self.backend.scratch if self.backend else ()
+        self._client = self._child("Mooncake client", self._client_command(), stored)
         self._client.start()
         await self._client.wait_until(self._mounted, self._plan.start_timeout_s, cure)
 
@@ -162,10 +162,11 @@ class MooncakeServer:
             versions=_versions(self._plan.python),
         )
 
-    async def stop(self) -> None:
+    async def stop(self, *, keep: bool = False) -> None:
         for child in reversed(self.children):
-            await child.stop()
-        await self._http.aclose()
+            await child.stop(keep=keep)
+        if not keep:
+            await self._http.aclose()
 
     # ---- what it holds, and has counted
 

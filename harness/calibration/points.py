@@ -95,6 +95,7 @@ def _specs(experiment: Experiment, chunk: int, unit: int, whole: bool) -> Iterat
         state.name
         for state in all_states()
         if state.needs <= cache.tiers
+        and not state.restarted
         and not (state.from_device is False and cache.disk is not None and cache.disk.odirect)
     )
     warm = tuple(name for name in tiers if state_named(name).served_by is not None)

@@ -32,6 +32,18 @@ class TellsCause(Protocol):
         """The reason and the cure, in one clause, for what was lost between the last two `metrics`; None: nothing."""
 
 
+@runtime_checkable
+class Restarts(Protocol):
+    """An engine that can be restarted with its cache server: Capabilities.keeps is not empty."""
+
+    async def restart(self) -> Resolved:
+        """Ends all processes and starts them again, with the same settings over the same storage; waits until requests
+        would be answered, and sends none. Counters begin at 0 where processes count. Raises EngineError.
+
+        Stores have ended, and no request is under way.
+        """
+
+
 class Engine(Protocol):
     """Lifecycle: start, ready, any number of reset/replay/metrics, stop. stop is safe at any time, twice too."""
 

@@ -53,16 +53,18 @@ class Until(Strict):
 
 
 class Measure(Strict):
-    """What to sample: the warm states in `tiers` (for `prefix` workloads), how often, for how long at most.
+    """What to sample: the warm states in `tiers` (for `prefix` workloads), how often, for how long at most. Engine and
+    cache server restart before each sample of `disk_restart`, which comes after the other states.
 
     warm_up: samples of each tier, of a free load passes over it, that come first, count for nothing and are not in the
-    budget. The first touch of memory that a tier has just been given costs what no later request pays.
+    budget. The first touch of memory that a tier has just been given costs what no later request pays. A state that
+    restarts the engine has none.
 
     tiers: the warm states that are measured; a prefix workload needs them.
     samples: exactly so many samples of each tier; fewer only where `budget` ends first.
     trials: how often a free load is sent, each time from fresh caches and with the same seed. A trial that failed in
     part, or did not end, is left out. A simulation that repeats exactly is made once.
-    until: sample until an interval is narrow enough.
+    until: sample until an interval is narrow enough; of disk_restart, so many samples as `min_samples`.
     budget: no new sample begins after this time.
     must_reach: a free load that nothing of this tier serves is refused.
     request_timeout: a request without an end by then is an error row.

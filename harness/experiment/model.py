@@ -160,7 +160,7 @@ def _check_tiers(measure: Measure, cache: Cache) -> None:
             if getattr(cache, tier) is None:
                 raise ValueError(f"measure.tiers names {name}, but cache.{tier} is not set; add it, or remove {name}")
             if state.from_device is False and getattr(getattr(cache, tier), "odirect", False):
-                cold = ", ".join(each.name for each in all_states() if each.served_by == tier and each.from_device)
+                cold = " or ".join(each.name for each in all_states() if each.served_by == tier and each.from_device)
                 raise ValueError(
                     f"measure.tiers names {name} (page cache warm), but odirect bypasses the page cache; use {cold}"
                 )

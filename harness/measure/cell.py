@@ -29,6 +29,7 @@ from harness.results.rows import metric_values
 from harness.results.summary import FREE_LOAD, counted
 from traces.load import Load
 from traces.request import Request, RequestRecord
+from traces.tiers import state_named
 
 _WORDS_EVERY = 20
 PhaseOf = Callable[[RequestRecord], str]
@@ -68,6 +69,7 @@ class TierMeasurement:
         self._probe = Probe(cell.key, cell.experiment, workload, resolved, engine.capabilities)
         self._sampler = Sampler(self._measure)
         self._errors = 0
+        self._placed_s: float | None = None  # what placing took for the last sample that needed a restart
         self._attempt = _attempt(folder, engine)
 
     async def run(self) -> None:
@@ -78,6 +80,8 @@ class TierMeasurement:
         await self._engine.reset(everything(self._engine.capabilities))
         for number in range(1, self._measure.warm_up + 1):
             for tier in dict.fromkeys(self._sampler.round(0.0)):
+                if state_named(tier).restarted:
+                    continue  # each of its samples meets processes that nothing has warmed up
                 self._progress.state(f"{self._cell.key} {tier} warming up")
                 await self._sample(tier, -number)
         start_s = self._engine.now_s()
@@ -92,6 +96,9 @@ class TierMeasurement:
         """What is measured now and, where the number of samples is open, the most time that they may take."""
         short = ",".join(f"{key.rsplit('.', 1)[-1]}={value}" for key, value in self._cell.overrides.items())
         words = " ".join(filter(None, [short, self._sampler.state(tier)])) + _failed(self._errors)
+        if state_named(tier).restarted:
+            words += ", restarting engine and cache server first"
+            words += f" (the last time {self._placed_s:.0f} s)" if self._placed_s is not None else ""
         # A virtual clock's budget says nothing about how long a user waits.
         if self._measure.until is None or self._measure.budget is None or self._engine.capabilities.virtual_time:
             return words
@@ -122,6 +129,7 @@ class TierMeasurement:
         await engine.replay(Load(probe.requests(tier, index, fresh_prefix=fresh)), rows.append)
         ended_s, host_sample = engine.now_s(), msgspec.structs.replace(host(), touch_s_per_gib=touch_s_per_gib)
         observed = (await engine.metrics()).since(before)
+        self._placed_s = started_s - began_s if state_named(tier).restarted else self._placed_s
         verdict, reason = prove(probe, tier, observed, rows)
         if verdict == "contradicted" and isinstance(engine, TellsCause) and (cause := engine.cause()):
             reason = f"{reason}; {cause}"

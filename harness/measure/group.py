@@ -29,6 +29,7 @@ from harness.results.folder import RunFolder, read_rows, read_samples
 from harness.results.summary import FREE_LOAD
 from harness.results.trials import ended_trials, trials_asked
 from simulator.models import load_model
+from traces.tiers import state_named
 
 
 def engine_key(cell: Cell) -> str:
@@ -53,6 +54,8 @@ class Running:
         self._make = ENGINES[name].make
         self.engine = self._make(*self._arguments)
         self.used = False
+        # A cell before has restarted it: what is measured next meets processes that have just begun.
+        self.restarted = False
 
     async def start(self) -> Resolved:
         await self.engine.start()
@@ -60,7 +63,7 @@ class Running:
 
     async def start_again(self) -> Resolved:
         await self.engine.stop()
-        self.engine, self.used = self._make(*self._arguments), False
+        self.engine, self.used, self.restarted = self._make(*self._arguments), False, False
         return await self.start()
 
 
@@ -89,10 +92,14 @@ async def run_group(
             progress.note(resolved.accelerator.doubt)
         async with run_trace(cells, running.engine, resolved, folder), pinned(cores):
             for cell in cells:
+                if running.restarted:
+                    progress.state("starting the engine again: the cell before has restarted it")
+                    resolved = await running.start_again()
                 entry = folder.manifest.cell(cell.key)
                 entry.status, entry.resolved = "started", resolved
                 folder.save_cells()
                 if isinstance(cell.experiment.workload, PrefixWorkload):
+                    running.restarted = any(state_named(name).restarted for name in cell.experiment.measure.tiers)
                     await TierMeasurement(running.engine, cell, resolved, folder, progress, later_s[cell.key]).run()
                 else:
                     resolved = await _send_trials(running, cell, resolved, loads.of(cell.experiment), folder, progress)

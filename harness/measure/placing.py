@@ -1,7 +1,8 @@
 """Brings a prefix into a warm state: the tier that the state names has it, and nothing that is asked before that tier.
 
 A prefix gets into all tiers when the engine computes it. It leaves a tier by a reset; where the engine cannot empty
-that tier and keep the one below, filler prompts push it out. proof.py then says from counters who served the request.
+that tier and keep the one below, filler prompts push it out; a restart empties what lies in processes. proof.py then
+says from counters who served the request.
 
 The prompt is the shared prefix and a suffix that no other request ever has, so the hit is exactly the prefix.
 
@@ -15,7 +16,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from harness.engines.base import Emit, Engine
+from harness.engines.base import Emit, Engine, Restarts
 from harness.experiment.cache import Eviction
 from harness.experiment.model import Experiment
 from harness.experiment.workloads import PrefixWorkload, hit_tokens
@@ -112,7 +113,8 @@ class Probe:
 
 
 class Way(NamedTuple):
-    """How a prefix leaves what must not have it: what `reset` empties, and the tiers that fillers push it out of.
+    """How a prefix leaves what must not have it: the tiers that fillers push it out of, those that a restart empties,
+    and what `reset` empties then.
 
     stays: what has it still, whatever the engine does.
     """
@@ -120,6 +122,7 @@ class Way(NamedTuple):
     empties: frozenset[str]
     pushes: frozenset[str]
     stays: frozenset[str]
+    ends: frozenset[str] = frozenset()
 
 
 def way_to(state: State, can: Capabilities) -> Way:
@@ -127,6 +130,8 @@ def way_to(state: State, can: Capabilities) -> Way:
     tiers = {tier.name for tier in all_tiers()}
     # The page cache is asked to forget where the engine says that it can; a tier that the engine has not, has nothing.
     unwanted = {name for name in state.must_not_have if name in can.tiers or name not in tiers}
+    ends = can.tiers - can.keeps if state.restarted else frozenset[str]()
+    unwanted -= ends
     usable = [names for names in can.resets if names & unwanted and state.served_by not in names]
     chosen = [names for names in usable if names <= unwanted]
     left = unwanted.difference(*chosen)
@@ -134,7 +139,7 @@ def way_to(state: State, can: Capabilities) -> Way:
     empties = frozenset().union(*chosen)
     left -= empties
     pushes = frozenset(left & tiers) if state.served_by is not None else frozenset()
-    return Way(empties, pushes, frozenset(left - pushes))
+    return Way(empties, pushes, frozenset(left - pushes), ends)
 
 
 def everything(can: Capabilities) -> frozenset[str]:
@@ -224,6 +229,11 @@ async def place(engine: Engine, probe: Probe, name: str, index: int, emit: Emit)
         probe.stray_tokens += sum(filler.prompt_tokens for filler in fillers)
         _left(probe, pushes)
     await engine.metrics()  # waits for the stores, so that nothing is still on its way down
+    if state.restarted:
+        assert isinstance(engine, Restarts), "an engine that keeps a tier through a restart"
+        probe.resolved = await engine.restart()
+        _left(probe, way.ends)
+    # A server that starts may read its files: they leave the page cache after that.
     await _empty(engine, probe, way.empties)
 
 

@@ -32,6 +32,7 @@ def check_experiment(
     _check_deployment(experiment.deployment, capabilities, engine)
     if experiment.measure.budget is not None and _free(experiment) and capabilities.evidence:
         raise PreflightError("measure.budget: a free load has no samples to end between; set workload.duration instead")
+    _check_restarts(experiment, capabilities, engine)
     _check_capabilities(experiment, capabilities, engine)
     _check_trials(experiment, capabilities, engine)
     if experiment.cache.eviction is not None and experiment.cache.cpu is None:
@@ -73,6 +74,21 @@ def _check_deployment(deployment: Deployment, capabilities: Capabilities, engine
         raise PreflightError(f"{where} runs one instance; set it to 1, or use --engine sim")
     can = ", ".join(sorted(capabilities.routings))
     raise PreflightError(f"{where} does not route {deployment.routing}; set deployment.routing to one of {can}")
+
+
+def _check_restarts(experiment: Experiment, capabilities: Capabilities, engine: str) -> None:
+    states = [state for name in experiment.measure.tiers if (state := state_named(name)).restarted]
+    for state in states:
+        if state.served_by not in capabilities.keeps:
+            raise PreflightError(
+                f"measure.tiers {state.name}: engine {engine}, as configured, cannot be restarted so that"
+                f" {state.served_by} keeps the prefix: {capabilities.no_restart}, or remove the state"
+            )
+    if states and experiment.storage is not None and experiment.storage.trace:
+        raise PreflightError(
+            f"measure.tiers {states[0].name}: a restart ends the processes that storage.trace follows; remove one of"
+            " the two"
+        )
 
 
 def _check_capabilities(experiment: Experiment, capabilities: Capabilities, engine: str) -> None:

@@ -5,11 +5,16 @@ recompute down the tiers, because a prefix is moved down cheaply and up only by 
 limited, tiers whose samples take long sit rounds out, so that all get about the same time rather than as many samples;
 and the first round, which may be the only one, asks quick tiers several times, but never for more than `samples`.
 Computing a prefix anew after it was moved down is time of the tier that it was moved down for.
+
+States that restart the engine come after all others have enough, or have had their share of the time: a fresh process
+is slower at first, and no other state is to pay for that. One takes half a minute, so where an interval decides they
+get `min_samples`.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from math import inf
 
 from harness.experiment.measure import Measure
 from harness.stats import percentile, relative_half_width
@@ -28,6 +33,7 @@ class _Tier:
     samples: int = 0
     not_proven_in_a_row: int = 0
     spent_s: float = 0.0
+    restarts: bool = False
 
 
 class Sampler:
@@ -35,7 +41,9 @@ class Sampler:
 
     def __init__(self, measure: Measure) -> None:
         self._measure = measure
-        self._tiers: dict[str, _Tier] = {tier: _Tier() for tier in state_names() if tier in measure.tiers}
+        self._tiers: dict[str, _Tier] = {
+            tier: _Tier(restarts=state_named(tier).restarted) for tier in state_names() if tier in measure.tiers
+        }
         self._last: str | None = None
 
     def add(self, tier: str, values: list[float], *, proven: bool, placing_s: float = 0.0, took_s: float = 0.0) -> None:
@@ -57,6 +65,7 @@ class Sampler:
         if budget_s is not None and elapsed_s >= budget_s:
             return []
         wanted = {tier: state.spent_s for tier, state in self._tiers.items() if not self._enough(state)}
+        wanted = self._wanted_now(wanted, elapsed_s)
         if budget_s is None:
             return list(wanted)
         most_s = _MOST_OF_LEAST * min(wanted.values(), default=0.0)
@@ -64,6 +73,15 @@ class Sampler:
         first = not any(state.samples for state in self._tiers.values())
         several = min(_QUICK_AT_FIRST, self._measure.samples or _QUICK_AT_FIRST)
         return [tier for tier in due for _ in range(several if first and state_named(tier).quick else 1)]
+
+    def _wanted_now(self, wanted: dict[str, float], elapsed_s: float) -> dict[str, float]:
+        """Without those that restart the engine, until all others have enough, or as much time as is theirs."""
+        others = [tier for tier, state in self._tiers.items() if not state.restarts]
+        budget_s = self._measure.budget
+        theirs_s = inf if budget_s is None else budget_s * len(others) / len(self._tiers)
+        restarted = any(state.restarts and state.samples for state in self._tiers.values())
+        now = {} if restarted or elapsed_s >= theirs_s else {tier: wanted[tier] for tier in others if tier in wanted}
+        return now or {tier: spent_s for tier, spent_s in wanted.items() if tier not in others}
 
     def samples_of(self, tier: str) -> int:
         return self._tiers[tier].samples
@@ -95,5 +113,7 @@ class Sampler:
             return state.samples >= (self._measure.samples or 0)
         if state.not_proven_in_a_row >= GIVE_UP_AFTER or state.samples >= until.max_samples:
             return True
+        if state.restarts:
+            return state.samples >= until.min_samples
         width = relative_half_width(state.values, until.confidence)
         return state.samples >= until.min_samples and width is not None and width <= until.half_width

@@ -54,8 +54,8 @@ class Child:
     """One child process and all of its descendants.
 
     argv: the command; env: its whole environment; log: the file of both output streams; cores: CPU cores, None for any;
-    scratch: files and folders that the wardens delete when the child has ended, for whatever reason; grace_s: the time
-    between SIGTERM and SIGKILL, by default 15 s.
+    scratch: files and folders that the wardens delete when the child has ended, for whatever reason; stored: those that
+    they delete unless `stop` keeps them; grace_s: the time between SIGTERM and SIGKILL, by default 15 s.
     """
 
     def __init__(
@@ -67,12 +67,14 @@ class Child:
         env: Mapping[str, str],
         cores: Sequence[int] | None = None,
         scratch: Sequence[Path] = (),
+        stored: Sequence[Path] = (),
         grace_s: float | None = None,
     ) -> None:
         self.name, self._argv, self._log = name, list(argv), log
         self._mark = f"{os.getpid()}-{secrets.token_hex(8)}"
         self._env = {**env, _MARK: self._mark}
-        self._cores, self._scratch, self._grace_s = cores, scratch, grace_s
+        self._cores, self._grace_s = cores, grace_s
+        self._scratch, self._stored = scratch, stored
         self._guard: subprocess.Popen[bytes] | None = None
         self._alive: int | None = None
         self._state: int | None = None
@@ -85,9 +87,9 @@ class Child:
         self._state, state = os.pipe2(os.O_CLOEXEC)
         os.set_blocking(self._state, False)
         cores = ",".join(map(str, self._cores)) if self._cores else "-"
-        scratch = ":".join(str(path.absolute()) for path in self._scratch) or "-"
+        scratch, stored = map(_listed, (self._scratch, self._stored))
         argv = [sys.executable, "-I", "-S", str(_WARDEN), str(alive), str(state), str(self._grace_s or _GRACE_S)]
-        argv += [cores, scratch, "--", *self._argv]
+        argv += [cores, scratch, stored, "--", *self._argv]
         try:
             with self._log.open("ab") as log:
                 self._guard = subprocess.Popen(
@@ -180,9 +182,17 @@ class Child:
             return []
         return [line.rstrip()[:300] for line in text.splitlines() if line.strip()][-count:]
 
-    async def stop(self) -> None:
-        """Ends the command and its descendants: SIGTERM, then SIGKILL after the grace. Safe to call twice."""
+    async def stop(self, *, keep: bool = False) -> None:
+        """Ends the command and its descendants: SIGTERM, then SIGKILL after the grace. Safe to call twice.
+
+        keep: what is `stored` stays, and another child deletes it.
+        """
+        if keep:
+            self._stored = ()
         if self._alive is not None:
+            if keep:
+                with contextlib.suppress(BrokenPipeError):
+                    os.write(self._alive, b"k")
             os.close(self._alive)
             self._alive = None
         if self._guard is None:
@@ -206,7 +216,11 @@ class Child:
     def _sweep(self, session: int) -> None:
         """Ends what a killed guard and a killed warden left behind; usually nothing."""
         warden.end_all(lambda: warden.marked(session, f"{_MARK}={self._mark}"), warden.ORPHAN_GRACE_S)
-        warden.delete(self._scratch)
+        warden.delete([*self._scratch, *self._stored])
+
+
+def _listed(paths: Iterable[Path]) -> str:
+    return ":".join(str(path.absolute()) for path in paths) or "-"
 
 
 def _reports_error(line: str) -> bool:

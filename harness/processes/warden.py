@@ -1,16 +1,18 @@
 """Runs one command and ends it, with everything that it started, when the harness ends, however it ends.
 
-    python -I -S warden.py ALIVE_FD STATE_FD GRACE_S CORES SCRATCH -- COMMAND…
+    python -I -S warden.py ALIVE_FD STATE_FD GRACE_S CORES SCRATCH STORED -- COMMAND…
 
 CORES: '0,1', or '-' for any. SCRATCH: files and folders to delete at the end, with ':' between them, or '-'. What else
-a folder's file ALSO lists, as also_delete writes it, is deleted with the folder.
+a folder's file ALSO lists, as also_delete writes it, is deleted with the folder. STORED: the same, of what is left
+where the harness has said so.
 
 Two processes, so that a SIGKILL of either leaves nothing: the guard is the parent of the warden, and the warden is the
 parent of the command. Both adopt orphans (subreaper): workers that outlive the engine stay below the warden, and below
 the guard when the warden is gone. The one that survives ends everything and deletes SCRATCH, with the shared memory of
 Python's multiprocessing that the ended processes had: what cleans up after a worker is killed with it.
 
-The harness holds ALIVE_FD's other end and never writes: end-of-file means that the harness is gone, even by SIGKILL.
+The harness holds ALIVE_FD's other end: end-of-file means that the harness is gone, even by SIGKILL. It writes there
+only to say that STORED is another's now; guard and warden look at it without reading it.
 The warden writes to STATE_FD, one a line: the command's process id, and how the command ended (an exit code, or a
 signal's number below 0). End-of-file without the second line means that the warden was killed.
 
@@ -19,11 +21,13 @@ Needs the standard library only: it runs as a file, without site-packages, and s
 
 import contextlib
 import ctypes
+import fcntl
 import os
 import select
 import shutil
 import signal
 import sys
+import termios
 import time
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
@@ -39,7 +43,7 @@ _prctl = ctypes.CDLL(None).prctl
 
 def main() -> int:
     alive, state, grace_s, cores = int(sys.argv[1]), int(sys.argv[2]), float(sys.argv[3]), sys.argv[4]
-    scratch, command = sys.argv[5], sys.argv[7:]
+    scratch, stored, command = sys.argv[5], sys.argv[6], sys.argv[8:]
     os.setsid()
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
@@ -62,8 +66,19 @@ def main() -> int:
         end_all(descendants, grace_s if how is None else ORPHAN_GRACE_S)
         code = 143 if how is None else how
     reap()
-    delete(Path(path) for path in scratch.split(":") if scratch != "-")
+    delete(named(scratch))
+    delete([] if handed_over(alive) else named(stored))
     return code & 0xFF
+
+
+def named(paths: str) -> list[Path]:
+    return [] if paths == "-" else list(map(Path, paths.split(":")))
+
+
+def handed_over(alive: int) -> bool:
+    """Whether the harness has written anything."""
+    waiting = fcntl.ioctl(alive, termios.FIONREAD, bytes(4))
+    return int.from_bytes(waiting, sys.byteorder) > 0
 
 
 def adopt_orphans() -> None:

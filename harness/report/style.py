@@ -21,12 +21,13 @@ _COLORS = {
     "pool": "#2A9DA8",
     "disk": "#B97A00",
     "disk_cold": "#C05A9C",
+    "disk_restart": "#E7298A",
     "remote": "#8C6BB1",
     "remote_cold": "#5E7F3A",
     FREE_LOAD: "#7A6FD0",
 }
 # For states and tiers that are not named above, in their order.
-_MORE_COLORS = ("#3F7F8C", "#E7298A", "#A6611A", "#4D4D9F")
+_MORE_COLORS = ("#3F7F8C", "#A6611A", "#4D4D9F")
 GREY = "#7D7D7D"
 
 

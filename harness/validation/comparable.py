@@ -35,6 +35,18 @@ def defects(ours: Point, theirs: Point) -> list[str]:
     return [*_evidence(ours, theirs), *_degraded(ours, theirs), *late]
 
 
+def check_modelled(points: Sequence[Point]) -> None:
+    """Raises NotComparable where a point's state is one that the simulator does not model."""
+    _refuse(
+        [
+            f"{point.cell.key} {point.tier}: the simulator restarts in no time, and its engine is then as fast as"
+            f" before; remove {point.tier} from measure.tiers"
+            for point in points
+            if not point.free and state_named(point.tier).restarted
+        ]
+    )
+
+
 def check_held_out(points: Sequence[Point], calibration: Calibration) -> None:
     """Raises NotComparable where a point is one that the calibration was fitted on: it would be scored on itself."""
     fitted = [msgspec.structs.asdict(p) for p in calibration.fitted_on.points if p.metric == "ttft_s"]

@@ -41,8 +41,12 @@ from simulator.calibration import Calibration, load_calibration
 from traces.request import RequestRecord
 from traces.tiers import all_states
 
-# A document that names storage means the device, not the page cache.
-_STATES = {state.served_by or state.name: state.name for state in all_states() if state.from_device is not False}
+# A document that names storage means the device, not the page cache, below an engine that has run for a while.
+_STATES = {
+    state.served_by or state.name: state.name
+    for state in all_states()
+    if state.from_device is not False and not state.restarted
+}
 # The document ran these without a cache server, so that nothing was stored behind the GPU.
 _GPU_ALONE = ("recompute", "gpu")
 _SAME = 1e-5  # a point of a calibration has six digits

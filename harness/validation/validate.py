@@ -34,7 +34,7 @@ from harness.records import Origin, Resolved
 from harness.results.folder import make_folder
 from harness.results.manifest import CellEntry, read_manifest
 from harness.results.summary import FREE_LOAD
-from harness.validation.comparable import check_apart, check_held_out, check_host, check_sides
+from harness.validation.comparable import check_apart, check_held_out, check_host, check_modelled, check_sides
 from harness.validation.document import CalibrationFacts, Judgement, document, write_document
 from harness.validation.equivalence import MARGIN, Comparison, PointResult, compare
 from harness.validation.known_limits import notes
@@ -83,13 +83,14 @@ def validate(request: Validation, progress: Progress) -> Judgement:
     """Runs both sides, judges them, writes validation.json.
 
     Raises PreflightError before anything starts where the simulator has no packs for the engine; NotComparable then
-    where a point is the calibration's own, and afterwards where the two sides did not ask the same question;
-    EngineError where the real engine fails.
+    where it does not model a state, or a point is the calibration's own, and afterwards where the two sides did not ask
+    the same question; EngineError where the real engine fails.
     """
     deadline = time.monotonic() + request.budget_s
     for cell in request.cells:
         packs_of(cell.experiment, request.engine)
     planned, source = planned_points(request.cells), request.calibration
+    check_modelled(planned)
     if isinstance(source, Micro):
         check_apart(planned, planned_points(source.cells))
     else:

@@ -11,7 +11,7 @@ import msgspec
 import pytest
 
 from harness.engines import ENGINES
-from harness.engines.base import Engine
+from harness.engines.base import Engine, Restarts
 from harness.measure.run import RunRequest, run
 from harness.records import Resolved, is_cut_off
 from tests.contract.cases import ENGINE_CASES, REAL_ENGINE_PARAMS, Case
@@ -159,6 +159,25 @@ async def quoted_answers_hit_what_was_decoded(engine: Engine, _tiers: frozenset[
     assert [record.cached_tokens for record in records] == expected
 
 
+async def a_restart_keeps_what_lies_in_storage_and_nothing_else(engine: Engine, tiers: frozenset[str]) -> None:
+    keeps = engine.capabilities.keeps
+    assert keeps <= tiers and (not keeps or isinstance(engine, Restarts))
+    if not keeps or not isinstance(engine, Restarts):
+        return
+    [kept] = keeps
+    await engine.reset(frozenset[str]().union(*engine.capabilities.resets))
+    first, again = (msgspec.structs.replace(ask(name, 60), instance=0) for name in ("first", "again"))
+    [computed] = await answers(engine, first)
+    await engine.metrics()
+    resolved = await engine.restart()
+    before = await engine.metrics()
+    [served] = await answers(engine, again)
+    moved = (await engine.metrics()).since(before)
+    assert (computed.cached_tokens, served.cached_tokens, served.error) == (0, 1024, None)
+    assert moved.hit_tokens == {tier: 1024 if tier == kept else 0 for tier in moved.hit_tokens}
+    assert moved.external_tokens == 1024 and moved.computed_tokens == 1 and resolved.kv_bytes_per_token
+
+
 Check = Callable[[Engine, frozenset[str]], Awaitable[None]]
 CHECKS: tuple[Check, ...] = (
     each_request_gives_one_record_with_times_in_order,
@@ -167,6 +186,7 @@ CHECKS: tuple[Check, ...] = (
     what_a_reset_empties_serves_nothing_afterwards,
     a_load_ends_with_its_time,
     quoted_answers_hit_what_was_decoded,
+    a_restart_keeps_what_lies_in_storage_and_nothing_else,
 )
 
 

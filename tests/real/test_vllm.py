@@ -26,6 +26,7 @@ from tests.support.paths import ROOT
 from tests.support.real_runs import harness, left_behind
 from tests.unit.measure.test_run_loop import Quiet, measured
 from traces.request import RequestRecord
+from traces.tiers import state_named
 
 PYTHON = ROOT / ".engines" / "vllm" / "bin" / "python"
 pytestmark = [
@@ -57,7 +58,8 @@ def test_every_tier_that_it_claims_to_prove_at_exact_hit_rates_and_concurrency(t
     rows = measured(folder)
     experiment = load_experiment(tmp_path / "experiment.yaml").experiment
     claims = VllmEngine(experiment, load_model("tiny-llama"), tmp_path, time.perf_counter).capabilities.evidence
-    assert {row.expected_tier for row in rows} == set(claims)
+    # tests/real/test_restart.py has what takes a restart.
+    assert {row.expected_tier for row in rows} == {name for name in claims if not state_named(name).restarted}
     assert len(rows) == (1 + 3 + 2) * 5 * 2
     assert {(row.verdict, row.verdict_reason) for row in rows} == {("proven", None)}
     assert {(row.error, row.prompt_tokens, row.output_tokens) for row in rows} == {(None, 641, 1)}

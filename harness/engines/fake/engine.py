@@ -25,6 +25,7 @@ from traces.tiers import PAGE_CACHE, tier_named, tier_names
 _COMPUTED_S = 1e-3
 _SERVED_S = {"engine": 1e-6, "memory": 1e-5, "storage": 5e-5, "store": 7e-5}
 _DEVICE_S = 1e-4
+_RESTART_S = 30.0
 _STORED = ("storage", "store")
 
 
@@ -46,16 +47,23 @@ class FakeEngine:
         sized = Cache.model_fields
         self._names = tuple(name for name in tier_names() if name not in sized or cache.bytes_of(name) is not None)
         self._tiers: dict[str, dict[Segment, None]] = {name: {} for name in (*tier_names(), PAGE_CACHE)}
-        together = self._settings.resets
+        together, keeps = self._settings.resets, self._settings.keeps
+        if keeps is None:
+            keeps = tuple(name for name in self._names if tier_named(name).kind in _STORED)
         self.capabilities = Capabilities(
             tiers=frozenset(self._names),
             resets=singly((*self._names, PAGE_CACHE)) if together is None else frozenset(map(frozenset, together)),
-            evidence=evidence_in(self._names),
+            evidence=evidence_in(self._names, keeps),
             virtual_time=True,
+            keeps=frozenset(keeps),
+            no_restart="the fake is told to keep nothing; set engines.fake.keeps",
         )
-        counted = frozenset().union(*self.capabilities.evidence.values()) | {"stores_begun", "stores_ended"}
-        self._totals = dict.fromkeys(sorted(counted), 0)
+        self._totals = self._zeros()
         self.running = False
+
+    def _zeros(self) -> dict[str, int]:
+        counted = frozenset().union(*self.capabilities.evidence.values()) | {"stores_begun", "stores_ended"}
+        return dict.fromkeys(sorted(counted), 0)
 
     async def start(self) -> None:
         if self._settings.start_error is not None:
@@ -83,6 +91,13 @@ class FakeEngine:
             raise EngineError(f"the fake cannot empty {', '.join(sorted(odd))}")
         for tier in what:
             self._tiers[tier].clear()
+
+    async def restart(self) -> Resolved:
+        """Files stay in the page cache, as on a machine that runs on."""
+        for tier in self.capabilities.tiers - self.capabilities.keeps:
+            self._tiers[tier].clear()
+        self._totals, self._now_s = self._zeros(), self._now_s + _RESTART_S
+        return await self.ready()
 
     async def replay(self, load: Load, emit: Emit) -> None:
         start_s, load_s = self._now_s, 0.0

@@ -21,7 +21,7 @@ from harness.engines.http.dialect import Dialect
 from harness.engines.http.process import ServerProcess
 from harness.engines.http.replay import HttpReplay
 from harness.experiment.model import Experiment
-from harness.processes.child import Child, outlive
+from harness.processes.child import Child, child_environment, outlive
 from harness.records import Capabilities, ClusterShape, Counters, Resolved
 from simulator.models import ModelSpec
 from traces.load import Load
@@ -121,6 +121,33 @@ class ServedEngine(ABC, Generic[P]):
             one.process.start(self.caches[one.cache or 0].connection() if known else Connection())
 
     async def ready(self) -> Resolved:
+        resolved = await self._come_up()
+        await self._warm_up()
+        return resolved
+
+    async def restart(self) -> Resolved:
+        # Between the old processes and the new ones, it alone deletes the files after a SIGKILL of ours.
+        stored = [folder for cache in self.caches if cache.backend for folder in cache.backend.scratch]
+        log, env = self._folder / "logs" / "restart.log", child_environment({})
+        keeper = Child("keeper of the storage", ["sleep", "infinity"], log=log, env=env, stored=stored)
+        keeper.start()
+        restarted = False
+        try:
+            await self._end(keep=True)
+            for one in self._instances:
+                one.sent_tokens = 0
+            self._lookups_due = [0] * len(self.caches)
+            if self._router is not None:
+                self._router.forget(blocks=True, chunks=False)
+            await self.start()
+            restarted = True
+            return await self._come_up()
+        finally:
+            if not restarted:
+                await asyncio.shield(self.stop())
+            await asyncio.shield(keeper.stop(keep=restarted))
+
+    async def _come_up(self) -> Resolved:
         # An engine whose cache server is gone would come up minutes later, or never.
         await outlive([child for cache in self.caches for child in cache.children], self._all_ready())
         behind = [await cache.resolved() for cache in self.caches]
@@ -138,7 +165,6 @@ class ServedEngine(ABC, Generic[P]):
             request_timeout_s=self._experiment.measure.request_timeout,
         )
         await self._replay.open()
-        await self._warm_up()
         return resolved
 
     async def _all_ready(self) -> None:
@@ -146,10 +172,14 @@ class ServedEngine(ABC, Generic[P]):
             await one.process.ready()
 
     async def stop(self) -> None:
+        await self._end(keep=False)
+
+    async def _end(self, *, keep: bool) -> None:
+        """keep: what lies in storage stays, and `start` may follow."""
         if self._replay is not None:
             await self._replay.close()
-        await asyncio.gather(*(one.process.stop() for one in self._instances))
-        await asyncio.gather(*(cache.stop() for cache in self.caches))
+        await asyncio.gather(*(one.process.stop(keep=keep) for one in self._instances))
+        await asyncio.gather(*(cache.stop(keep=keep) for cache in self.caches))
 
     # ---- work
 
@@ -257,6 +287,11 @@ def _router(experiment: Experiment) -> Router | None:
         chunk_tokens=cache.chunk_tokens if below else None,
         shared=bool(asked.shared),
     )
+
+
+def runs_already(section: str) -> str:
+    """Why servers that are attached to are not restarted, and the cure."""
+    return f"it runs already, and the harness restarts only what it has started; remove engines.{section}.attach"
 
 
 def total(sizes: Sequence[int | None]) -> int | None:

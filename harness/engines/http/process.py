@@ -111,9 +111,9 @@ class ServerProcess(ABC):
         named = dict.fromkeys(program.scratch, str(self._scratch))
         env = child_environment(self._environment() | connection.environment | settings.env | named)
         argv = [str(python), "-m", program.module, *self._flags(port), *connection.arguments, *settings.args]
-        remains = [self._scratch, *connection.scratch, *([self._report] if self._accelerator else [])]
-        name = numbered(program.title, self._number)
-        self.child = Child(name, argv, log=self._log, env=env, cores=self._cores, scratch=remains)
+        remains = [self._scratch, *([self._report] if self._accelerator else [])]
+        name, stored = numbered(program.title, self._number), connection.stored
+        self.child = Child(name, argv, log=self._log, env=env, cores=self._cores, scratch=remains, stored=stored)
         self.child.start()
 
     @property
@@ -163,7 +163,9 @@ class ServerProcess(ABC):
         """Bytes that it got from storage devices; None for a process that is not known."""
         return self.child.storage_read_bytes() if self.child else None
 
-    async def stop(self) -> None:
+    async def stop(self, *, keep: bool = False) -> None:
+        """keep: what a cache server within it has stored stays, and it may be started again."""
         if self.child is not None:
-            await self.child.stop()
-        await self._http.aclose()
+            await self.child.stop(keep=keep)
+        if not keep:
+            await self._http.aclose()

@@ -21,7 +21,7 @@ from harness.caches.base import (
     CacheServer,
 )
 from harness.collectors.prometheus import Metrics
-from harness.engines.http.engine import Look, ServedEngine, total
+from harness.engines.http.engine import Look, ServedEngine, runs_already, total
 from harness.engines.sglang.causes import cause, lost_tokens
 from harness.engines.sglang.dialect import Generate
 from harness.engines.sglang.process import ServerInfo, SglangProcess, accelerator_of
@@ -216,7 +216,8 @@ def _capabilities(experiment: Experiment) -> Capabilities:
     stored = {name for name in tiers - own if attach is None or attach.disk_path is not None}
     resets = {own, *kind.resets(stored)}
     resets |= {frozenset({PAGE_CACHE})} if "disk" in stored else set()
-    evidence = {name: needed - kind.uncounted for name, needed in evidence_in(own | stored).items()}
+    keeps = kind.keeps & cache.tiers if attach is None else frozenset[str]()
+    evidence = {name: needed - kind.uncounted for name, needed in evidence_in(own | stored, keeps).items()}
     if attach is not None and attach.pid is None:
         evidence = {name: needed for name, needed in evidence.items() if "disk_device_read_bytes" not in needed}
     return Capabilities(
@@ -226,4 +227,6 @@ def _capabilities(experiment: Experiment) -> Capabilities:
         quotes=attach is None,
         routings=frozenset(ROUTINGS if attach is None else ()),
         starts_empty=attach is None,
+        keeps=keeps,
+        no_restart=kind.no_restart if attach is None else runs_already("sglang"),
     )

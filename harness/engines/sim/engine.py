@@ -30,7 +30,7 @@ from simulator.policies import lmcache_eviction
 from simulator.simulate import Completion, SimCounters, Simulator
 from traces.load import Blocked, Done, Load, Send, WaitUntil
 from traces.request import RequestRecord, TokensByTier
-from traces.tiers import COMPUTED, PAGE_CACHE, tier_names
+from traces.tiers import COMPUTED, PAGE_CACHE, tier_named, tier_names
 
 # What a simulator can hold KV in, and its rows name whether it has it or not.
 SIMULATED_TIERS = ("gpu", "cpu", "disk")
@@ -54,14 +54,17 @@ class SimEngine:
     ) -> None:
         self._make = make
         self._running: Simulator | Cluster | None = None
+        keeps = _keeps(tiers)
         self.capabilities = Capabilities(
             tiers=frozenset(tiers),
             resets=singly((*tier_names(), PAGE_CACHE)),
-            evidence=_evidence(tiers),
+            evidence=_evidence(tiers, keeps),
             deterministic=True,
             virtual_time=True,
             routings=frozenset(get_args(Routing)),
             quotes=True,
+            keeps=keeps,
+            no_restart="a pool's disk lacks what its RAM has not evicted; remove cache.pool",
         )
 
     async def start(self) -> None:
@@ -118,6 +121,11 @@ class SimEngine:
         self._simulator.drain()
         self._simulator.reset(what)
 
+    async def restart(self) -> Resolved:
+        """Empties what is in memory. Neither it nor a fresh process's first steps take time; counters go on."""
+        await self.reset(self.capabilities.tiers - self.capabilities.keeps)
+        return await self.ready()
+
     async def replay(self, load: Load, emit: Emit) -> None:
         await _Replay(self._simulator, load, emit).run()
 
@@ -143,9 +151,16 @@ class SimEngine:
         return self._running
 
 
-def _evidence(tiers: Collection[str]) -> dict[str, frozenset[str]]:
+def _keeps(tiers: Collection[str]) -> frozenset[str]:
+    """What lies in storage survives. A pool hands down what it evicts: none of it is below it for sure."""
+    if "pool" in tiers:
+        return frozenset()
+    return frozenset(tier for tier in tiers if tier_named(tier).kind in ("storage", "store"))
+
+
+def _evidence(tiers: Collection[str], keeps: Collection[str]) -> dict[str, frozenset[str]]:
     """What proves each state. A simulated store says what it sends; it has no device of its own behind that."""
-    found = {name: needed - {"remote_device_read_bytes"} for name, needed in evidence_in(tiers).items()}
+    found = {name: needed - {"remote_device_read_bytes"} for name, needed in evidence_in(tiers, keeps).items()}
     return {name: needed for name, needed in found.items() if name != "remote_cold"}
 
 

@@ -157,7 +157,14 @@ class StorageEngine:
         # The page cache can answer only for files that are opened without O_DIRECT.
         told = {None, True} if direct else {None, True, False} if device.has_files else {None}
         evidence = {name: needed for name, needed in model.evidence.items() if state_named(name).from_device in told}
-        self.capabilities = Capabilities(tiers=model.tiers, resets=model.resets, evidence=evidence, quotes=True)
+        self.capabilities = Capabilities(
+            tiers=model.tiers,
+            resets=model.resets,
+            evidence=evidence,
+            quotes=True,
+            keeps=model.keeps,
+            no_restart=model.no_restart,
+        )
         self._names: dict[int, str] = {}
         # Transfers that requests wait for, and requests whose transfer failed.
         self._reading: dict[int, str] = {}
@@ -183,6 +190,11 @@ class StorageEngine:
         self._store.forget(self._simulator.take_dropped())
         if "page_cache" in what:
             await self._device.drop_page_cache()
+
+    async def restart(self) -> Resolved:
+        """As the model's: see there. The disk's files are not touched."""
+        await self.reset(self.capabilities.tiers - self.capabilities.keeps)
+        return await self.ready()
 
     async def replay(self, load: Load, emit: Emit) -> None:
         start_s, sent = self.now_s(), {}  # type: float, dict[str, tuple[Send, float]]

@@ -20,7 +20,7 @@ from harness.caches.stores import uncounted, unreachable
 from harness.collectors.prometheus import Metrics
 from harness.engines.accelerator import Accelerator
 from harness.engines.http.dialect import Completions
-from harness.engines.http.engine import Instance, Look, ServedEngine, total
+from harness.engines.http.engine import Instance, Look, ServedEngine, runs_already, total
 from harness.engines.vllm.process import SERVED_NAME, VllmProcess
 from harness.engines.vllm.settings import VllmSettings
 from harness.errors import EngineError
@@ -166,7 +166,14 @@ def _capabilities(experiment: Experiment) -> Capabilities:
         tiers = cache.tiers - ({"cpu"} if cache.disk else set())
         evidence = {name: needed - {"disk_loaded_chunks"} for name, needed in evidence_in(tiers).items()}
         evidence.pop("disk_cold", None)
-        return Capabilities(tiers=tiers, resets=singly({"gpu"}), evidence=evidence, quotes=True, routings=routings)
+        return Capabilities(
+            tiers=tiers,
+            resets=singly({"gpu"}),
+            evidence=evidence,
+            quotes=True,
+            routings=routings,
+            no_restart=CACHES[settings.connector].no_restart,
+        )
     tiers, known = cache.tiers, cache.tiers
     if settings.attach is not None:
         # A server that runs already may hold what the experiment does not name; it proves what it lets us reach.
@@ -176,7 +183,8 @@ def _capabilities(experiment: Experiment) -> Capabilities:
         tiers |= known
     kind = CACHES[settings.connector if settings.attach is None else attaching("vllm")]
     unknown = kind.uncounted | uncounted(cache)
-    evidence = {name: needed - unknown for name, needed in _counted(evidence_in(known), settings).items()}
+    keeps = kind.keeps & cache.tiers if settings.attach is None else frozenset[str]()
+    evidence = {name: needed - unknown for name, needed in _counted(evidence_in(known, keeps), settings).items()}
     for state in unreachable(cache):
         evidence.pop(state, None)
     pages = {PAGE_CACHE} if "disk" in known or "remote_cold" in evidence else set()
@@ -187,6 +195,8 @@ def _capabilities(experiment: Experiment) -> Capabilities:
         quotes=True,
         routings=routings,
         starts_empty=settings.attach is None,
+        keeps=keeps,
+        no_restart=kind.no_restart if settings.attach is None else runs_already("vllm"),
     )
 
 

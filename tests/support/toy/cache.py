@@ -72,10 +72,10 @@ class ToyCache:
         else:
             await asyncio.to_thread(self.backend.make_cold)
 
-    async def stop(self) -> None:
+    async def stop(self, *, keep: bool = False) -> None:
         self.running = False
         for child in self.children:
-            await child.stop()
+            await child.stop(keep=keep)
 
 
 class StoreClient:

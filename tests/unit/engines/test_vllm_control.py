@@ -1,12 +1,15 @@
 """The vLLM adapter's control calls, against a server that fails where a real one cannot be made to."""
 
 import asyncio
+import sys
 from pathlib import Path
 
+import psutil
 import pytest
 from aiohttp import web
 from aiohttp.typedefs import Handler
 
+from harness.caches.files import FilesBackend
 from harness.engines.vllm.engine import VllmEngine
 from harness.errors import EngineError
 from harness.records import SchedulerLimits
@@ -84,3 +87,26 @@ def test_a_server_that_tells_no_limits_and_hangs_up_is_measured_all_the_same(tmp
 def test_a_server_that_dies_in_a_reset_is_told_in_one_line(tmp_path: Path) -> None:
     with pytest.raises(EngineError, match=r"no longer answers .*; see its log"):
         asyncio.run(reset_after_ready(tmp_path, CutOff(resets=1), 2))
+
+
+def test_a_restart_that_fails_says_so_and_leaves_no_files(tmp_path: Path) -> None:
+    """Of a Python without LMCache: the cache server ends before it is ready."""
+    (tmp_path / "logs").mkdir()
+    engines, measure = {"vllm": {"python": sys.executable}}, {"tiers": ["disk_restart"], "samples": 1}
+    (cell,) = run_request(tmp_path, engine="vllm", engines=engines, measure=measure).cells
+    engine = VllmEngine(cell.experiment, load_model(cell.experiment.model), tmp_path, lambda: 0.0)
+    backend = engine.caches[0].backend
+    assert isinstance(backend, FilesBackend) and engine.capabilities.keeps == {"disk"}
+    backend.prepare()
+    (backend.folder / "chunk.data").write_bytes(b"kv")
+
+    async def restarted() -> None:
+        try:
+            await engine.restart()
+        finally:
+            await engine.stop()
+
+    with pytest.raises(EngineError, match=r"LMCache server ended before it was ready"):
+        asyncio.run(restarted())
+    assert not backend.folder.exists()
+    assert not [one for one in psutil.Process().children(recursive=True) if str(tmp_path) in " ".join(one.cmdline())]

@@ -378,3 +378,72 @@ def test_engines_may_write_byte_code(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTHONDONTWRITEBYTECODE", "1")
     environment = child_environment({"A": "b"})
     assert "PYTHONDONTWRITEBYTECODE" not in environment and environment["A"] == "b"
+
+
+@pytest.mark.parametrize("killed", ["", "guard warden"])
+def test_what_is_stored_stays_where_another_child_deletes_it(tmp_path: Path, killed: str) -> None:
+    scratch, stored = tmp_path / "scratch", tmp_path / "stored"
+
+    async def scenario(keep: bool) -> None:
+        for folder in (scratch, stored):
+            folder.mkdir(exist_ok=True)
+        argv = ["sleep", "600"]
+        child = Child("toy", argv, log=tmp_path / "log", env=child_environment({}), scratch=[scratch], stored=[stored])
+        child.start()
+        while child.pid is None:
+            await asyncio.sleep(0.01)
+        pids = wardens_of(child)
+        if killed:
+            os.kill(pids["warden"], signal.SIGSTOP)  # else it would delete all as soon as the guard is gone
+        for name in killed.split():  # with both of them gone, it is the harness that deletes
+            os.kill(pids[name], signal.SIGKILL)
+        await child.stop(keep=keep)
+        await child.stop(keep=keep)
+
+    asyncio.run(scenario(keep=True))
+    assert stored.exists() and not scratch.exists()
+    asyncio.run(scenario(keep=False))
+    assert not stored.exists() and not scratch.exists()
+
+
+HANDS_OVER = """
+import asyncio, sys, time
+from pathlib import Path
+import harness.processes.child as p
+log, stored, until = Path(sys.argv[1]), [Path(sys.argv[2])], sys.argv[3]
+def child(name):
+    one = p.Child(name, ["sleep", "600"], log=log, env=p.child_environment({}), stored=stored)
+    one.start()
+    while one.pid is None:
+        time.sleep(0.01)
+    return one
+def reached(step):
+    print(step, flush=True)
+    if step == until:
+        time.sleep(600)
+old, keeper = child("server"), child("keeper")
+reached("kept")
+asyncio.run(old.stop(keep=True))
+reached("ended")
+new = child("server")
+reached("again")
+asyncio.run(keeper.stop(keep=True))
+reached("handed back")
+"""
+
+
+@pytest.mark.parametrize("step", ["kept", "ended", "again", "handed back"])
+def test_what_is_handed_over_is_deleted_wherever_the_harness_is_killed(tmp_path: Path, step: str) -> None:
+    stored = tmp_path / "stored"
+    stored.mkdir()
+    argv = [sys.executable, "-c", HANDS_OVER, str(tmp_path / "log"), str(stored), step]
+    with subprocess.Popen(argv, cwd=ROOT, stdout=subprocess.PIPE, text=True) as parent:
+        assert parent.stdout is not None
+        while parent.stdout.readline().strip() != step:
+            assert parent.poll() is None
+        assert stored.exists()
+        parent.kill()
+    deadline = time.monotonic() + 20
+    while stored.exists() and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert not stored.exists()

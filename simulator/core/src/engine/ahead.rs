@@ -5,6 +5,7 @@ use super::Engine;
 use super::request::{Lookup, Matched};
 use super::schedule::Prefix;
 use super::step::Batch;
+use crate::keys::ChunkRange;
 use crate::tiers::{ReadAhead, Slot};
 
 /// How often the tiers are asked to read ahead for a request (hicache_storage_prefetch_retry_max_attempts).
@@ -14,10 +15,10 @@ impl Engine {
     /// The tiers read into the first level what they hold below it of a waiting request's prompt.
     #[inline(never)]
     pub(super) fn read_ahead(&mut self, slot: Slot, times: u64) {
-        let (name, tokens) = (self.server_slot(slot), self.matched(slot));
+        let (name, tokens, wanted) = (self.server_slot(slot), self.matched(slot), self.matchable(slot));
         let Some(server) = &mut self.server else { return };
         let (request, matched) = (&mut self.requests[slot], Matched { tokens, times });
-        request.lookup = match server.tiers.read_ahead(self.now, name, &request.chunks) {
+        request.lookup = match server.tiers.read_ahead(self.now, name, &wanted) {
             true => Lookup::Ahead(matched),
             false => Lookup::Read(ReadAhead::new(), matched),
         };
@@ -78,12 +79,19 @@ impl Engine {
         }
     }
 
+    /// The chunks of a request's prompt before its last token, which is computed.
+    fn matchable(&self, slot: Slot) -> ChunkRange {
+        let request = &self.requests[slot];
+        let most = (request.tokens_known() - 1) / self.config.chunk_tokens;
+        request.chunks.slice(0..request.chunks.len().min(most as usize))
+    }
+
     /// Tokens of a request's prompt that the GPU holds, or the first level.
     fn matched(&self, slot: Slot) -> u64 {
         let request = &self.requests[slot];
         let findable = (request.tokens_known() - 1) / self.config.block_tokens;
         let local = self.pool.find(&request.runs, findable).end.blocks * self.config.block_tokens;
-        let first = self.server.as_ref().map_or(0, |server| server.tiers.first_holds(&request.chunks));
+        let first = self.server.as_ref().map_or(0, |server| server.tiers.first_holds(&self.matchable(slot)));
         local.max(first * self.config.chunk_tokens)
     }
 

@@ -85,7 +85,8 @@ impl Engine {
                 self.pool.allocate(lacking, &mut request.blocks);
             }
             if !self.config.prefills_first
-                && end >= (request.blocks.findable.blocks + 1).saturating_mul(self.config.block_tokens) {
+                && end >= (request.blocks.findable.blocks + 1).saturating_mul(self.config.block_tokens)
+            {
                 filling.push(slot);
             }
         }

@@ -11,6 +11,7 @@ mod check;
 pub mod config;
 pub mod cost;
 mod decode;
+mod free_queue;
 mod front_end;
 mod intake;
 mod lifecycle;

@@ -52,7 +52,8 @@ impl Engine {
     }
 
     fn prefill(&mut self, batch: &mut Batch) {
-        let (goes_on, decoding) = (self.prefilling.first().copied(), self.running.len() - self.prefilling.len());
+        let (goes_on, decoding) =
+            (self.prefilling.first().copied(), self.running.len() - self.prefilling.len());
         self.door.full &= decoding > 0;
         if goes_on.is_none() {
             if self.door.full || self.waiting.is_empty() {
