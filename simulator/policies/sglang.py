@@ -56,7 +56,8 @@ SGLANG_HICACHE_BEST_EFFORT = msgspec.structs.replace(
 # A request's prefetch from storage begins when it is queued (_prefetch_kvcache), and again when the tree has lost some
 # of what it held then (_prefetch_after_device_hit_loss). At its turn the scheduler matches the tree and loads back from
 # the host 10 tokens or more, layer by layer, while the batch runs (unified_radix_cache.py 576;
-# managers/cache_controller.py, start_loading). Requests that find no page while they decode are preempted as vLLM's are.
+# managers/cache_controller.py, start_loading). Requests that find no page while they decode are preempted as vLLM's
+# are.
 SGLANG = EnginePolicy(
     name="sglang-0.5.23",
     null_blocks=0,

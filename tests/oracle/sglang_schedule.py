@@ -7,9 +7,9 @@ In:  [{"page": 16, "device_pages": 65, "chunk": 64, "running": 4, "requests": [
 Out: [{"rows": {"r0": {"device": 0, "first": 1.5, "last": 9.5}, ...}, "journal": [["device", page hash], ...],
        "together": 7, "retracted": 2}, ...]
 
-Each step takes one second of a clock that stands still otherwise. `first` and `last` are the ends of the steps that gave
-a request its first and its last token. `together` counts the steps in which several requests began, `retracted` the
-requests that were taken back for want of pages.
+Each step takes one second of a clock that stands still otherwise. `first` and `last` are the ends of the steps that
+gave a request its first and its last token. `together` counts the steps in which several requests began, `retracted`
+the requests that were taken back for want of pages.
 
 The choice of each step is Scheduler.get_next_batch_to_run as installed, without overlap: chunked prefill, PrefillAdder,
 SchedulePolicy (fcfs), the decode batch. A batch is a list of requests here, without tensors for a model. What follows a
@@ -108,7 +108,8 @@ class Together(Run):
     """One workload: what Scheduler.get_next_batch_to_run asks of a scheduler, and its event loop."""
 
     chunked_req = dllm_config = prefill_delayer = min_free_slots_delayer = dynamic_chunk_sizer = None
-    scheduler_stage_metrics = lora_drainer = hisparse_coordinator = decode_offload_manager = truncation_align_size = None
+    lora_drainer = hisparse_coordinator = decode_offload_manager = truncation_align_size = None
+    scheduler_stage_metrics = None
     enable_hisparse = enable_lora = enable_hicache_storage = enable_lmcache = is_mixed_chunk = False
     enable_priority_preemption = enable_priority_scheduling = is_hybrid_swa = require_mlp_sync = False
     enable_hierarchical_cache = enable_unified_cache_external_linker = enable_overlap = False

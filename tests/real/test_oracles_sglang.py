@@ -1,8 +1,9 @@
 """The simulator against SGLang's own scheduler and cache and Mooncake's own pool: hits and evictions in their order.
 
 SGLang's scheduler and radix tree serve requests that run together. Its tree, HiCache and storage threads serve requests
-that come one after another; Mooncake's master and client serve uses of single chunks. Each rule of SGLang's that the simulator lacks has a test that shows what it does
-(docs/simulator.md lists them), and the random workloads are those where none of them matters.
+that come one after another; Mooncake's master and client serve uses of single chunks. The rule of SGLang's that makes
+the simulator's hits others has a test that shows what it does (docs/simulator.md lists all of them), and the random
+workloads are those where none of them matters.
 """
 
 import os

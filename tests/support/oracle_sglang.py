@@ -89,9 +89,9 @@ def random_device(
 
 
 def random_host(seed: int) -> Workload:
-    """Such a GPU over host memory. Every other host memory is small: there prompts end inside of a page, replies have no
-    page of their own, and prefill takes a page at a time. The others hold everything, mostly over storage, and are
-    emptied at times; pages may be of 8 tokens there."""
+    """Such a GPU over host memory. Every other host memory is small: there prompts end inside of a page, replies
+    have no page of their own, and prefill takes a page at a time. The others hold everything, mostly over storage, and
+    are emptied at times; pages may be of 8 tokens there."""
     chance = random.Random(10**6 + seed)
     small = seed % 2 == 1
     device = random_device(seed, reply_pages=0, aligned=False) if small else random_device(seed, pages=[8, 16, 64])

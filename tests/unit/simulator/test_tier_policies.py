@@ -96,8 +96,8 @@ def test_mooncake_leases_what_is_looked_up() -> None:
 
 @pytest.mark.parametrize(("pack", "kept_blocks"), [("vllm-0.32", 3), ("sglang-0.5.23", 8)])
 def test_sglangs_scheduler_keeps_the_prefixes_of_all_that_begin_in_a_step(pack: str, kept_blocks: int) -> None:
-    """24 blocks: two prompts of 8, the older of which is asked for again, in one step with a third that takes 13 blocks.
-    Five have to go: of the oldest prompt, or of the other one."""
+    """24 blocks: two prompts of 8, the older of which is asked for again, in one step with a third that takes 13
+    blocks. Five have to go: of the oldest prompt, or of the other one."""
     sim = Simulator(
         load_model("tiny-llama"),
         calibration({"step_s": 1e-3}),
