@@ -51,6 +51,28 @@ impl Cache {
         self.chunks.find(cursor, prompt, number)
     }
 
+    /// For how many chunks, `most` at most, the cache goes on as it was found to at that number. `find` tells the end of
+    /// what the cache lacks bit by bit.
+    #[inline(always)]
+    pub fn alike(
+        &self,
+        cursor: &mut PromptCursor,
+        prompt: &[Key],
+        number: usize,
+        found: Found,
+        most: usize,
+    ) -> usize {
+        let mut len = found.len;
+        while found.at == NONE && len < most {
+            let more = self.find(cursor, prompt, number + len);
+            if more.at != NONE {
+                break;
+            }
+            len += more.len;
+        }
+        len.min(most)
+    }
+
     /// Makes an extent of the first chunks of what `find` found, `most` at most.
     #[inline(always)]
     pub fn cut(&mut self, place: Found, most: usize) -> ExtentId {
@@ -295,7 +317,11 @@ impl Cache {
         self.eviction.next_change()
     }
 
+    #[inline(always)]
     fn make_room(&mut self, count: u64) {
+        if self.used + count <= self.capacity {
+            return;
+        }
         self.evict(|cache, _| (cache.used + count).saturating_sub(cache.capacity));
     }
 

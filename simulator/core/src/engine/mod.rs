@@ -278,7 +278,9 @@ impl Engine {
     /// Runs all events that are due, and ends the step in flight if it is due.
     pub(crate) fn run_due(&mut self) {
         self.run_events();
-        self.end_step();
+        if self.step.as_ref().is_some_and(|step| step.end() <= self.now) {
+            self.end_step();
+        }
     }
 
     /// Brings what callers can see to this moment, which lies between two events.
@@ -351,10 +353,14 @@ impl Engine {
     }
 
     /// Begins a step, or many, unless one is in flight or there is nothing to compute.
+    #[inline(always)]
     pub(crate) fn begin_step(&mut self) {
-        if self.step.is_some() {
-            return;
+        if self.step.is_none() {
+            self.begin_next_step();
         }
+    }
+
+    fn begin_next_step(&mut self) {
         if let Some(decode) = self.plan_decode() {
             self.step = Some(Step::Decode(decode));
             return;
@@ -388,11 +394,9 @@ impl Engine {
         }
     }
 
-    /// Ends the step in flight if it is due.
+    /// Ends the step in flight.
+    #[inline(never)]
     fn end_step(&mut self) {
-        if self.step.as_ref().is_none_or(|step| step.end() > self.now) {
-            return;
-        }
         if let Some(server) = &mut self.server {
             server.tiers.tick(self.now);
         }

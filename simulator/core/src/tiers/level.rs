@@ -106,6 +106,19 @@ impl Level {
         self.held.find(cursor, prompt, number)
     }
 
+    /// As `Cache::alike`.
+    #[inline(always)]
+    pub fn alike(
+        &self,
+        cursor: &mut PromptCursor,
+        prompt: &[Key],
+        number: usize,
+        found: Found,
+        most: usize,
+    ) -> usize {
+        self.held.alike(cursor, prompt, number, found, most)
+    }
+
     /// Makes an extent of the first chunks of what `find` found, `most` at most.
     pub fn cut(&mut self, found: Found, most: usize) -> ExtentId {
         self.held.cut(found, most)

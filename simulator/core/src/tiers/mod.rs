@@ -26,6 +26,7 @@ use std::ops::Range;
 use crate::cache::Cache;
 use crate::chunks::spans::{Span, marked};
 use crate::chunks::{NONE, PromptCursor};
+use crate::eviction::kind::EvictionKind;
 use crate::journal::{Journal, Note};
 use crate::keys::{ChunkRange, Key, KeyMap};
 use crate::time::{self, FOREVER, Ticks};
@@ -91,6 +92,8 @@ pub struct Tiers {
     /// The first level's ticks, and when the next one is due that lets chunks fall or concerns a lower level.
     ticker: Ticker,
     lower_due: Ticks,
+    /// Some level's eviction depends on the time.
+    leases: bool,
     counters: TierCounters,
     /// Transfers begun since the engine last looked.
     begun: Vec<Begun>,
@@ -112,6 +115,7 @@ impl Tiers {
             first_read: Device::new(&config.levels[0].read),
             first_write: Device::new(&config.levels[0].write),
             lower_due: FOREVER,
+            leases: config.levels.iter().any(|level| level.eviction == EvictionKind::Lease),
             lower: lower_levels(&config, false),
             transfers: Transfers::default(),
             instance: 0,
@@ -189,8 +193,10 @@ impl Tiers {
     }
 
     fn clock(&mut self, now: Ticks) {
-        self.first.clock(now);
-        self.lower.iter_mut().for_each(|level| level.clock(now));
+        if self.leases {
+            self.first.clock(now);
+            self.lower.iter_mut().for_each(|level| level.clock(now));
+        }
     }
 
     /// Begins to look for a prefix of a prompt's chunks. Some: the answer at once; None: `Ended::Lookup` brings it.
