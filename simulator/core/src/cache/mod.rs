@@ -62,15 +62,10 @@ impl Cache {
         found: Found,
         most: usize,
     ) -> usize {
-        let mut len = found.len;
-        while found.at == NONE && len < most {
-            let more = self.find(cursor, prompt, number + len);
-            if more.at != NONE {
-                break;
-            }
-            len += more.len;
+        if found.at != NONE || found.len >= most {
+            return found.len.min(most);
         }
-        len.min(most)
+        found.len + self.chunks.lacks(cursor, prompt, number + found.len, number + most)
     }
 
     /// Makes an extent of the first chunks of what `find` found, `most` at most.
@@ -159,8 +154,8 @@ impl Cache {
             self.make_room(count);
         }
         self.chunks.add(range, marks);
-        let extents = self.gather(marked(marks));
-        for &at in extents.iter().rev() {
+        for &Span { at, len } in marks.iter().rev().filter(|mark| mark.at != NONE) {
+            debug_assert_eq!(self.chunks[at].chunks(), u64::from(len), "a mark is one extent until its room is reserved");
             if one_by_one {
                 self.eviction.miss(&self.chunks, at);
                 self.make_room(self.chunks[at].chunks());
@@ -174,7 +169,6 @@ impl Cache {
             }
             self.written(at);
         }
-        self.gathered = extents;
         true
     }
 

@@ -293,26 +293,22 @@ impl Engine {
         loop {
             self.run_front_end();
             let (arrival, end) = (self.arrivals.next_at(), self.next_end(true));
-            let due = arrival.min(self.now);
-            if end > due && self.server.as_mut().is_some_and(|server| server.tick_lower(due)) {
-                continue;
-            }
-            if arrival.min(end) > self.now {
-                return;
-            }
-            if end <= arrival {
+            if end <= arrival && end <= self.now {
                 let Some((at, ended)) = self.server.as_mut().and_then(|server| server.end_next(end)) else {
                     return;
                 };
                 self.name_owners();
                 self.transfer_ended(at, ended);
-            } else if let Some((at, submission)) = self.arrivals.pop() {
-                if let Some(server) = &mut self.server {
-                    server.tiers.tick(at);
-                }
-                self.arrive(submission);
-                self.invalidate_schedule(at);
+                continue;
             }
+            let due = arrival.min(self.now);
+            if self.server.as_mut().is_some_and(|server| server.tick_lower(due)) {
+                continue;
+            }
+            if arrival > self.now {
+                return;
+            }
+            self.take_arrival();
         }
     }
 
@@ -343,7 +339,7 @@ impl Engine {
     }
 
     /// The next schedule may decide otherwise than the last: takes back decode steps that have not begun by `at`.
-    fn invalidate_schedule(&mut self, at: Ticks) {
+    pub(super) fn invalidate_schedule(&mut self, at: Ticks) {
         self.steady = false;
         match &mut self.step {
             Some(Step::Batch { batch, .. }) => batch.steady = false,

@@ -200,6 +200,10 @@ impl Level {
             marks.clear();
             return 0;
         }
+        // Most stores write nothing past the first level. A level beyond its watermark empties all the same.
+        if marks.is_empty() && !(evicts && self.held.used() > self.rules.watermark) {
+            return 0;
+        }
         self.mark_lacking(range, marks);
         let mut count = count(marks);
         if evicts && self.held.used() + count > self.rules.watermark {
@@ -231,7 +235,7 @@ impl Level {
             }
             while number < end {
                 let found = self.held.find(&mut cursor, range.prompt(), number);
-                let len = found.len.min(end - number);
+                let len = self.held.alike(&mut cursor, range.prompt(), number, found, end - number);
                 let at = match found.at {
                     NONE => NEW,
                     at if self.held.has(at) => {

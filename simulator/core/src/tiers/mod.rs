@@ -150,6 +150,10 @@ impl Tiers {
         self.transfers.is_empty()
     }
 
+    pub fn has_begun(&self) -> bool {
+        !self.begun.is_empty()
+    }
+
     pub fn take_begun(&mut self) -> impl Iterator<Item = Begun> {
         self.begun.drain(..)
     }

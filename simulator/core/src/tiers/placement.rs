@@ -67,7 +67,10 @@ impl Tiers {
                 at = NONE;
             } else {
                 let mut skips = false;
-                if policy.placement != Placement::Copy {
+                if policy.placement == Placement::Copy {
+                    let most = range.prompt().len() - number;
+                    len = self.first.alike(&mut first_cursor, range.prompt(), number, found, most);
+                } else {
                     for (level, cursor) in self.lower.iter().zip(&mut cursors) {
                         let below = level.find(cursor, range.prompt(), number);
                         len = len.min(below.len);

@@ -74,7 +74,14 @@ impl Server {
     }
 
     /// Notes the ends of transfers that the tiers have begun since the last call.
+    #[inline(always)]
     pub fn take_begun(&mut self) {
+        if self.tiers.has_begun() {
+            self.note_begun();
+        }
+    }
+
+    fn note_begun(&mut self) {
         let (loud, quiet) = (&mut self.loud, &mut self.quiet);
         // The caller says when external transfers end (`complete_io`).
         for begun in self.tiers.take_begun().filter(|begun| begun.end != FOREVER) {
