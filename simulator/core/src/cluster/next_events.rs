@@ -23,8 +23,11 @@ impl NextEvents {
         let (mut place, mut winner) = (self.places + instance, (at, instance));
         while place > 1 {
             self.winners[place] = winner;
-            let (left, right) = (self.winners[place & !1], self.winners[place | 1]);
-            winner = if right.0 < left.0 { right } else { left };
+            // Among equals the left one wins: the instance of the lowest number.
+            let (other, is_right) = (self.winners[place ^ 1], place & 1 == 1);
+            if other.0 < winner.0 || is_right && other.0 == winner.0 {
+                winner = other;
+            }
             place /= 2;
         }
         self.winners[1] = winner;

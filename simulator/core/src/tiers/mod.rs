@@ -150,10 +150,6 @@ impl Tiers {
         self.transfers.is_empty()
     }
 
-    pub fn has_begun(&self) -> bool {
-        !self.begun.is_empty()
-    }
-
     pub fn take_begun(&mut self) -> impl Iterator<Item = Begun> {
         self.begun.drain(..)
     }
@@ -171,7 +167,10 @@ impl Tiers {
         if self.lower_due <= now {
             self.tick_lower(now);
         }
-        self.clock(now);
+        if self.leases {
+            self.first.clock(now);
+            self.lower.iter_mut().for_each(|level| level.clock(now));
+        }
     }
 
     #[cold]
@@ -194,13 +193,6 @@ impl Tiers {
         let falls = self.lower.first().is_some_and(Level::takes_dropped);
         let first = if falls { self.ticker.due } else { FOREVER };
         self.lower.iter().map(|level| level.ticker.due).fold(first, Ticks::min)
-    }
-
-    fn clock(&mut self, now: Ticks) {
-        if self.leases {
-            self.first.clock(now);
-            self.lower.iter_mut().for_each(|level| level.clock(now));
-        }
     }
 
     /// Begins to look for a prefix of a prompt's chunks. Some: the answer at once; None: `Ended::Lookup` brings it.

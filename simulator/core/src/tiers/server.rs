@@ -76,7 +76,7 @@ impl Server {
     /// Notes the ends of transfers that the tiers have begun since the last call.
     #[inline(always)]
     pub fn take_begun(&mut self) {
-        if self.tiers.has_begun() {
+        if !self.tiers.begun.is_empty() {
             self.note_begun();
         }
     }
