@@ -3,6 +3,8 @@
 //!
 //! The policy knows a key from the moment at which the cache reserves room for it. Counts of chunks stand for bytes.
 
+#[cfg(test)]
+mod check;
 mod marks;
 
 use crate::chunks::spans::{Span, count, marked};
@@ -49,6 +51,23 @@ impl Cache {
     #[inline(always)]
     pub fn find(&self, cursor: &mut PromptCursor, prompt: &[Key], number: usize) -> Found {
         self.chunks.find(cursor, prompt, number)
+    }
+
+    /// For how many chunks, `most` at most, the cache goes on as it was found to at that number. `find` tells the end of
+    /// what the cache lacks bit by bit.
+    #[inline(always)]
+    pub fn alike(
+        &self,
+        cursor: &mut PromptCursor,
+        prompt: &[Key],
+        number: usize,
+        found: Found,
+        most: usize,
+    ) -> usize {
+        if found.at != NONE || found.len >= most {
+            return found.len.min(most);
+        }
+        found.len + self.chunks.lacks(cursor, prompt, number + found.len, number + most)
     }
 
     /// Makes an extent of the first chunks of what `find` found, `most` at most.
@@ -137,8 +156,12 @@ impl Cache {
             self.make_room(count);
         }
         self.chunks.add(range, marks);
-        let extents = self.gather(marked(marks));
-        for &at in extents.iter().rev() {
+        for &Span { at, len } in marks.iter().rev().filter(|mark| mark.at != NONE) {
+            debug_assert_eq!(
+                self.chunks[at].chunks(),
+                u64::from(len),
+                "a mark is one extent until its room is reserved"
+            );
             if one_by_one {
                 self.eviction.miss(&self.chunks, at);
                 self.make_room(self.chunks[at].chunks());
@@ -152,7 +175,6 @@ impl Cache {
             }
             self.written(at);
         }
-        self.gathered = extents;
         true
     }
 
@@ -295,7 +317,11 @@ impl Cache {
         self.eviction.next_change()
     }
 
+    #[inline(always)]
     fn make_room(&mut self, count: u64) {
+        if self.used + count <= self.capacity {
+            return;
+        }
         self.evict(|cache, _| (cache.used + count).saturating_sub(cache.capacity));
     }
 
@@ -369,56 +395,6 @@ impl Cache {
         self.evictable -= extent.settled_chunks();
         change(extent);
         self.evictable += extent.settled_chunks();
-    }
-}
-
-#[cfg(test)]
-impl Cache {
-    fn extent(&self, key: Key) -> Option<&Extent> {
-        self.chunks.iter().find(|extent| extent.keys().contains(&key))
-    }
-
-    pub fn readers(&self, key: Key) -> u32 {
-        self.extent(key).map_or(0, |extent| extent.readers)
-    }
-
-    pub fn contains(&self, key: Key) -> bool {
-        self.extent(key).is_some_and(|extent| extent.is(RESIDENT))
-    }
-
-    /// Resident or being written.
-    pub fn all_keys(&self) -> Vec<Key> {
-        self.chunks.iter().flat_map(|extent| extent.keys().iter().copied()).collect()
-    }
-
-    /// Panics unless the books agree, as they must at any moment.
-    pub fn check(&self) {
-        let count = |which: fn(&Extent) -> bool| -> u64 {
-            self.chunks.iter().filter(|extent| which(extent)).map(Extent::chunks).sum()
-        };
-        let staged: u64 = self.chunks.iter().map(|extent| u64::from(extent.staged) * extent.chunks()).sum();
-        assert!(self.used <= self.capacity, "{} of {} chunks", self.used, self.capacity);
-        assert_eq!(self.used, count(|extent| extent.is(RESIDENT)) + staged);
-        assert_eq!(self.tracked, count(Extent::queued));
-        assert_eq!(self.evictable, count(Extent::settled));
-        let mut keys = self.all_keys();
-        keys.sort_unstable();
-        assert!(keys.windows(2).all(|pair| pair[0] < pair[1]), "a chunk that is there twice");
-        for extent in self.chunks.iter() {
-            assert!(extent.chunks() > 0 && extent.keys()[0] == extent.key, "an extent under another's key");
-            assert!(extent.is(RESIDENT) || extent.staged > 0, "a chunk that is nowhere");
-            assert!(extent.is(RESIDENT) || extent.readers == 0, "a chunk is read and not there");
-            assert!(extent.queued() || !extent.is(RESIDENT), "a chunk that can never go");
-            assert!(!extent.is(STORING) || extent.staged > 0);
-            assert!(!extent.is(TEMPORARY) || extent.readers > 0, "a temporary chunk without a reader");
-            assert!(!extent.is(PASSED));
-        }
-    }
-
-    /// As `check`, once no read or write is in flight.
-    pub fn check_idle(&self) {
-        self.check();
-        assert!(self.chunks.iter().all(|extent| extent.staged == 0 && extent.readers == 0));
     }
 }
 

@@ -3,10 +3,35 @@
 //! What one insertion adds is one node. A prefix that ends inside of a node cuts it in two, and the other part counts as
 //! used then (_split_node). A node's blocks so always have the same users, and are neighbours in the free queue.
 
-use super::blocks::{BlockPool, ExtentId, Held, NONE};
-use crate::keys::Key;
+use super::blocks::{Adds, BlockPool, ExtentId, Held, NONE};
+use super::node_ids::NO_NODE;
+use crate::keys::{BlockRun, Key};
 
 impl BlockPool {
+    /// As `register`, in nodes.
+    #[inline(never)]
+    pub(super) fn register_nodes(&mut self, runs: &[BlockRun], end: u64, held: &mut Held, adds: Adds) {
+        if adds != Adds::ToReply {
+            held.node = None;
+        }
+        while held.findable.blocks < end {
+            let ((key, mut blocks), mut ends) = (held.next_of_run(runs, end), false);
+            if adds <= Adds::Chunk {
+                if self.adopt(key, held) {
+                    held.findable.advance(runs, 1);
+                    continue;
+                }
+                (blocks, ends) = self.until_end_of_node(key, blocks, held);
+            }
+            let node = self.nodes.as_mut().map_or(NO_NODE, |nodes| nodes.add(&mut held.node, blocks));
+            self.add(key, blocks, node, held);
+            held.findable.advance(runs, blocks);
+            if ends && adds == Adds::Loaded {
+                held.node = None;
+            }
+        }
+    }
+
     /// A request's cached prefix may end inside of a node: cuts that node, and makes its other part the newest.
     pub(super) fn part_node(&mut self, held: &Held) {
         if self.nodes.is_none() {

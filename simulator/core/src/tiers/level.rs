@@ -106,6 +106,19 @@ impl Level {
         self.held.find(cursor, prompt, number)
     }
 
+    /// As `Cache::alike`.
+    #[inline(always)]
+    pub fn alike(
+        &self,
+        cursor: &mut PromptCursor,
+        prompt: &[Key],
+        number: usize,
+        found: Found,
+        most: usize,
+    ) -> usize {
+        self.held.alike(cursor, prompt, number, found, most)
+    }
+
     /// Makes an extent of the first chunks of what `find` found, `most` at most.
     pub fn cut(&mut self, found: Found, most: usize) -> ExtentId {
         self.held.cut(found, most)
@@ -187,6 +200,10 @@ impl Level {
             marks.clear();
             return 0;
         }
+        // Most stores write nothing past the first level. A level beyond its watermark empties all the same.
+        if marks.is_empty() && !(evicts && self.held.used() > self.rules.watermark) {
+            return 0;
+        }
         self.mark_lacking(range, marks);
         let mut count = count(marks);
         if evicts && self.held.used() + count > self.rules.watermark {
@@ -218,7 +235,7 @@ impl Level {
             }
             while number < end {
                 let found = self.held.find(&mut cursor, range.prompt(), number);
-                let len = found.len.min(end - number);
+                let len = self.held.alike(&mut cursor, range.prompt(), number, found, end - number);
                 let at = match found.at {
                     NONE => NEW,
                     at if self.held.has(at) => {

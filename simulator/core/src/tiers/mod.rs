@@ -26,6 +26,7 @@ use std::ops::Range;
 use crate::cache::Cache;
 use crate::chunks::spans::{Span, marked};
 use crate::chunks::{NONE, PromptCursor};
+use crate::eviction::kind::EvictionKind;
 use crate::journal::{Journal, Note};
 use crate::keys::{ChunkRange, Key, KeyMap};
 use crate::time::{self, FOREVER, Ticks};
@@ -91,6 +92,8 @@ pub struct Tiers {
     /// The first level's ticks, and when the next one is due that lets chunks fall or concerns a lower level.
     ticker: Ticker,
     lower_due: Ticks,
+    /// Some level's eviction depends on the time.
+    leases: bool,
     counters: TierCounters,
     /// Transfers begun since the engine last looked.
     begun: Vec<Begun>,
@@ -112,6 +115,7 @@ impl Tiers {
             first_read: Device::new(&config.levels[0].read),
             first_write: Device::new(&config.levels[0].write),
             lower_due: FOREVER,
+            leases: config.levels.iter().any(|level| level.eviction == EvictionKind::Lease),
             lower: lower_levels(&config, false),
             transfers: Transfers::default(),
             instance: 0,
@@ -163,7 +167,10 @@ impl Tiers {
         if self.lower_due <= now {
             self.tick_lower(now);
         }
-        self.clock(now);
+        if self.leases {
+            self.first.clock(now);
+            self.lower.iter_mut().for_each(|level| level.clock(now));
+        }
     }
 
     #[cold]
@@ -186,11 +193,6 @@ impl Tiers {
         let falls = self.lower.first().is_some_and(Level::takes_dropped);
         let first = if falls { self.ticker.due } else { FOREVER };
         self.lower.iter().map(|level| level.ticker.due).fold(first, Ticks::min)
-    }
-
-    fn clock(&mut self, now: Ticks) {
-        self.first.clock(now);
-        self.lower.iter_mut().for_each(|level| level.clock(now));
     }
 
     /// Begins to look for a prefix of a prompt's chunks. Some: the answer at once; None: `Ended::Lookup` brings it.

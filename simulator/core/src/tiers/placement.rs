@@ -67,7 +67,10 @@ impl Tiers {
                 at = NONE;
             } else {
                 let mut skips = false;
-                if policy.placement != Placement::Copy {
+                if policy.placement == Placement::Copy {
+                    let most = range.prompt().len() - number;
+                    len = self.first.alike(&mut first_cursor, range.prompt(), number, found, most);
+                } else {
                     for (level, cursor) in self.lower.iter().zip(&mut cursors) {
                         let below = level.find(cursor, range.prompt(), number);
                         len = len.min(below.len);
@@ -196,6 +199,8 @@ impl Tiers {
     /// The first level keeps them locked meanwhile.
     fn copy_down(&mut self, now: Ticks, store: StoreDown, first: Vec<Span>, lower: usize) {
         let levels = self.lower.iter().rposition(|level| !level.takes_dropped()).map_or(0, |last| last + 1);
+        // A write to the level above has locked them.
+        let locked = lower > 0;
         for lower in lower..levels {
             if self.lower[lower].takes_dropped() {
                 continue;
@@ -215,7 +220,9 @@ impl Tiers {
                 self.put_back(marks);
                 continue;
             }
-            self.first.lock(marked(&first));
+            if !locked {
+                self.first.lock(marked(&first));
+            }
             let ends_store = lower + 1 == levels;
             self.counters.stores_ended += if ends_store { store.unended - count } else { 0 };
             let next = (!ends_store).then(|| Box::new(store));
@@ -223,6 +230,9 @@ impl Tiers {
         }
         if levels == 0 {
             self.journal.note("writes", Vec::new);
+        }
+        if locked {
+            self.first.unlock(marked(&first));
         }
         self.counters.stores_ended += store.unended;
         self.put_back(first);
@@ -232,11 +242,13 @@ impl Tiers {
     pub(super) fn written_down(&mut self, now: Ticks, id: IoId, write: WriteDown) {
         let WriteDown { lower, first, mut marks, ends_store, next } = write;
         self.journal.note("written", || vec![id]);
-        self.first.unlock(marked(&first));
         self.written(id, lower, &mut marks, ends_store);
         match next {
             Some(store) => self.copy_down(now, *store, first, lower + 1),
-            None => self.put_back(first),
+            None => {
+                self.first.unlock(marked(&first));
+                self.put_back(first);
+            }
         }
         self.put_back(marks);
     }
