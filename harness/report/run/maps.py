@@ -28,7 +28,8 @@ _EQUAL_WITHIN = 0.014
 def heat_maps(summary: Summary) -> go.Figure | None:
     """How much faster than recompute each tier is, a panel a tier over a sweep's two axes; None for other sweeps.
 
-    A line runs where both are equal. Without recompute there is nothing to compare with: mean TTFT is drawn.
+    A line runs where both are equal. Without recompute there is nothing to compare with: mean TTFT is drawn. None, too,
+    of a run that ended before its first row.
     """
     than = baseline()
     axes = varied_axes(summary.cells)
@@ -38,6 +39,8 @@ def heat_maps(summary: Summary) -> go.Figure | None:
     tiers = tier_order({tier for cell in summary.cells for tier in cell.tiers})
     compared = [tier for tier in tiers if tier != than] if than in tiers else []
     shown = (compared or tiers)[:MAX_PANELS]
+    if not shown:
+        return None
     columns = min(2, len(shown))
     lines = -(-len(shown) // columns)
     figure = make_subplots(

@@ -47,6 +47,10 @@ def test_a_sweep_of_one_axis_has_no_map() -> None:
     assert heat_maps(summarize(manifest(cells), [row("gpu", 0.1, cell=each.key) for each in cells])) is None
 
 
+def test_a_sweep_that_ended_before_its_first_row_has_no_map() -> None:
+    assert heat_maps(summarize(manifest(CELLS), [])) is None
+
+
 def test_the_ladder_adds_up_to_each_state_s_ttft() -> None:
     means = {"recompute": 3.0, "gpu": 0.1, "cpu": 0.15, "disk": 0.25, "disk_cold": 0.75}
     figure = ladder(summarize(manifest(), [row(tier, ttft_s) for tier, ttft_s in means.items()]))
