@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 
 from harness.caches import CACHES
-from harness.caches import mooncake
 from harness.caches.base import CachePlan, EngineSide
 from harness.caches.mooncake import MooncakeServer, lease_s, make_mooncake, puts, served_bytes
 from harness.collectors.prometheus import Metrics
@@ -72,7 +71,7 @@ def test_a_store_that_the_master_refused_has_ended_once_nothing_moves(
         return counters["stores_begun"], counters["stores_ended"]
 
     monkeypatch.setattr(MooncakeServer, "_settled", settled)
-    monkeypatch.setattr(mooncake.time, "monotonic", lambda: now_s[0])
+    monkeypatch.setattr("harness.caches.mooncake.time.monotonic", lambda: now_s[0])
     assert asyncio.run(stores()) == (10, 8)
     now_s[0] += 2.9
     assert asyncio.run(stores()) == (10, 8), "they may still be on their way"
