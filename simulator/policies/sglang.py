@@ -21,6 +21,7 @@ from simulator.policies.tiers import TierPolicy
 SGLANG_HICACHE = TierPolicy(
     name="sglang-0.5.23-hicache",
     end_uses=True,
+    write_end_uses=False,
     evict_on_demand=True,
     keep_prefetched=True,
     max_prefetches=1,

@@ -29,7 +29,7 @@ impl Cache {
         };
         let staged: u64 = self.chunks.iter().map(|extent| u64::from(extent.staged) * extent.chunks()).sum();
         assert!(self.used <= self.capacity, "{} of {} chunks", self.used, self.capacity);
-        assert_eq!(self.used, count(|extent| extent.is(RESIDENT)) + staged);
+        assert_eq!((self.resident(), self.staged), (count(|extent| extent.is(RESIDENT)), staged));
         assert_eq!(self.tracked, count(Extent::queued));
         assert_eq!(self.evictable, count(Extent::settled));
         let mut keys = self.all_keys();

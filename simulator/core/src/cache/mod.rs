@@ -5,7 +5,9 @@
 
 #[cfg(test)]
 mod check;
+mod counts;
 mod marks;
+mod offload;
 
 use crate::chunks::spans::{Span, count, marked};
 use crate::chunks::{
@@ -21,6 +23,8 @@ pub struct Cache {
     capacity: u64,
     used: u64,
     tracked: u64,
+    /// Room of writes in flight.
+    staged: u64,
     /// Settled chunks: resident, without readers or further writes.
     evictable: u64,
     chunks: Chunks,
@@ -39,8 +43,20 @@ impl Cache {
         let eviction = eviction.make(capacity, lease);
         let chunks = Chunks::new(loose || eviction.one_by_one());
         let (gone, gathered, passed) = (Vec::new(), Vec::new(), Vec::new());
-        let (used, tracked, evictable) = (0, 0, 0);
-        Self { capacity, used, tracked, evictable, chunks, eviction, gone, notes_gone, gathered, passed }
+        let (used, tracked, staged, evictable) = (0, 0, 0, 0);
+        Self {
+            capacity,
+            used,
+            tracked,
+            staged,
+            evictable,
+            chunks,
+            eviction,
+            gone,
+            notes_gone,
+            gathered,
+            passed,
+        }
     }
 
     pub fn clock(&mut self, now: Ticks) {
@@ -113,29 +129,9 @@ impl Cache {
         self.gone.clear();
     }
 
-    /// Held and reserved chunks, as a share of the capacity.
-    pub fn usage(&self) -> f64 {
-        if self.capacity == 0 { 0.0 } else { self.used as f64 / self.capacity as f64 }
-    }
-
-    pub fn used(&self) -> u64 {
-        self.used
-    }
-
-    /// Keys in the order of eviction.
-    pub fn tracked(&self) -> u64 {
-        self.tracked
-    }
-
     /// The chunk is resident, or a store is writing it: another store would not.
     pub fn has(&self, at: ExtentId) -> bool {
         at != NONE && (self.chunks[at].is(RESIDENT | STORING))
-    }
-
-    /// How many chunks a write could bring; `evicts`: also in the place of others.
-    pub fn room(&self, evicts: bool) -> u64 {
-        let ready = || self.eviction.ready(&self.chunks).unwrap_or(self.evictable);
-        self.capacity.saturating_sub(self.used) + if evicts { ready() } else { 0 }
     }
 
     /// Reserves room for all marked chunks of a range or for none; `evicts`: also in the place of others. True: all
@@ -169,6 +165,7 @@ impl Cache {
             // The chunk is not resident, so it is not settled, before or after.
             let extent = &mut self.chunks[at];
             self.used += extent.chunks();
+            self.staged += extent.chunks();
             extent.staged += 1;
             if storing {
                 extent.set(STORING, true);
@@ -181,12 +178,18 @@ impl Cache {
     /// Ends a store. Chunks that became resident stay marked. The others were resident already: the cache frees their
     /// room.
     pub fn admit_stored(&mut self, marks: &mut Vec<Span>) {
+        self.end_store(marks, true);
+    }
+
+    /// The same. `renews`: the chunks' place in the order of eviction is that of the store's end, not of its beginning.
+    pub fn end_store(&mut self, marks: &mut Vec<Span>, renews: bool) {
         self.divide_as_cut(marks);
         let mut queued = true;
         for mark in marks.iter_mut().filter(|mark| mark.at != NONE) {
             let extent = &mut self.chunks[mark.at];
             extent.set(STORING, false);
             queued &= extent.queued();
+            self.staged -= extent.chunks();
             let comes = extent.admit(false);
             self.evictable += extent.settled_chunks();
             if !comes {
@@ -195,10 +198,15 @@ impl Cache {
             }
         }
         let extents = self.gather(marked(marks));
-        if queued {
+        if queued && renews {
             self.eviction.written_all(&mut self.chunks, &extents);
-        } else {
-            extents.iter().rev().for_each(|&at| self.written(at));
+        } else if !queued {
+            let comes = |cache: &Self, at| renews || !cache.chunks[at].queued();
+            extents.iter().rev().for_each(|&at| {
+                if comes(self, at) {
+                    self.written(at)
+                }
+            });
         }
         self.gathered = extents;
     }
@@ -210,6 +218,7 @@ impl Cache {
             // The chunk has a reader from now on, so it is not settled.
             let extent = &mut self.chunks[at];
             extent.readers += 1;
+            self.staged -= extent.chunks();
             if extent.admit(temporary) {
                 self.written(at);
                 self.chunks[at].set(FRESH, true);
@@ -225,6 +234,7 @@ impl Cache {
         let extents = self.gather(marked(marks));
         for &at in &extents {
             self.change(at, |extent| extent.staged -= 1);
+            self.staged -= self.chunks[at].chunks();
             self.used -= self.chunks[at].chunks();
             if self.chunks[at].staged == 0 && !self.chunks[at].is(RESIDENT) {
                 self.forget(at);
@@ -309,12 +319,7 @@ impl Cache {
             }
         }
         self.chunks.clear();
-        (self.used, self.tracked, self.evictable) = (0, 0, 0);
-    }
-
-    /// When time alone next makes a chunk evictable.
-    pub fn next_change(&self) -> Option<Ticks> {
-        self.eviction.next_change()
+        (self.used, self.tracked, self.staged, self.evictable) = (0, 0, 0, 0);
     }
 
     #[inline(always)]

@@ -18,7 +18,7 @@ use hashbrown::HashTable;
 use crate::keys::{ChunkRange, Key};
 use crate::memory::fetch;
 
-pub use extent::{Extent, ExtentId, FRESH, NEW, NONE, PASSED, RESIDENT, STORING, TEMPORARY};
+pub use extent::{Extent, ExtentId, FRESH, NEW, NONE, OFFLOADED, PASSED, RESIDENT, STORING, TEMPORARY};
 use extent::{NO_QUEUE, QUEUE_BIT};
 use groups::{GROUP, GroupCounts};
 use spans::Span;

@@ -154,6 +154,20 @@ impl Level {
         (ticks, dropped)
     }
 
+    /// The same, by another way of dropping (`Ticker::run_with`); the caller has the keys that went leave the page cache.
+    pub fn run_ticks_with(&mut self, now: Ticks, drops: impl FnMut(&mut Cache, Ticks, u64) -> u64) -> u64 {
+        self.held.clear_gone();
+        self.ticker.run_with(now, &mut self.held, drops)
+    }
+
+    pub fn leave_page_cache(&mut self, gone: &[Key]) {
+        gone.iter().for_each(|key| _ = self.in_page_cache.remove(key));
+    }
+
+    pub fn end_offload(&mut self, spans: &[Span], written: bool) {
+        self.held.end_offload(spans, written);
+    }
+
     /// Makes chunks findable whose write has begun and ends at `end`, if the buffer has room for them.
     pub fn buffers(&mut self, now: Ticks, end: Ticks, count: u64, marks: &mut Vec<Span>) -> bool {
         while let Some((_, flushed)) = self.flushes.pop_front_if(|(at, _)| *at <= now) {

@@ -141,12 +141,12 @@ impl Tiers {
         if self.lower[lower].buffers(now, end, count, &mut marks) {
             return;
         }
-        let write = WriteDown { lower, first: Vec::new(), marks, ends_store: false, next: None };
+        let write = WriteDown { lower, marks, ..WriteDown::default() };
         self.begin(end, Op::WriteDown(write));
     }
 
     /// What the last write to a level pushed out, if it goes to the next one.
-    fn falling_from(&self, lower: usize) -> Vec<Key> {
+    pub(super) fn falling_from(&self, lower: usize) -> Vec<Key> {
         let below = self.lower.get(lower + 1);
         let waterfall = self.config.policy.placement == Placement::Waterfall;
         let falls = below.is_some_and(|level| waterfall || level.takes_dropped());
@@ -185,7 +185,7 @@ impl Tiers {
         mut marks: Vec<Span>,
     ) {
         let unended = count(&marks);
-        self.first.admit_stored(&mut marks);
+        self.first.end_store(&mut marks, self.config.policy.write_end_uses);
         self.journal.note("stored", || vec![id, self.transfers.next_id()]);
         if self.config.policy.placement == Placement::Copy {
             self.copy_down(now, StoreDown { slot, range: range.clone(), unended }, marks, 0);
@@ -226,7 +226,8 @@ impl Tiers {
             let ends_store = lower + 1 == levels;
             self.counters.stores_ended += if ends_store { store.unended - count } else { 0 };
             let next = (!ends_store).then(|| Box::new(store));
-            return self.begin(end, Op::WriteDown(WriteDown { lower, first, marks, ends_store, next }));
+            let write = WriteDown { lower, first, marks, ends_store, next, ..WriteDown::default() };
+            return self.begin(end, Op::WriteDown(write));
         }
         if levels == 0 {
             self.journal.note("writes", Vec::new);
@@ -240,9 +241,12 @@ impl Tiers {
 
     /// A write to a lower level has ended. A store goes on to the next level.
     pub(super) fn written_down(&mut self, now: Ticks, id: IoId, write: WriteDown) {
-        let WriteDown { lower, first, mut marks, ends_store, next } = write;
+        let WriteDown { lower, first, above, mut marks, ends_store, next } = write;
         self.journal.note("written", || vec![id]);
         self.written(id, lower, &mut marks, ends_store);
+        if !above.is_empty() {
+            self.end_offload(lower, &above, true);
+        }
         match next {
             Some(store) => self.copy_down(now, *store, first, lower + 1),
             None => {
@@ -263,7 +267,7 @@ impl Tiers {
     }
 
     /// When the write of these chunks ends. FOREVER: the caller makes it, and will say.
-    fn issue_write(
+    pub(super) fn issue_write(
         &mut self,
         now: Ticks,
         slot: Slot,
