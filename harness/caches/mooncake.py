@@ -5,6 +5,7 @@ Flags, routes and metrics are those of Mooncake 0.3.13, seen with it. What has t
 - Objects go to the SSD when they are evicted from RAM (offload_on_evict): with Mooncake's default, which copies them as
   they are put, quick puts lose some.
 - The master evicts what was asked for longest ago, and nothing within its lease: 10 s after it was last asked for.
+- A put that finds no room is refused, and SGLang, which counts what it stores, neither tries again nor counts it.
 - What was served from RAM and from files is counted by the master, in bytes. What the client reads from RAM to write
   it to a file counts as served as well.
 """
@@ -34,6 +35,8 @@ _HEARTBEAT_S = 1
 _STILL_S = 0.15
 # What is on its way to the SSD waits for the client's next heartbeat.
 _OFFLOAD_STILL_S = 2.5 * _HEARTBEAT_S
+# After a refused put: what an engine has begun to store, and what does not end for so long, it has given up.
+_GIVEN_UP_S = 3.0
 _PUSH = Path(__file__).with_name("mooncake_push.py")
 _LEASE_FLAG = re.compile(r"-{1,2}default_kv_lease_ttl=(\d+)(ms|s|m|h)?$")
 _LEASE_UNITS_S = {"ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0, None: 1e-3}
@@ -62,6 +65,8 @@ class MooncakeServer:
         self._rpc = self._web = self._port = 0
         self._moved_at_s = time.monotonic()
         self._evicted = 0
+        # What moved when a settling last looked, and since when nothing has.
+        self._rest: tuple[tuple[int | None, ...], float] = ((), 0.0)
         # Bytes that the counters of RAM and of files moved by while tiers were emptied: no request was served them.
         self._ours = (0, 0)
 
@@ -184,12 +189,20 @@ class MooncakeServer:
         metrics = await self._settled()
         told = STORES.get(self._plan.engine)
         begun, ended = told(engine.metrics, self._plan.cache.block_tokens) if told else puts(metrics)
+        if ended < begun and refused_puts(metrics) and self._rested_s((begun, ended, *_moving(metrics))) > _GIVEN_UP_S:
+            ended = begun
         ram, files = (tell(size, ours) for size, ours in zip(served_bytes(metrics), self._ours, strict=True))
         counters = {"pool_hit_tokens": ram, "disk_hit_tokens": files, "stores_begun": begun, "stores_ended": ended}
         if self.backend is not None:
             own = self._client.storage_read_bytes() if self._client else None
             counters["disk_device_read_bytes"] = self.backend.read_bytes(own)
         return Reading(counters=counters)
+
+    def _rested_s(self, moving: tuple[int | None, ...]) -> float:
+        now_s = time.monotonic()
+        if moving != self._rest[0]:
+            self._rest = moving, now_s
+        return now_s - self._rest[1]
 
     async def _settled(self) -> Metrics:
         """Waits until puts and moves to the SSD have ended, and nothing moves. Raises EngineError after 120 s."""
@@ -296,6 +309,12 @@ def puts(metrics: Metrics) -> tuple[int, int]:
         return one + total(f"batch_{step}_items") - total(f"batch_{step}_failed_items")
 
     return items("put_start"), items("put_end") + items("put_revoke")
+
+
+def refused_puts(metrics: Metrics) -> int:
+    """Objects for which the master had no room."""
+    names = ("put_start_failures", "batch_put_start_failed_items")
+    return sum(metrics.total(f"master_{name}_total") or 0 for name in names)
 
 
 def _moving(metrics: Metrics) -> tuple[int | None, ...]:

@@ -36,5 +36,5 @@ MOONCAKE = TierPolicy(
 )
 # With the master's offload_on_evict: the SSD gets what memory drops, and not each put.
 MOONCAKE_OFFLOADS_EVICTED = msgspec.structs.replace(
-    MOONCAKE, name="mooncake-0.3.13-offload-on-evict", disk_takes="dropped"
+    MOONCAKE, name="mooncake-0.3.13-offload-on-evict", disk_takes="offloaded", disk_heartbeat_s=1.0
 )

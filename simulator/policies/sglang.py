@@ -23,6 +23,7 @@ SGLANG_HICACHE = TierPolicy(
     name="sglang-0.5.23-hicache",
     end_uses=True,
     stores_replies=True,
+    write_end_uses=False,
     evict_on_demand=True,
     keep_prefetched=True,
     max_prefetches=1,

@@ -23,6 +23,7 @@ class TierPolicy(msgspec.Struct, frozen=True, kw_only=True):
     lease_s: for "lease": a look-up keeps a chunk for so long; then the chunk goes first whose lease ran out first.
     end_uses: a request's end uses its prompt's chunks once more, as in LMCache; otherwise a store uses those of its
         chunks that are there already.
+    write_end_uses: a chunk comes into the order of eviction at the end of its write; otherwise at its beginning.
     placement: "copy": stores write to the CPU tier, which copies to disk. "waterfall": stores write to the CPU tier and
         evict there on demand, and evicted chunks move to disk. "spillover": stores write to the CPU tier while it is
         filled below the watermark, else to disk; nothing moves.
@@ -42,7 +43,9 @@ class TierPolicy(msgspec.Struct, frozen=True, kw_only=True):
     prefetch_timeout_s, prefetch_token_s: a read from disk ends after so long and so much more for each token, with the
         chunks that it has by then; None: when it has all. Of an engine that reads ahead: not before it asks.
     writes_use: a write that finds a chunk there uses it (below the first tier).
-    disk_takes: "stores": each store goes on to the disk; "dropped": the disk gets what the tier above it drops.
+    disk_takes: "stores": each store goes on to the disk; "dropped": the disk gets what the tier above it drops;
+        "offloaded": what that may drop goes to the disk first, at the next multiple of disk_heartbeat_s. It stays until
+        then, leased once more by the read, in no order of prompts. All that may be dropped at a tick goes, not a share.
     disk_buffer_bytes: look-ups find a chunk as soon as its write to the disk begins, while no more than so many bytes
         are being written.
     disk_promotes: what is read from the disk is written to the tier above it, too.
@@ -55,6 +58,7 @@ class TierPolicy(msgspec.Struct, frozen=True, kw_only=True):
     disk_eviction: str = "lru"
     lease_s: float = 0.0
     end_uses: bool = False
+    write_end_uses: bool = True
     placement: str = "copy"
     partial_stores: bool = False
     stores_replies: bool = False
@@ -73,6 +77,7 @@ class TierPolicy(msgspec.Struct, frozen=True, kw_only=True):
     prefetch_token_s: float = 0.0
     writes_use: bool = False
     disk_takes: str = "stores"
+    disk_heartbeat_s: float = 0.0
     disk_buffer_bytes: int = 0
     disk_promotes: bool = False
     disk_evicts: bool

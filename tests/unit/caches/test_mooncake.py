@@ -1,13 +1,14 @@
 """What is read of Mooncake: hits in tokens, puts under way, the lease; and what engines are told of it."""
 
+import asyncio
 import json
 from pathlib import Path
 
 import pytest
 
 from harness.caches import CACHES
-from harness.caches.base import CachePlan
-from harness.caches.mooncake import lease_s, make_mooncake, puts, served_bytes
+from harness.caches.base import CachePlan, EngineSide
+from harness.caches.mooncake import MooncakeServer, lease_s, make_mooncake, puts, served_bytes
 from harness.collectors.prometheus import Metrics
 from harness.experiment.cache import Cache
 
@@ -43,6 +44,39 @@ def test_what_is_written_to_files_is_not_what_ram_served() -> None:
 
 def test_a_put_is_under_way_until_it_is_ended_or_revoked() -> None:
     assert puts(Metrics(PAGE)) == (25, 20)
+
+
+ROOM = PAGE.replace("master_put_start_failures_total 2", "master_put_start_failures_total 0")
+ROOM = ROOM.replace("start_failed_items_total 10", "start_failed_items_total 0")
+TOLD = """# TYPE sglang:hicache_backup_tokens_total counter
+sglang:hicache_backup_tokens_total 640
+# TYPE sglang:backuped_tokens_total counter
+sglang:backuped_tokens_total 512
+"""
+
+
+@pytest.mark.parametrize(("page", "ended"), [(PAGE, 10), (ROOM, 8)])
+def test_a_store_that_the_master_refused_has_ended_once_nothing_moves(
+    page: str, ended: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cache = Cache.model_validate({"gpu": "64MiB", "pool": "1GiB", "block_tokens": 64, "chunk_tokens": 64})
+    server = MooncakeServer(CachePlan(engine="sglang", python=Path("python"), cache=cache, folder=tmp_path))
+    engine, now_s = EngineSide(metrics=Metrics(TOLD), read_bytes=None), [100.0]
+
+    async def settled(_server: MooncakeServer) -> Metrics:
+        return Metrics(page)
+
+    async def stores() -> tuple[int | None, int | None]:
+        counters = (await server.settle(engine)).counters
+        return counters["stores_begun"], counters["stores_ended"]
+
+    monkeypatch.setattr(MooncakeServer, "_settled", settled)
+    monkeypatch.setattr("harness.caches.mooncake.time.monotonic", lambda: now_s[0])
+    assert asyncio.run(stores()) == (10, 8)
+    now_s[0] += 2.9
+    assert asyncio.run(stores()) == (10, 8), "they may still be on their way"
+    now_s[0] += 0.2
+    assert asyncio.run(stores()) == (10, ended)
 
 
 @pytest.mark.parametrize(

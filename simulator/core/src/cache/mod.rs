@@ -3,7 +3,11 @@
 //!
 //! The policy knows a key from the moment at which the cache reserves room for it. Counts of chunks stand for bytes.
 
+#[cfg(test)]
+mod check;
+mod counts;
 mod marks;
+mod offload;
 
 use crate::chunks::spans::{Span, count, marked};
 use crate::chunks::{
@@ -19,6 +23,8 @@ pub struct Cache {
     capacity: u64,
     used: u64,
     tracked: u64,
+    /// Room of writes in flight.
+    staged: u64,
     /// Settled chunks: resident, without readers or further writes.
     evictable: u64,
     chunks: Chunks,
@@ -37,8 +43,20 @@ impl Cache {
         let eviction = eviction.make(capacity, lease);
         let chunks = Chunks::new(loose || eviction.one_by_one());
         let (gone, gathered, passed) = (Vec::new(), Vec::new(), Vec::new());
-        let (used, tracked, evictable) = (0, 0, 0);
-        Self { capacity, used, tracked, evictable, chunks, eviction, gone, notes_gone, gathered, passed }
+        let (used, tracked, staged, evictable) = (0, 0, 0, 0);
+        Self {
+            capacity,
+            used,
+            tracked,
+            staged,
+            evictable,
+            chunks,
+            eviction,
+            gone,
+            notes_gone,
+            gathered,
+            passed,
+        }
     }
 
     pub fn clock(&mut self, now: Ticks) {
@@ -49,6 +67,23 @@ impl Cache {
     #[inline(always)]
     pub fn find(&self, cursor: &mut PromptCursor, prompt: &[Key], number: usize) -> Found {
         self.chunks.find(cursor, prompt, number)
+    }
+
+    /// For how many chunks, `most` at most, the cache goes on as it was found to at that number. `find` tells the end of
+    /// what the cache lacks bit by bit.
+    #[inline(always)]
+    pub fn alike(
+        &self,
+        cursor: &mut PromptCursor,
+        prompt: &[Key],
+        number: usize,
+        found: Found,
+        most: usize,
+    ) -> usize {
+        if found.at != NONE || found.len >= most {
+            return found.len.min(most);
+        }
+        found.len + self.chunks.lacks(cursor, prompt, number + found.len, number + most)
     }
 
     /// Makes an extent of the first chunks of what `find` found, `most` at most.
@@ -94,29 +129,9 @@ impl Cache {
         self.gone.clear();
     }
 
-    /// Held and reserved chunks, as a share of the capacity.
-    pub fn usage(&self) -> f64 {
-        if self.capacity == 0 { 0.0 } else { self.used as f64 / self.capacity as f64 }
-    }
-
-    pub fn used(&self) -> u64 {
-        self.used
-    }
-
-    /// Keys in the order of eviction.
-    pub fn tracked(&self) -> u64 {
-        self.tracked
-    }
-
     /// The chunk is resident, or a store is writing it: another store would not.
     pub fn has(&self, at: ExtentId) -> bool {
         at != NONE && (self.chunks[at].is(RESIDENT | STORING))
-    }
-
-    /// How many chunks a write could bring; `evicts`: also in the place of others.
-    pub fn room(&self, evicts: bool) -> u64 {
-        let ready = || self.eviction.ready(&self.chunks).unwrap_or(self.evictable);
-        self.capacity.saturating_sub(self.used) + if evicts { ready() } else { 0 }
     }
 
     /// Reserves room for all marked chunks of a range or for none; `evicts`: also in the place of others. True: all
@@ -137,8 +152,12 @@ impl Cache {
             self.make_room(count);
         }
         self.chunks.add(range, marks);
-        let extents = self.gather(marked(marks));
-        for &at in extents.iter().rev() {
+        for &Span { at, len } in marks.iter().rev().filter(|mark| mark.at != NONE) {
+            debug_assert_eq!(
+                self.chunks[at].chunks(),
+                u64::from(len),
+                "a mark is one extent until its room is reserved"
+            );
             if one_by_one {
                 self.eviction.miss(&self.chunks, at);
                 self.make_room(self.chunks[at].chunks());
@@ -146,25 +165,31 @@ impl Cache {
             // The chunk is not resident, so it is not settled, before or after.
             let extent = &mut self.chunks[at];
             self.used += extent.chunks();
+            self.staged += extent.chunks();
             extent.staged += 1;
             if storing {
                 extent.set(STORING, true);
             }
             self.written(at);
         }
-        self.gathered = extents;
         true
     }
 
     /// Ends a store. Chunks that became resident stay marked. The others were resident already: the cache frees their
     /// room.
     pub fn admit_stored(&mut self, marks: &mut Vec<Span>) {
+        self.end_store(marks, true);
+    }
+
+    /// The same. `renews`: the chunks' place in the order of eviction is that of the store's end, not of its beginning.
+    pub fn end_store(&mut self, marks: &mut Vec<Span>, renews: bool) {
         self.divide_as_cut(marks);
         let mut queued = true;
         for mark in marks.iter_mut().filter(|mark| mark.at != NONE) {
             let extent = &mut self.chunks[mark.at];
             extent.set(STORING, false);
             queued &= extent.queued();
+            self.staged -= extent.chunks();
             let comes = extent.admit(false);
             self.evictable += extent.settled_chunks();
             if !comes {
@@ -173,10 +198,15 @@ impl Cache {
             }
         }
         let extents = self.gather(marked(marks));
-        if queued {
+        if queued && renews {
             self.eviction.written_all(&mut self.chunks, &extents);
-        } else {
-            extents.iter().rev().for_each(|&at| self.written(at));
+        } else if !queued {
+            let comes = |cache: &Self, at| renews || !cache.chunks[at].queued();
+            extents.iter().rev().for_each(|&at| {
+                if comes(self, at) {
+                    self.written(at)
+                }
+            });
         }
         self.gathered = extents;
     }
@@ -188,6 +218,7 @@ impl Cache {
             // The chunk has a reader from now on, so it is not settled.
             let extent = &mut self.chunks[at];
             extent.readers += 1;
+            self.staged -= extent.chunks();
             if extent.admit(temporary) {
                 self.written(at);
                 self.chunks[at].set(FRESH, true);
@@ -203,6 +234,7 @@ impl Cache {
         let extents = self.gather(marked(marks));
         for &at in &extents {
             self.change(at, |extent| extent.staged -= 1);
+            self.staged -= self.chunks[at].chunks();
             self.used -= self.chunks[at].chunks();
             if self.chunks[at].staged == 0 && !self.chunks[at].is(RESIDENT) {
                 self.forget(at);
@@ -287,15 +319,14 @@ impl Cache {
             }
         }
         self.chunks.clear();
-        (self.used, self.tracked, self.evictable) = (0, 0, 0);
+        (self.used, self.tracked, self.staged, self.evictable) = (0, 0, 0, 0);
     }
 
-    /// When time alone next makes a chunk evictable.
-    pub fn next_change(&self) -> Option<Ticks> {
-        self.eviction.next_change()
-    }
-
+    #[inline(always)]
     fn make_room(&mut self, count: u64) {
+        if self.used + count <= self.capacity {
+            return;
+        }
         self.evict(|cache, _| (cache.used + count).saturating_sub(cache.capacity));
     }
 
@@ -369,56 +400,6 @@ impl Cache {
         self.evictable -= extent.settled_chunks();
         change(extent);
         self.evictable += extent.settled_chunks();
-    }
-}
-
-#[cfg(test)]
-impl Cache {
-    fn extent(&self, key: Key) -> Option<&Extent> {
-        self.chunks.iter().find(|extent| extent.keys().contains(&key))
-    }
-
-    pub fn readers(&self, key: Key) -> u32 {
-        self.extent(key).map_or(0, |extent| extent.readers)
-    }
-
-    pub fn contains(&self, key: Key) -> bool {
-        self.extent(key).is_some_and(|extent| extent.is(RESIDENT))
-    }
-
-    /// Resident or being written.
-    pub fn all_keys(&self) -> Vec<Key> {
-        self.chunks.iter().flat_map(|extent| extent.keys().iter().copied()).collect()
-    }
-
-    /// Panics unless the books agree, as they must at any moment.
-    pub fn check(&self) {
-        let count = |which: fn(&Extent) -> bool| -> u64 {
-            self.chunks.iter().filter(|extent| which(extent)).map(Extent::chunks).sum()
-        };
-        let staged: u64 = self.chunks.iter().map(|extent| u64::from(extent.staged) * extent.chunks()).sum();
-        assert!(self.used <= self.capacity, "{} of {} chunks", self.used, self.capacity);
-        assert_eq!(self.used, count(|extent| extent.is(RESIDENT)) + staged);
-        assert_eq!(self.tracked, count(Extent::queued));
-        assert_eq!(self.evictable, count(Extent::settled));
-        let mut keys = self.all_keys();
-        keys.sort_unstable();
-        assert!(keys.windows(2).all(|pair| pair[0] < pair[1]), "a chunk that is there twice");
-        for extent in self.chunks.iter() {
-            assert!(extent.chunks() > 0 && extent.keys()[0] == extent.key, "an extent under another's key");
-            assert!(extent.is(RESIDENT) || extent.staged > 0, "a chunk that is nowhere");
-            assert!(extent.is(RESIDENT) || extent.readers == 0, "a chunk is read and not there");
-            assert!(extent.queued() || !extent.is(RESIDENT), "a chunk that can never go");
-            assert!(!extent.is(STORING) || extent.staged > 0);
-            assert!(!extent.is(TEMPORARY) || extent.readers > 0, "a temporary chunk without a reader");
-            assert!(!extent.is(PASSED));
-        }
-    }
-
-    /// As `check`, once no read or write is in flight.
-    pub fn check_idle(&self) {
-        self.check();
-        assert!(self.chunks.iter().all(|extent| extent.staged == 0 && extent.readers == 0));
     }
 }
 

@@ -22,6 +22,8 @@ pub const STORING: u8 = 4;
 pub const FRESH: u8 = 8;
 /// The eviction that goes on has passed the chunk over.
 pub const PASSED: u8 = 16;
+/// The level below has got the chunk, so that it may go, whatever became of the copy since.
+pub const OFFLOADED: u8 = 128;
 /// From this bit on: which of the policy's queues has the chunk.
 pub(super) const QUEUE_BIT: u32 = 5;
 pub(super) const NO_QUEUE: u8 = 3;
@@ -78,7 +80,7 @@ impl Extent {
     }
 
     pub fn queue(&self) -> u8 {
-        self.state >> QUEUE_BIT
+        (self.state >> QUEUE_BIT) & NO_QUEUE
     }
 
     pub fn queued(&self) -> bool {

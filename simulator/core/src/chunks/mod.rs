@@ -18,7 +18,7 @@ use hashbrown::HashTable;
 use crate::keys::{ChunkRange, Key};
 use crate::memory::fetch;
 
-pub use extent::{Extent, ExtentId, FRESH, NEW, NONE, PASSED, RESIDENT, STORING, TEMPORARY};
+pub use extent::{Extent, ExtentId, FRESH, NEW, NONE, OFFLOADED, PASSED, RESIDENT, STORING, TEMPORARY};
 use extent::{NO_QUEUE, QUEUE_BIT};
 use groups::{GROUP, GroupCounts};
 use spans::Span;
@@ -87,8 +87,9 @@ impl Chunks {
         let begins = self.single || cursor.0 == number;
         let mut from = if begins { number } else { number - number % ROW };
         loop {
-            let at = self.first(keys[from]);
-            let len = if at == NONE { self.absent(keys, from) } else { self.alike(at, &keys[from..]) };
+            let lacking = self.lacking(keys, from);
+            let at = if lacking > 0 { NONE } else { self.first(keys[from]) };
+            let len = if at == NONE { lacking.max(1) } else { self.alike(at, &keys[from..]) };
             let beyond = from + len;
             if beyond > number {
                 cursor.0 = beyond;
@@ -96,6 +97,20 @@ impl Chunks {
             }
             from = beyond;
         }
+    }
+
+    /// How many chunks of a prompt the level lacks from that number on, up to `end`. It lacks the one before.
+    #[inline(always)]
+    pub fn lacks(&self, cursor: &mut PromptCursor, keys: &[Key], number: usize, end: usize) -> usize {
+        let mut beyond = number;
+        while beyond < end {
+            match self.lacking(keys, beyond) {
+                0 if self.first(keys[beyond]) != NONE => break,
+                lacking => beyond += lacking.max(1),
+            }
+        }
+        cursor.0 = beyond.min(end);
+        cursor.0 - number
     }
 
     /// The extent that begins with that chunk.
@@ -106,12 +121,12 @@ impl Chunks {
         self.index.find(sought.hash(), same).map_or(NONE, |first| first.at)
     }
 
-    /// No extent begins with that chunk: how many chunks from it on begin none, as far as one look tells.
+    /// How many chunks from that one on begin no extent, as far as one look tells; 0: it may begin one.
     #[inline(always)]
-    fn absent(&self, keys: &[Key], number: usize) -> usize {
+    fn lacking(&self, keys: &[Key], number: usize) -> usize {
         match self.groups.is_empty(GroupCounts::group_of(keys, number)) {
             true => (GROUP - number % GROUP).min(keys.len() - number),
-            false => 1,
+            false => 0,
         }
     }
 

@@ -266,11 +266,11 @@ impl Cluster {
     /// Calls `act` with an instance, which has the shared tiers meanwhile.
     fn with_shared_tiers<T>(&mut self, instance: usize, act: impl FnOnce(&mut Engine) -> T) -> T {
         if self.sharing == Sharing::Lower && self.lower_at != instance {
-            let mut holder = self.engines[self.lower_at].server_mut().take();
-            if let (Some(from), Some(to)) = (&mut holder, self.engines[instance].server_mut()) {
+            if let Ok([holder, taker]) = self.engines.get_disjoint_mut([self.lower_at, instance])
+                && let (Some(from), Some(to)) = (holder.server_mut(), taker.server_mut())
+            {
                 from.tiers.swap_lower(&mut to.tiers);
             }
-            *self.engines[self.lower_at].server_mut() = holder;
             self.lower_at = instance;
         }
         let engine = &mut self.engines[instance];
@@ -344,8 +344,15 @@ impl Cluster {
             && at <= self.now
         {
             self.with_shared_tiers(instance, Engine::run_due);
-            self.next_events.set(instance, FOREVER);
-            self.acted.push(instance);
+            let engine = &self.engines[instance];
+            // An instance begins no step while one is in flight, as it mostly is when transfers end.
+            let next = if engine.has_step() { engine.next_event_at() } else { self.now };
+            if next > self.now {
+                self.next_events.set(instance, next);
+            } else {
+                self.next_events.set(instance, FOREVER);
+                self.acted.push(instance);
+            }
             for completion in self.engines[instance].take_completed() {
                 self.loads[instance] -= 1;
                 self.ids.remove(&completion.id);
@@ -355,6 +362,9 @@ impl Cluster {
     }
 
     fn begin_steps(&mut self) {
+        if self.acted.is_empty() {
+            return;
+        }
         // An instance is in here twice if it acted before the caller took completions, and again after.
         self.acted.sort_unstable();
         self.acted.dedup();

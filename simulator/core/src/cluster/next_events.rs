@@ -4,10 +4,9 @@ use crate::time::{FOREVER, Ticks};
 
 /// The moment of each instance's next event. Setting one replays a match in each round.
 pub struct NextEvents {
-    at: Vec<Ticks>,
-    /// The winner of each match: the final first, then the two semi-finals, and so on. The last entries are the
-    /// instances themselves.
-    winners: Vec<usize>,
+    /// The winner of each match, with its moment: the final at 1, then the two semi-finals, and so on. The last half are
+    /// the instances themselves.
+    winners: Vec<(Ticks, usize)>,
     places: usize,
 }
 
@@ -15,37 +14,39 @@ impl NextEvents {
     /// No instance has an event.
     pub fn new(instances: usize) -> Self {
         let places = instances.next_power_of_two();
-        let mut events = Self { at: vec![FOREVER; places], winners: vec![0; 2 * places], places };
-        (0..places).for_each(|instance| events.winners[places + instance] = instance);
+        let mut events = Self { winners: vec![(FOREVER, 0); 2 * places], places };
         (0..places).for_each(|instance| events.set(instance, FOREVER));
         events
     }
 
     pub fn set(&mut self, instance: usize, at: Ticks) {
-        self.at[instance] = at;
-        let mut place = (self.places + instance) / 2;
-        while place > 0 {
-            let (left, right) = (self.winners[2 * place], self.winners[2 * place + 1]);
-            self.winners[place] = if self.at[right] < self.at[left] { right } else { left };
+        let (mut place, mut winner) = (self.places + instance, (at, instance));
+        while place > 1 {
+            self.winners[place] = winner;
+            // Among equals the left one wins: the instance of the lowest number.
+            let (other, is_right) = (self.winners[place ^ 1], place & 1 == 1);
+            if other.0 < winner.0 || is_right && other.0 == winner.0 {
+                winner = other;
+            }
             place /= 2;
         }
+        self.winners[1] = winner;
     }
 
     pub fn at(&self, instance: usize) -> Ticks {
-        self.at[instance]
+        self.winners[self.places + instance].0
     }
 
     /// The instance acts at `at`, too.
     pub fn bring_forward(&mut self, instance: usize, at: Ticks) {
-        if at < self.at[instance] {
+        if at < self.at(instance) {
             self.set(instance, at);
         }
     }
 
     /// The first moment, and the instance of the lowest number that acts then.
     pub fn first(&self) -> (Ticks, usize) {
-        let instance = self.winners[1];
-        (self.at[instance], instance)
+        self.winners[1]
     }
 }
 

@@ -7,16 +7,24 @@ use crate::memory::fetch_all;
 use crate::time::{FOREVER, Ticks};
 
 /// Submissions by moment; those of one moment by their number.
-#[derive(Default)]
 pub struct Arrivals {
+    /// The moment of the first submission; FOREVER: there is none.
+    next_at: Ticks,
     /// Submissions that were pushed in order, as nearly all are.
     queue: VecDeque<(Ticks, u64, Submission)>,
     /// Submissions that were pushed after a later one.
     others: BTreeMap<(Ticks, u64), Submission>,
 }
 
+impl Default for Arrivals {
+    fn default() -> Self {
+        Self { next_at: FOREVER, queue: VecDeque::new(), others: BTreeMap::new() }
+    }
+}
+
 impl Arrivals {
     pub fn push(&mut self, at: Ticks, number: u64, submission: Submission) {
+        self.next_at = self.next_at.min(at);
         match self.queue.back() {
             Some((last, before, _)) if (*last, *before) > (at, number) => {
                 self.others.insert((at, number), submission);
@@ -27,10 +35,16 @@ impl Arrivals {
 
     /// The moment of the first submission; FOREVER: there is none.
     pub fn next_at(&self) -> Ticks {
-        self.first().0
+        self.next_at
     }
 
     pub fn pop(&mut self) -> Option<(Ticks, Submission)> {
+        let popped = self.pop_first();
+        self.next_at = self.first().0;
+        popped
+    }
+
+    fn pop_first(&mut self) -> Option<(Ticks, Submission)> {
         let first = self.first();
         if self.queue.front().is_some_and(|(at, number, _)| (*at, *number) == first) {
             return self.queue.pop_front().map(|(at, _, submission)| (at, submission));

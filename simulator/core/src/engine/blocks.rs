@@ -80,6 +80,14 @@ impl Held {
     pub fn len(&self) -> u64 {
         self.findable.blocks + self.plain
     }
+
+    /// The key of the run whose blocks become findable next, and how many do if `end` are to be.
+    #[inline(always)]
+    pub(super) fn next_of_run(&self, runs: &[BlockRun], end: u64) -> (Key, u32) {
+        let run = runs[self.findable.run];
+        let left = u64::from(run.blocks - self.findable.offset);
+        (run.key, left.min(end - self.findable.blocks) as u32)
+    }
 }
 
 /// What a request makes findable: what it has loaded, or a chunk of what it has computed.
@@ -239,39 +247,21 @@ impl BlockPool {
     /// Makes a request's first `end` blocks findable.
     #[inline(never)]
     pub fn register(&mut self, runs: &[BlockRun], end: u64, held: &mut Held, adds: Adds) {
-        held.node = None;
-        let mut adopted = false;
+        if self.nodes.is_some() {
+            return self.register_nodes(runs, end, held, adds);
+        }
         while held.findable.blocks < end {
-            let run = runs[held.findable.run];
-            let left = u64::from(run.blocks - held.findable.offset);
-            let (mut blocks, mut ends) = (left.min(end - held.findable.blocks) as u32, false);
-            if self.nodes.is_some() {
-                let there = self.adopt(run.key, blocks, held);
-                if there > 0 {
-                    adopted = true;
-                    held.findable.advance(runs, there);
-                    continue;
-                }
-                if mem::take(&mut adopted) {
-                    self.part_node(held);
-                }
-                (blocks, ends) = self.until_end_of_node(run.key, blocks, held);
-            }
-            self.add(run.key, held.findable.offset, blocks, held);
-            held.plain -= u64::from(blocks);
+            let (key, blocks) = held.next_of_run(runs, end);
+            self.add(key, blocks, NO_NODE, held);
             held.findable.advance(runs, blocks);
-            if ends && adds == Adds::Loaded {
-                held.node = None;
-            }
         }
-        if adopted {
-            self.part_node(held);
-        }
-        self.touch(held);
     }
 
-    fn add(&mut self, key: Key, start: u32, blocks: u32, held: &mut Held) {
-        let node = self.nodes.as_mut().map_or(NO_NODE, |nodes| nodes.add(&mut held.node, blocks));
+    /// Gives these blocks without a key, the request's next ones, that key and node.
+    #[inline(always)]
+    pub(super) fn add(&mut self, key: Key, blocks: u32, node: NodeId, held: &mut Held) {
+        let start = held.findable.offset;
+        held.plain -= u64::from(blocks);
         if let Some((id, length)) = held.spans.last_mut() {
             let extent = &mut self.extents[*id as usize];
             let follows =

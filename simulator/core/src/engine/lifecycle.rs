@@ -9,8 +9,19 @@ use crate::keys::{ChunkRange, Segment, keys_and_runs};
 use crate::tiers::Slot;
 
 impl Engine {
+    /// The next request reaches the scheduler.
+    #[inline(never)]
+    pub(super) fn take_arrival(&mut self) {
+        let Some((at, submission)) = self.arrivals.pop() else { return };
+        if let Some(server) = &mut self.server {
+            server.tiers.tick(at);
+        }
+        self.arrive(submission);
+        self.invalidate_schedule(at);
+    }
+
     /// A request reaches the scheduler. One that can never be served completes with an error.
-    pub(super) fn arrive(&mut self, submission: Submission) {
+    fn arrive(&mut self, submission: Submission) {
         if let Some(error) = self.refusal(&submission) {
             self.ids.remove(&submission.id);
             self.unfinished -= 1;

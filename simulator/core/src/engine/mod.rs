@@ -283,7 +283,9 @@ impl Engine {
     /// Runs all events that are due, and ends the step in flight if it is due.
     pub(crate) fn run_due(&mut self) {
         self.run_events();
-        self.end_step();
+        if self.step.as_ref().is_some_and(|step| step.end() <= self.now) {
+            self.end_step();
+        }
     }
 
     /// Brings what callers can see to this moment, which lies between two events.
@@ -296,26 +298,22 @@ impl Engine {
         loop {
             self.run_front_end();
             let (arrival, end) = (self.arrivals.next_at(), self.next_end(true));
-            let due = arrival.min(self.now);
-            if end > due && self.server.as_mut().is_some_and(|server| server.tick_lower(due)) {
-                continue;
-            }
-            if arrival.min(end) > self.now {
-                return;
-            }
-            if end <= arrival {
+            if end <= arrival && end <= self.now {
                 let Some((at, ended)) = self.server.as_mut().and_then(|server| server.end_next(end)) else {
                     return;
                 };
                 self.name_owners();
                 self.transfer_ended(at, ended);
-            } else if let Some((at, submission)) = self.arrivals.pop() {
-                if let Some(server) = &mut self.server {
-                    server.tiers.tick(at);
-                }
-                self.arrive(submission);
-                self.invalidate_schedule(at);
+                continue;
             }
+            let due = arrival.min(self.now);
+            if self.server.as_mut().is_some_and(|server| server.tick_lower(due)) {
+                continue;
+            }
+            if arrival > self.now {
+                return;
+            }
+            self.take_arrival();
         }
     }
 
@@ -346,7 +344,7 @@ impl Engine {
     }
 
     /// The next schedule may decide otherwise than the last: takes back decode steps that have not begun by `at`.
-    fn invalidate_schedule(&mut self, at: Ticks) {
+    pub(super) fn invalidate_schedule(&mut self, at: Ticks) {
         self.steady = false;
         match &mut self.step {
             Some(Step::Batch { batch, .. }) => batch.steady = false,
@@ -356,10 +354,14 @@ impl Engine {
     }
 
     /// Begins a step, or many, unless one is in flight or there is nothing to compute.
+    #[inline(always)]
     pub(crate) fn begin_step(&mut self) {
-        if self.step.is_some() {
-            return;
+        if self.step.is_none() {
+            self.begin_next_step();
         }
+    }
+
+    fn begin_next_step(&mut self) {
         if let Some(decode) = self.plan_decode() {
             self.step = Some(Step::Decode(decode));
             return;
@@ -393,11 +395,9 @@ impl Engine {
         }
     }
 
-    /// Ends the step in flight if it is due.
+    /// Ends the step in flight.
+    #[inline(never)]
     fn end_step(&mut self) {
-        if self.step.as_ref().is_none_or(|step| step.end() > self.now) {
-            return;
-        }
         if let Some(server) = &mut self.server {
             server.tiers.tick(self.now);
         }

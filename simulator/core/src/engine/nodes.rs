@@ -3,11 +3,43 @@
 //! What one insertion adds is one node. A prefix that ends inside of a node cuts it in two, and the other part counts as
 //! used then (_split_node). A node's blocks so always have the same users, and are neighbours in the free queue.
 
-use super::blocks::{BlockPool, ExtentId, Held, NONE};
-use super::node_ids::Nodes;
-use crate::keys::Key;
+use std::mem;
+
+use super::blocks::{Adds, BlockPool, ExtentId, Held, NONE};
+use super::node_ids::{NO_NODE, Nodes};
+use crate::keys::{BlockRun, Key};
 
 impl BlockPool {
+    /// As `register`, in nodes.
+    #[inline(never)]
+    pub(super) fn register_nodes(&mut self, runs: &[BlockRun], end: u64, held: &mut Held, adds: Adds) {
+        held.node = None;
+        let mut adopted = false;
+        while held.findable.blocks < end {
+            let (key, blocks) = held.next_of_run(runs, end);
+            let there = self.adopt(key, blocks, held);
+            if there > 0 {
+                adopted = true;
+                held.findable.advance(runs, there);
+                continue;
+            }
+            if mem::take(&mut adopted) {
+                self.part_node(held);
+            }
+            let (blocks, ends) = self.until_end_of_node(key, blocks, held);
+            let node = self.nodes.as_mut().map_or(NO_NODE, |nodes| nodes.add(&mut held.node, blocks));
+            self.add(key, blocks, node, held);
+            held.findable.advance(runs, blocks);
+            if ends && adds == Adds::Loaded {
+                held.node = None;
+            }
+        }
+        if adopted {
+            self.part_node(held);
+        }
+        self.touch(held);
+    }
+
     /// A request's cached prefix may end inside of a node: cuts that node, and makes its other part the newest.
     pub(super) fn part_node(&mut self, held: &Held) {
         if self.nodes.is_none() {

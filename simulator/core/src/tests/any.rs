@@ -15,7 +15,7 @@ pub fn any_eviction() -> impl Strategy<Value = EvictionKind> {
 
 fn any_policy() -> impl Strategy<Value = TierPolicy> {
     let placement = prop::sample::select(Placement::ALL.map(|(_, one)| one).to_vec());
-    let flags = prop::collection::vec(any::<bool>(), 6);
+    let flags = prop::collection::vec(any::<bool>(), 7);
     let shares = (0.0..1.1, 0.0..1.0, prop::option::of(0.0..0.8));
     let times = (prop::sample::select(vec![0.0, 0.003, 0.1]), prop::option::of(0.0..0.05));
     (placement, flags, shares, times, 1u64..4, prop::sample::select(vec![0, 0, 20])).prop_map(
@@ -33,6 +33,7 @@ fn any_policy() -> impl Strategy<Value = TierPolicy> {
             tick_s: times.0,
             prefetch_timeout_s: times.1,
             prefetch_token_s: 1e-4,
+            write_end_uses: flags[6],
             max_prefetches,
             min_prefetch_tokens,
         },
@@ -48,6 +49,7 @@ pub fn plain_level() -> LevelConfig {
         lease_s: 0.0,
         ticks: None,
         takes_dropped: false,
+        offload_every_s: 0.0,
         writes_use: false,
         exclusive: false,
         promotes: false,
@@ -106,6 +108,7 @@ fn any_level(name: &'static str, second: bool) -> impl Strategy<Value = LevelCon
                 lease_s,
                 ticks,
                 takes_dropped: flags[0],
+                offload_every_s: if flags[0] && odirect { 0.05 } else { 0.0 },
                 writes_use: flags[1],
                 exclusive: flags[2],
                 promotes: flags[3] && !second,

@@ -282,7 +282,7 @@ proptest! {
         config.tiers.iter_mut().for_each(|tiers| {
             let disk = &mut tiers.levels[1];
             (disk.external, disk.exclusive, disk.takes_dropped) = (true, false, false);
-            (disk.buffer_chunks, disk.ticks) = (0, None);
+            (disk.buffer_chunks, disk.ticks, disk.offload_every_s) = (0, None, 0.0);
         });
         let (mut engine, mut disk) = (Engine::new(config).expect("a good configuration"), CallersDisk::default());
         for (index, (prompt, output, _)) in load.iter().enumerate() {

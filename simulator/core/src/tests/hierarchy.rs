@@ -56,6 +56,12 @@ fn ask_again(engine: &mut Engine, id: &str, prompt: &[(i64, u64)]) -> Completion
     done
 }
 
+/// Where a prompt comes from without GPU and host.
+fn warm(engine: &mut Engine, prompt: &[(i64, u64)]) -> [u64; 3] {
+    engine.reset(&["gpu", "cpu"]).expect("idle");
+    levels(&ask_again(engine, "warm", prompt))
+}
+
 /// Time to first token of a prompt whose cached chunks lie in the levels that `reset` leaves.
 fn ttft_s(engine: &mut Engine, id: &str, reset: &[&str]) -> (f64, [u64; 3]) {
     engine.reset(reset).expect("idle");
@@ -121,6 +127,39 @@ fn ticks_empty_the_pool_in_the_order_of_leases_and_the_ssd_keeps_what_they_drop(
         // A hole at the beginning of the first prompt: without the SSD nothing of it would be found.
         assert_eq!(ttft_s(&mut engine, "again", &["gpu", "cpu"]).1, [0, 48, 16]);
     }
+}
+
+#[test]
+fn what_a_pool_may_drop_goes_to_the_ssd_first_and_stays_until_it_is_there() {
+    let ssd = LevelConfig { takes_dropped: true, offload_every_s: 1.0, ..level("ssd", 100) };
+    let mut engine = engine(host(), vec![level("cpu", 100), pool(17), ssd]);
+    ask_again(&mut engine, "one", &PROMPT);
+    assert_eq!(engine.tiers_if_any().expect("tiers").used()[1..], [8, 0]);
+    // 16 of 17 are above nine tenths. No chunk has a lease, so that a tick queues all of them, and drops none.
+    ask_again(&mut engine, "other", &OTHER);
+    let asked_at = |engine: &mut Engine, at_s: f64, id: &str| {
+        engine.advance(crate::time::from_s(at_s)).expect("no dead end");
+        one(engine, ask(id, &[(3, 1)], 1));
+        engine.tiers_if_any().expect("tiers").used()[1..].to_vec()
+    };
+    assert_eq!(asked_at(&mut engine, 0.5, "queued"), [16, 16]);
+    // The heartbeat's reads lease them for 10 s. Then ceil((16/17 - 0.9 + 0.05) x 16) = 2 of them go.
+    assert_eq!(asked_at(&mut engine, 10.9, "leased"), [16, 16]);
+    assert_eq!(asked_at(&mut engine, 11.5, "dropped"), [14, 16]);
+    engine.check_idle();
+    let found = [PROMPT, OTHER].map(|prompt| warm(&mut engine, &prompt));
+    assert_eq!([found[0][1] + found[1][1], found[0][2] + found[1][2]], [112, 16]);
+}
+
+#[test]
+fn a_tick_drops_a_share_of_what_is_there_and_not_of_what_is_being_put() {
+    // The second prompt's put takes 8 s: of the 8 chunks that are there ceil((16/17 - 0.9 + 0.05) x 8) = 1 goes.
+    let write = bytes_per_s(CHUNK_BYTES as f64);
+    let mut engine = engine(host(), vec![level("cpu", 100), LevelConfig { write, ..pool(17) }]);
+    ask_again(&mut engine, "one", &PROMPT);
+    one(&mut engine, ask("other", &OTHER, 1));
+    one(&mut engine, ask("third", &[(3, 1)], 1));
+    assert_eq!(engine.tiers_if_any().expect("tiers").used()[1..], [15]);
 }
 
 #[test]

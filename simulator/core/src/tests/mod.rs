@@ -39,6 +39,7 @@ pub(crate) fn lmcache() -> TierPolicy {
         prefetch_share: None,
         prefetch_timeout_s: None,
         prefetch_token_s: 0.0,
+        write_end_uses: true,
         keep_prefetched: false,
         max_prefetches: 8,
     }

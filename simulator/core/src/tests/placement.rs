@@ -88,7 +88,7 @@ impl Bench {
     fn where_are(&self, keys: &[Key]) -> String {
         let held = |key: &Key| match self.tiers.holders(*key)[..] {
             [true, true] => 'b',
-            [true, false] => 'c',
+            [true] | [true, false] => 'c',
             [false, true] => 'd',
             _ => '-',
         };
@@ -161,6 +161,21 @@ fn a_spillover_fills_each_tier_below_four_fifths_and_moves_nothing() {
     assert_eq!(bench.where_are(&[1, 2, 3, 4, 5, 11, 12, 13, 14]), "cccccccdd");
     let counters = bench.tiers.counters();
     assert_eq!((counters.stores_begun, counters.stores_ended), (10, 10));
+}
+
+#[test]
+fn the_end_of_a_store_renews_its_chunks_unless_their_place_is_that_of_its_beginning() {
+    for (write_end_uses, left) in [(true, "c-ccc"), (false, "ccc-c")] {
+        let policy = TierPolicy { end_uses: true, write_end_uses, placement: Placement::Waterfall, ..lru() };
+        let mut bench = Bench::of(free(super::tiers(policy, 4, None)));
+        bench.store(&[1, 2]);
+        // The request ends while the rest of its prompt is on its way.
+        bench.tiers.store(bench.now, 0, part(&[1, 2, 3, 4]));
+        bench.tiers.end(&part(&[1, 2, 3, 4]));
+        bench.drain();
+        bench.store(&[5]);
+        assert_eq!(bench.where_are(&[1, 2, 3, 4, 5]), left, "{write_end_uses}");
+    }
 }
 
 fn sglang() -> TierPolicy {

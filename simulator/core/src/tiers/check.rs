@@ -47,7 +47,12 @@ impl Tiers {
         for op in self.transfers.iter() {
             match op {
                 Op::Load { hit, .. } | Op::Answer { hit, .. } => pin(hit.range.keys()),
-                Op::WriteDown(write) => pin(&keys(&mut marked(&write.first))),
+                Op::WriteDown(write) => {
+                    pin(&keys(&mut marked(&write.first)));
+                    if write.lower == 0 {
+                        pin(&keys(&mut write.above.iter().copied()));
+                    }
+                }
                 Op::Prefetch(prefetch, _) => pin(&keys(&mut prefetch.hit.spans_in(0))),
                 Op::Store { .. } | Op::Spill { .. } | Op::Rest(_) => {}
             }

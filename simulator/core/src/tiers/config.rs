@@ -70,6 +70,7 @@ pub struct TierPolicy {
     pub prefetch_share: Option<f64>,
     pub prefetch_timeout_s: Option<f64>,
     pub prefetch_token_s: f64,
+    pub write_end_uses: bool,
 }
 
 impl TierPolicy {
@@ -110,6 +111,9 @@ pub struct LevelConfig {
     pub ticks: Option<TickConfig>,
     /// With the placement `Copy`: stores pass this level by, which gets what the level above it drops.
     pub takes_dropped: bool,
+    /// Above 0: of a level that takes what the one above drops. A chunk stays there until it is here, too. Writes begin
+    /// at multiples of so long.
+    pub offload_every_s: f64,
     /// A write uses those of its chunks that the level holds.
     pub writes_use: bool,
     /// What the first level has read from here, and keeps, goes.
@@ -144,6 +148,11 @@ pub struct TierConfig {
 }
 
 impl TierConfig {
+    /// The level's chunks stay until the one below it has them, too.
+    pub fn offloads(&self, level: usize) -> bool {
+        self.levels.get(level + 1).is_some_and(|below| below.offload_every_s > 0.0)
+    }
+
     /// There are levels below the private ones.
     pub fn has_lower(&self) -> bool {
         self.levels.len() > self.private_levels.max(1)
@@ -187,6 +196,10 @@ impl TierConfig {
             let says = "only a level with another one between it and the GPU may promote, and the first takes stores";
             return Some(says.to_string());
         }
+        let passes_by = |level: &&LevelConfig| level.offload_every_s > 0.0 && !level.takes_dropped;
+        if self.levels.iter().any(|level| passes_by(&level)) {
+            return Some("a level that is offloaded to takes what the one above it drops".to_string());
+        }
         if first.external || (lower.len() > 1 && lower.iter().any(|level| level.external)) {
             return Some("a level whose transfers the caller makes must be the second of two".to_string());
         }
@@ -216,7 +229,10 @@ impl TierConfig {
             let name = |of: &str| format!("{}_{of}", level.name);
             [(name("watermark"), level.watermark), (name("target"), level.target)]
         });
-        let leases = self.levels.iter().map(|level| (format!("{}_lease_s", level.name), level.lease_s));
+        let leases = self.levels.iter().flat_map(|level| {
+            let name = |of: &str| format!("{}_{of}", level.name);
+            [(name("lease_s"), level.lease_s), (name("offload_every_s"), level.offload_every_s)]
+        });
         let ticks =
             self.levels.iter().filter_map(|level| Some((level, level.ticks?))).flat_map(|(level, ticks)| {
                 let name = |of: &str| format!("{}_{of}", level.name);

@@ -106,6 +106,19 @@ impl Level {
         self.held.find(cursor, prompt, number)
     }
 
+    /// As `Cache::alike`.
+    #[inline(always)]
+    pub fn alike(
+        &self,
+        cursor: &mut PromptCursor,
+        prompt: &[Key],
+        number: usize,
+        found: Found,
+        most: usize,
+    ) -> usize {
+        self.held.alike(cursor, prompt, number, found, most)
+    }
+
     /// Makes an extent of the first chunks of what `find` found, `most` at most.
     pub fn cut(&mut self, found: Found, most: usize) -> ExtentId {
         self.held.cut(found, most)
@@ -139,6 +152,20 @@ impl Level {
         let (ticks, dropped) = self.ticker.run(now, &mut self.held);
         dropped.iter().flat_map(|(_, keys)| keys).for_each(|key| _ = self.in_page_cache.remove(key));
         (ticks, dropped)
+    }
+
+    /// The same, by another way of dropping (`Ticker::run_with`); the caller has the keys that went leave the page cache.
+    pub fn run_ticks_with(&mut self, now: Ticks, drops: impl FnMut(&mut Cache, Ticks, u64) -> u64) -> u64 {
+        self.held.clear_gone();
+        self.ticker.run_with(now, &mut self.held, drops)
+    }
+
+    pub fn leave_page_cache(&mut self, gone: &[Key]) {
+        gone.iter().for_each(|key| _ = self.in_page_cache.remove(key));
+    }
+
+    pub fn end_offload(&mut self, spans: &[Span], written: bool) {
+        self.held.end_offload(spans, written);
     }
 
     /// Makes chunks findable whose write has begun and ends at `end`, if the buffer has room for them.
@@ -187,6 +214,10 @@ impl Level {
             marks.clear();
             return 0;
         }
+        // Most stores write nothing past the first level. A level beyond its watermark empties all the same.
+        if marks.is_empty() && !(evicts && self.held.used() > self.rules.watermark) {
+            return 0;
+        }
         self.mark_lacking(range, marks);
         let mut count = count(marks);
         if evicts && self.held.used() + count > self.rules.watermark {
@@ -218,7 +249,7 @@ impl Level {
             }
             while number < end {
                 let found = self.held.find(&mut cursor, range.prompt(), number);
-                let len = found.len.min(end - number);
+                let len = self.held.alike(&mut cursor, range.prompt(), number, found, end - number);
                 let at = match found.at {
                     NONE => NEW,
                     at if self.held.has(at) => {

@@ -52,25 +52,15 @@ impl Tiers {
         let mut number = 0;
         while number < prompt.len() {
             let found = self.first.find(&mut first_cursor, prompt, number);
-            let mut len = found.len;
             if self.first.holds(found.at) {
+                let len = found.len;
                 hit.push(Span::new(self.first.cut(found, len), len), 0);
                 push_span(&mut room, Span::new(NONE, len));
                 number += len;
                 continue;
             }
             let Some((lower, below)) = self.find_lower(&mut cursors, prompt, number) else { break };
-            if found.at == NONE {
-                // The first level finds the end of what it lacks bit by bit.
-                while len < below.len {
-                    let more = self.first.find(&mut first_cursor, prompt, number + len);
-                    if more.at != NONE {
-                        break;
-                    }
-                    len += more.len;
-                }
-            }
-            len = len.min(below.len);
+            let len = self.first.alike(&mut first_cursor, prompt, number, found, below.len);
             let at = if found.at == NONE { NEW } else { self.first.cut(found, len) };
             let level = lower as LevelId + 1;
             match hit.last_level() {
@@ -96,13 +86,17 @@ impl Tiers {
         prompt: &[Key],
         number: usize,
     ) -> Option<(usize, Found)> {
-        let mut most = usize::MAX;
-        for (lower, (level, cursor)) in self.lower.iter().zip(cursors).enumerate() {
-            let found = level.find(cursor, prompt, number);
-            most = most.min(found.len);
+        let mut above = [Found { at: NONE, skip: 0, len: 0 }; MOST_LEVELS];
+        for (lower, level) in self.lower.iter().enumerate() {
+            let found = level.find(&mut cursors[lower], prompt, number);
             if level.holds(found.at) {
-                return Some((lower, Found { len: most, ..found }));
+                let mut len = found.len;
+                for ((level, cursor), found) in self.lower[..lower].iter().zip(cursors).zip(above) {
+                    len = level.alike(cursor, prompt, number, found, len);
+                }
+                return Some((lower, Found { len, ..found }));
             }
+            above[lower] = found;
         }
         None
     }

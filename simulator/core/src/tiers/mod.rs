@@ -15,6 +15,7 @@ mod reader;
 mod remote;
 pub mod server;
 mod ticker;
+mod ticks;
 mod transfers;
 
 #[cfg(test)]
@@ -26,6 +27,7 @@ use std::ops::Range;
 use crate::cache::Cache;
 use crate::chunks::spans::{Span, marked};
 use crate::chunks::{NONE, PromptCursor};
+use crate::eviction::kind::EvictionKind;
 use crate::journal::{Journal, Note};
 use crate::keys::{ChunkRange, Key, KeyMap};
 use crate::time::{self, FOREVER, Ticks};
@@ -91,6 +93,8 @@ pub struct Tiers {
     /// The first level's ticks, and when the next one is due that lets chunks fall or concerns a lower level.
     ticker: Ticker,
     lower_due: Ticks,
+    /// Some level's eviction depends on the time.
+    leases: bool,
     counters: TierCounters,
     /// Transfers begun since the engine last looked.
     begun: Vec<Begun>,
@@ -112,6 +116,7 @@ impl Tiers {
             first_read: Device::new(&config.levels[0].read),
             first_write: Device::new(&config.levels[0].write),
             lower_due: FOREVER,
+            leases: config.levels.iter().any(|level| level.eviction == EvictionKind::Lease),
             lower: lower_levels(&config, false),
             transfers: Transfers::default(),
             instance: 0,
@@ -152,7 +157,10 @@ impl Tiers {
 
     /// Runs the eviction ticks up to `now`.
     pub fn tick(&mut self, now: Ticks) {
-        if self.ticker.due <= now {
+        if self.ticker.due <= now && self.config.offloads(0) {
+            self.tick_offloading(now, 0);
+            self.lower_due = self.next_due();
+        } else if self.ticker.due <= now {
             let (ticks, dropped) = self.ticker.run(now, &mut self.first);
             self.journal.note("tick", || id_and(ticks, &all_keys(&dropped)));
             if self.lower.first().is_some_and(Level::takes_dropped) {
@@ -163,34 +171,10 @@ impl Tiers {
         if self.lower_due <= now {
             self.tick_lower(now);
         }
-        self.clock(now);
-    }
-
-    #[cold]
-    fn tick_lower(&mut self, now: Ticks) {
-        for lower in 0..self.lower.len() {
-            if self.lower[lower].ticker.due > now {
-                continue;
-            }
-            let (ticks, dropped) = self.lower[lower].run_ticks(now);
-            self.journal.note("tick below", || id_and(lower as u64 + 1, &id_and(ticks, &all_keys(&dropped))));
-            if self.lower.get(lower + 1).is_some_and(Level::takes_dropped) {
-                dropped.into_iter().for_each(|(at, keys)| self.demote(at, 0, keys, lower + 1));
-            }
+        if self.leases {
+            self.first.clock(now);
+            self.lower.iter_mut().for_each(|level| level.clock(now));
         }
-        self.lower_due = self.next_due();
-    }
-
-    /// When the next tick is due that lets chunks fall or concerns a lower level; FOREVER: there are no such ticks.
-    fn next_due(&self) -> Ticks {
-        let falls = self.lower.first().is_some_and(Level::takes_dropped);
-        let first = if falls { self.ticker.due } else { FOREVER };
-        self.lower.iter().map(|level| level.ticker.due).fold(first, Ticks::min)
-    }
-
-    fn clock(&mut self, now: Ticks) {
-        self.first.clock(now);
-        self.lower.iter_mut().for_each(|level| level.clock(now));
     }
 
     /// Begins to look for a prefix of a prompt's chunks. Some: the answer at once; None: `Ended::Lookup` brings it.
@@ -424,14 +408,15 @@ impl Tiers {
 
 /// `loose`: callers name chunks without the prompt that they belong to.
 fn first_cache(config: &TierConfig, loose: bool, journal: bool) -> Cache {
-    let (level, policy) = (&config.levels[0], &config.policy);
+    let (level, policy, loose) = (&config.levels[0], &config.policy, loose || config.offloads(0));
     let falls = config.levels.get(1).is_some_and(|below| below.takes_dropped);
     let notes_gone = journal || falls || policy.placement == Placement::Waterfall;
     Cache::new(level.chunks, level.eviction, time::from_s(level.lease_s), loose, notes_gone)
 }
 
 fn lower_levels(config: &TierConfig, loose: bool) -> Vec<Level> {
-    config.levels.iter().skip(1).map(|level| Level::new(level, config, loose)).collect()
+    let numbered = config.levels.iter().enumerate().skip(1);
+    numbered.map(|(number, level)| Level::new(level, config, loose || config.offloads(number))).collect()
 }
 
 /// The keys that went, tick by tick.

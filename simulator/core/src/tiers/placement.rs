@@ -67,7 +67,10 @@ impl Tiers {
                 at = NONE;
             } else {
                 let mut skips = false;
-                if policy.placement != Placement::Copy {
+                if policy.placement == Placement::Copy {
+                    let most = range.prompt().len() - number;
+                    len = self.first.alike(&mut first_cursor, range.prompt(), number, found, most);
+                } else {
                     for (level, cursor) in self.lower.iter().zip(&mut cursors) {
                         let below = level.find(cursor, range.prompt(), number);
                         len = len.min(below.len);
@@ -138,12 +141,12 @@ impl Tiers {
         if self.lower[lower].buffers(now, end, count, &mut marks) {
             return;
         }
-        let write = WriteDown { lower, first: Vec::new(), marks, ends_store: false, next: None };
+        let write = WriteDown { lower, marks, ..WriteDown::default() };
         self.begin(end, Op::WriteDown(write));
     }
 
     /// What the last write to a level pushed out, if it goes to the next one.
-    fn falling_from(&self, lower: usize) -> Vec<Key> {
+    pub(super) fn falling_from(&self, lower: usize) -> Vec<Key> {
         let below = self.lower.get(lower + 1);
         let waterfall = self.config.policy.placement == Placement::Waterfall;
         let falls = below.is_some_and(|level| waterfall || level.takes_dropped());
@@ -182,7 +185,7 @@ impl Tiers {
         mut marks: Vec<Span>,
     ) {
         let unended = count(&marks);
-        self.first.admit_stored(&mut marks);
+        self.first.end_store(&mut marks, self.config.policy.write_end_uses);
         self.journal.note("stored", || vec![id, self.transfers.next_id()]);
         if self.config.policy.placement == Placement::Copy {
             self.copy_down(now, StoreDown { slot, range: range.clone(), unended }, marks, 0);
@@ -196,6 +199,8 @@ impl Tiers {
     /// The first level keeps them locked meanwhile.
     fn copy_down(&mut self, now: Ticks, store: StoreDown, first: Vec<Span>, lower: usize) {
         let levels = self.lower.iter().rposition(|level| !level.takes_dropped()).map_or(0, |last| last + 1);
+        // A write to the level above has locked them.
+        let locked = lower > 0;
         for lower in lower..levels {
             if self.lower[lower].takes_dropped() {
                 continue;
@@ -215,14 +220,20 @@ impl Tiers {
                 self.put_back(marks);
                 continue;
             }
-            self.first.lock(marked(&first));
+            if !locked {
+                self.first.lock(marked(&first));
+            }
             let ends_store = lower + 1 == levels;
             self.counters.stores_ended += if ends_store { store.unended - count } else { 0 };
             let next = (!ends_store).then(|| Box::new(store));
-            return self.begin(end, Op::WriteDown(WriteDown { lower, first, marks, ends_store, next }));
+            let write = WriteDown { lower, first, marks, ends_store, next, ..WriteDown::default() };
+            return self.begin(end, Op::WriteDown(write));
         }
         if levels == 0 {
             self.journal.note("writes", Vec::new);
+        }
+        if locked {
+            self.first.unlock(marked(&first));
         }
         self.counters.stores_ended += store.unended;
         self.put_back(first);
@@ -230,13 +241,18 @@ impl Tiers {
 
     /// A write to a lower level has ended. A store goes on to the next level.
     pub(super) fn written_down(&mut self, now: Ticks, id: IoId, write: WriteDown) {
-        let WriteDown { lower, first, mut marks, ends_store, next } = write;
+        let WriteDown { lower, first, above, mut marks, ends_store, next } = write;
         self.journal.note("written", || vec![id]);
-        self.first.unlock(marked(&first));
         self.written(id, lower, &mut marks, ends_store);
+        if !above.is_empty() {
+            self.end_offload(lower, &above, true);
+        }
         match next {
             Some(store) => self.copy_down(now, *store, first, lower + 1),
-            None => self.put_back(first),
+            None => {
+                self.first.unlock(marked(&first));
+                self.put_back(first);
+            }
         }
         self.put_back(marks);
     }
@@ -251,7 +267,7 @@ impl Tiers {
     }
 
     /// When the write of these chunks ends. FOREVER: the caller makes it, and will say.
-    fn issue_write(
+    pub(super) fn issue_write(
         &mut self,
         now: Ticks,
         slot: Slot,

@@ -1,7 +1,6 @@
 //! A cache server: the chunk tiers, and the moments at which their transfers end.
 
-use std::cmp::Reverse;
-use std::collections::{BinaryHeap, VecDeque};
+use std::collections::VecDeque;
 
 use super::{Ended, IoId, Tiers};
 use crate::keys::Key;
@@ -12,40 +11,25 @@ type End = (Ticks, IoId);
 
 const NEVER: End = (FOREVER, IoId::MAX);
 
-/// Ends of transfers to come.
-struct Ends {
-    next: End,
-    /// Devices that serve one transfer after another end them in order. So nearly every new end is later than all ends
-    /// of one lane.
-    lanes: [VecDeque<End>; 2],
-    others: BinaryHeap<Reverse<End>>,
-}
+/// Ends of transfers to come, the next one first.
+struct Ends(VecDeque<End>);
 
 impl Ends {
-    fn new() -> Self {
-        Self { next: NEVER, lanes: [VecDeque::new(), VecDeque::new()], others: BinaryHeap::new() }
+    #[inline(always)]
+    fn next(&self) -> End {
+        self.0.front().copied().unwrap_or(NEVER)
     }
 
+    /// A new end is mostly later than all others, or, on a faster device than theirs, sooner than most.
+    #[inline(always)]
     fn push(&mut self, end: End) {
-        self.next = self.next.min(end);
-        // The lane whose last end is the closest: so each device gets a lane of its own.
-        let fits = |lane: &&mut VecDeque<End>| lane.back().is_none_or(|last| *last < end);
-        match self.lanes.iter_mut().filter(fits).max_by_key(|lane| lane.back().copied()) {
-            Some(lane) => lane.push_back(end),
-            None => self.others.push(Reverse(end)),
+        match self.0.back() {
+            Some(last) if *last > end => {
+                let at = self.0.partition_point(|other| *other < end);
+                self.0.insert(at, end);
+            }
+            _ => self.0.push_back(end),
         }
-    }
-
-    /// Takes out the next end.
-    fn pop(&mut self) {
-        let next = self.next;
-        match self.lanes.iter_mut().find(|lane| lane.front() == Some(&next)) {
-            Some(lane) => lane.pop_front(),
-            None => self.others.pop().map(|Reverse(end)| end),
-        };
-        let other = self.others.peek().map(|Reverse(end)| *end);
-        self.next =
-            self.lanes.iter().filter_map(|lane| lane.front().copied()).chain(other).min().unwrap_or(NEVER);
     }
 }
 
@@ -59,19 +43,19 @@ pub struct Server {
 
 impl Server {
     pub fn new(tiers: Tiers) -> Self {
-        Self { tiers, loud: Ends::new(), quiet: Ends::new() }
+        Self { tiers, loud: Ends(VecDeque::new()), quiet: Ends(VecDeque::new()) }
     }
 
     /// When the next transfer ends. `any`: also those that no request waits for.
     pub fn next_at(&self, any: bool) -> Ticks {
-        if any { self.loud.next.0.min(self.quiet.next.0) } else { self.loud.next.0 }
+        let loud = self.loud.next().0;
+        if any { loud.min(self.quiet.next().0) } else { loud }
     }
 
     /// Ends the next transfer if it is due. Returns when it ended, and what the engine has to know.
     pub fn end_next(&mut self, now: Ticks) -> Option<(Ticks, Ended)> {
-        let ends = if self.quiet.next < self.loud.next { &mut self.quiet } else { &mut self.loud };
-        let (at, id) = Some(ends.next).filter(|(at, _)| *at <= now)?;
-        ends.pop();
+        let ends = if self.quiet.next() < self.loud.next() { &mut self.quiet } else { &mut self.loud };
+        let (at, id) = ends.0.pop_front_if(|(at, _)| *at <= now)?;
         self.tiers.tick(at);
         let ended = self.tiers.io_done(at, id);
         self.take_begun();
@@ -90,7 +74,14 @@ impl Server {
     }
 
     /// Notes the ends of transfers that the tiers have begun since the last call.
+    #[inline(always)]
     pub fn take_begun(&mut self) {
+        if !self.tiers.begun.is_empty() {
+            self.note_begun();
+        }
+    }
+
+    fn note_begun(&mut self) {
         let (loud, quiet) = (&mut self.loud, &mut self.quiet);
         // The caller says when external transfers end (`complete_io`).
         for begun in self.tiers.take_begun().filter(|begun| begun.end != FOREVER) {

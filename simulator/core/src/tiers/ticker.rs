@@ -30,26 +30,47 @@ impl Ticker {
 
     /// Runs the ticks that are due. Use changes only at events, so ticks between two events can wait for the later one.
     /// Returns how many there were, and the keys that went, with the moment of the tick.
-    #[inline(never)]
     pub fn run(&mut self, now: Ticks, cache: &mut Cache) -> (u64, Vec<(Ticks, Vec<Key>)>) {
+        let mut dropped = Vec::new();
+        let ticks = self.run_with(now, cache, |cache, at, share| {
+            let went = cache.drop_some(share);
+            dropped.push((at, cache.take_gone().collect()));
+            went
+        });
+        (ticks, dropped)
+    }
+
+    /// `drops` is to drop so many chunks at a tick's moment, and returns how many went.
+    #[inline(never)]
+    pub fn run_with(
+        &mut self,
+        now: Ticks,
+        cache: &mut Cache,
+        drops: impl FnMut(&mut Cache, Ticks, u64) -> u64,
+    ) -> u64 {
         let first = self.next;
         // Mostly one tick is due, and such divisions are slow.
         let last = if now - self.due < self.every { first } else { now / self.every };
-        let dropped = self.drop_until(last, cache);
+        self.drop_until(last, cache, drops);
         self.next = last + 1;
         self.due = self.next.saturating_mul(self.every);
-        ((last - first + 1) as u64, dropped)
+        (last - first + 1) as u64
     }
 
-    fn drop_until(&mut self, last: u128, cache: &mut Cache) -> Vec<(Ticks, Vec<Key>)> {
-        let (mut dropped, mut tick) = (Vec::new(), self.next);
+    fn drop_until(
+        &mut self,
+        last: u128,
+        cache: &mut Cache,
+        mut drops: impl FnMut(&mut Cache, Ticks, u64) -> u64,
+    ) {
+        let mut tick = self.next;
         while tick <= last {
             cache.clock(tick * self.every);
             let share = self.share(cache);
             if share == 0 {
                 break;
             }
-            let (at, went) = (tick * self.every, cache.drop_some(share));
+            let went = drops(cache, tick * self.every, share);
             self.short_of_room &= went == 0;
             tick += 1;
             if went == 0 {
@@ -57,19 +78,19 @@ impl Ticker {
                 let Some(change) = cache.next_change() else { break };
                 tick = tick.max(change.div_ceil(self.every));
             }
-            dropped.push((at, cache.take_gone().collect()));
         }
-        dropped
     }
 
     /// How many chunks the next tick drops.
     fn share(&self, cache: &Cache) -> u64 {
-        let (usage, keys) = (cache.usage(), cache.tracked() as f64);
+        let usage = cache.usage();
         match self.share {
-            TickShare::Ratio if usage >= self.watermark => ((self.ratio * keys) as u64).max(1),
+            TickShare::Ratio if usage >= self.watermark => {
+                ((self.ratio * cache.tracked() as f64) as u64).max(1)
+            }
             TickShare::Surplus if usage > self.watermark || self.short_of_room => {
                 let ratio = self.ratio.max(usage - self.watermark + self.ratio);
-                (ratio * keys).ceil() as u64
+                (ratio * cache.resident() as f64).ceil() as u64
             }
             _ => 0,
         }

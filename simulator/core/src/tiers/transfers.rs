@@ -272,10 +272,12 @@ pub(super) enum Op {
 
 /// First level to a lower one: chunks marked in `first` are read, those in `marks` are new in the lower level. Without
 /// `first`, these are chunks that the level above has dropped.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(super) struct WriteDown {
     pub lower: usize,
     pub first: Vec<Span>,
+    /// Chunks of the level above that stay there until this write has ended.
+    pub above: Vec<Span>,
     pub marks: Vec<Span>,
     /// With this write a store of its chunks ends.
     pub ends_store: bool,
