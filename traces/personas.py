@@ -9,6 +9,7 @@ Pure: the same spec and seed give equal requests.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -79,7 +80,7 @@ class Documents:
 @dataclass(frozen=True, kw_only=True)
 class PersonaSpec:
     """turns: of each user, over all of its conversations. new_conversation: how likely a user begins another one after
-    a turn.
+    a turn. conversation_tokens: a turn that would make a prompt with its answer longer begins another one, too.
 
     answers: 'synthetic', a stand-in of each answer is in later prompts; 'none', no answer is.
     draw: 'turn', each turn draws from the persona's ranges; 'user', a user draws its own maxima from them once, and
@@ -90,6 +91,7 @@ class PersonaSpec:
     turns: int
     personas: tuple[Persona, ...]
     new_conversation: float = 0.0
+    conversation_tokens: int | None = None
     answers: Literal["synthetic", "none"] = "synthetic"
     draw: Literal["turn", "user"] = "turn"
     system: SharedPrompts | None = None
@@ -101,6 +103,11 @@ class PersonaSpec:
                 raise SpecError(f"{field}: must be at least 1 ({getattr(self, field)})")
         if not self.personas:
             raise SpecError("personas: is empty; name at least one")
+
+    def outgrown(self, prompt: Sequence[Segment], turn_tokens: int) -> bool:
+        """Whether a turn of so many tokens no longer fits into the conversation."""
+        most = self.conversation_tokens
+        return most is not None and sum(segment.tokens for segment in prompt) + turn_tokens > most
 
 
 def persona_requests(spec: PersonaSpec, seed: int) -> tuple[Request, ...]:
@@ -122,6 +129,8 @@ def persona_requests(spec: PersonaSpec, seed: int) -> tuple[Request, ...]:
             asked, answered, think_s = draw.turn()
             question = Segment(stable_id("asked", seed, user, turn), asked)
             retrieved = beginnings.retrieved()
+            if not retrieved and spec.outgrown(prompt, asked + answered):
+                prompt, names = beginnings.conversation()
             requests.append(
                 Request(
                     id=f"{user:06d}-{turn:02d}",

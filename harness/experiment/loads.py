@@ -5,6 +5,7 @@ from __future__ import annotations
 import bisect
 import dataclasses
 import itertools
+import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
@@ -102,7 +103,8 @@ def load_key(experiment: Experiment) -> str:
 
 
 def free_load(experiment: Experiment) -> FreeLoad:
-    """A generated session ends before the first prompt that, with its answer, exceeds the model's length.
+    """A generated session ends before the first prompt that, with its answer, exceeds the model's length; a persona
+    begins another conversation there.
 
     Raises TraceFileError, SpecError or ModelError, all UserErrors of one line.
     """
@@ -163,7 +165,10 @@ def _unlimited(workload: FreeWorkload, experiment: Experiment) -> FreeLoad:
         kinds = tuple(_spec(Persona, persona, think_s=persona.think) for persona in workload.personas)
         shared = workload.system and _spec(SharedPrompts, workload.system)
         documents = workload.documents and _spec(Documents, workload.documents)
-        personas = _spec(PersonaSpec, workload, personas=kinds, system=shared, documents=documents)
+        most_tokens = min(workload.conversation_tokens or sys.maxsize, load_model(experiment.model).max_position)
+        personas = _spec(
+            PersonaSpec, workload, personas=kinds, system=shared, documents=documents, conversation_tokens=most_tokens
+        )
         first = document_requests(personas, seed)
         return FreeLoad(persona_requests(personas, seed), first, workload.concurrency or workload.users)
     if isinstance(workload, QaWorkload):

@@ -296,6 +296,8 @@ class PersonasWorkload(FreeLoadLimits):
     turns: messages of each user, over all of its conversations.
     personas: the kinds of users: a list, or the name of a set: mlperf (the MLPerf Storage KV-cache benchmark's), mixed.
     new_conversation: how likely a user begins another conversation after a turn; 0.2 in the MLPerf benchmark.
+    conversation_tokens: a turn that would make a prompt with its answer longer begins another conversation, too; null:
+    one that exceeds the model's length does.
     answers: later prompts hold tokens in place of earlier answers (synthetic), or none of them.
     draw: each turn draws from the ranges (turn), or each user draws its maxima once, and each turn from a quarter of
     those on (user), as in the MLPerf benchmark.
@@ -311,6 +313,7 @@ class PersonasWorkload(FreeLoadLimits):
         tuple[PersonaSettings, ...], FROM_LIST, BeforeValidator(_named_personas), AfterValidator(_each_once)
     ]
     new_conversation: Share = 0.0
+    conversation_tokens: Annotated[int, Field(ge=1)] | None = None
     answers: Literal["synthetic", "none"] = "synthetic"
     draw: Literal["turn", "user"] = "turn"
     concurrency: Annotated[int, Field(ge=1, le=100_000)] | None = None
