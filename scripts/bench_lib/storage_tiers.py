@@ -1,4 +1,6 @@
-"""`scripts/bench storage --tiers`: all three tiers of mode tiers on a device, by client cores, against fio's CPU."""
+"""`scripts/bench storage --tiers`: all three tiers of mode tiers on a device, by client cores, against fio's CPU.
+
+The same load on the disk alone beside them: what the client itself takes, without copies between tiers in memory."""
 
 from __future__ import annotations
 
@@ -34,6 +36,14 @@ EXPERIMENT: dict[str, Any] = {
 }  # fmt: skip
 
 
+class Side(NamedTuple):
+    """What runs: on which client cores; alone: without tiers in memory."""
+
+    name: str
+    cores: Sequence[int]
+    alone: bool = False
+
+
 class TiersRun(NamedTuple):
     """bytes: of the device, read and written. cpu_s: of the client, from the load's first request to its last."""
 
@@ -49,16 +59,17 @@ class TiersRun(NamedTuple):
         return (self.read_bytes + self.write_bytes) / self.wall_s
 
 
-def run_tiers(device: Device, cores: Sequence[int]) -> TiersRun:
-    """One run in a process of its own, on those cores."""
-    words = [str(device.folder), device.name, str(device.group or ""), ",".join(map(str, cores))]
+def run_tiers(device: Device, side: Side) -> TiersRun:
+    """One run in a process of its own."""
+    words = [str(device.folder), device.name, str(device.group or ""), ",".join(map(str, side.cores))]
+    words.append("alone" if side.alone else "")
     done = subprocess.run([sys.executable, __file__, *words], capture_output=True, text=True)
     if done.returncode:
         sys.exit(f"the tiers' run failed: {(done.stderr or done.stdout).strip().splitlines()[-1]}")
     return TiersRun(*json.loads(done.stdout))
 
 
-def work(folder: str, name: str, group: str, cores: str) -> None:
+def work(folder: str, name: str, group: str, cores: str, alone: str) -> None:
     """The run's own process."""
     from harness.engines import ENGINES
     from harness.experiment.loads import free_load
@@ -70,6 +81,8 @@ def work(folder: str, name: str, group: str, cores: str) -> None:
     with tempfile.TemporaryDirectory() as scratch:
         path = Path(scratch) / "tiers.yaml"
         cache = EXPERIMENT["cache"] | {"disk": {"capacity": f"{DISK_MIB}MiB", "path": folder}}
+        if alone:
+            cache |= {"gpu": "0B", "cpu": None}
         path.write_text(yaml.safe_dump(EXPERIMENT | {"cache": cache}))
         experiment = load_experiment(path).experiment
         load, model = free_load(experiment), load_model(experiment.model)
@@ -99,35 +112,37 @@ Fio = Callable[[bool], tuple[float, float]]
 def tiers_lines(device: Device, rounds: int, fio: Fio, most_cpu: float) -> Iterator[tuple[str, bool]]:
     """Lines of the table, and whether each misses a target. fio: whether it writes → bytes and CPU-s a byte."""
     cores = sorted(os.sched_getaffinity(0))
-    sides = {1: cores[-1:]} | ({len(cores): cores} if len(cores) > 1 else {})
-    runs: dict[int, list[TiersRun]] = {number: [] for number in sides}
+    sides = [Side("1 core", cores[-1:])]
+    sides += [Side(f"{len(cores)} cores", cores)] if len(cores) > 1 else []
+    sides.append(Side("disk alone", cores[-1:], alone=True))
+    runs: dict[str, list[TiersRun]] = {side.name: [] for side in sides}
     theirs: dict[bool, list[float]] = {False: [], True: []}
     speeds: list[float] = []
     for turn in range(rounds):
-        for number in list(sides)[:: -1 if turn % 2 else 1]:
-            runs[number].append(run_tiers(device, sides[number]))
+        for side in sides[:: -1 if turn % 2 else 1]:
+            runs[side.name].append(run_tiers(device, side))
         for write in (False, True):
             speed, cpu_s = fio(write)
             theirs[write].append(cpu_s)
             speeds.append(speed)
     per_byte = {write: statistics.median(values) for write, values in theirs.items()}
-    first = 0.0
-    for number, found in runs.items():
+    first = statistics.median(each.bytes_per_s for each in runs[sides[0].name])
+    for side in sides:
+        found = runs[side.name]
         speed = statistics.median(each.bytes_per_s for each in found)
-        first = first or speed
         same = statistics.median(
             each.cpu_s / (each.read_bytes * per_byte[False] + each.write_bytes * per_byte[True]) for each in found
         )
         counted = statistics.median(each.counted_bytes / (each.read_bytes + each.write_bytes) for each in found)
         failed = sum(each.failed for each in found)
         miss = same > most_cpu or failed > 0
+        share = f"{speed / first:5.3f} of one core's" if not side.alone else 21 * " "
         yield (
-            f"  {number} core{'s' if number > 1 else ' '}  {speed / MIB:7,.0f} MiB/s"
-            f"  {speed / first:5.3f} of one core's   {same:5.2f} CPU-s a CPU-s of fio's"
+            f"  {side.name:<10}  {speed / MIB:7,.0f} MiB/s  {share}   {same:5.2f} CPU-s a CPU-s of fio's"
             f"   {counted:6.4f} counted/reported   {failed} failed   {'MISS' if miss else 'ok'}",
             miss,
         )
-    yield f"  fio       {statistics.median(speeds) / MIB:7,.0f} MiB/s, {CHUNK_MIB} MiB x16", False
+    yield f"  fio         {statistics.median(speeds) / MIB:7,.0f} MiB/s, {CHUNK_MIB} MiB x16", False
 
 
 if __name__ == "__main__":
