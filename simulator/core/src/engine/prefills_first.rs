@@ -165,17 +165,22 @@ impl Engine {
     fn chosen(&mut self, slot: Slot, prefix: &Prefix, budget: &Budget) -> Option<u64> {
         let (request, block) = (&self.requests[slot], self.config.block_tokens);
         let lacking = request.tokens_known() - prefix.local_tokens;
-        if lacking + self.reply_left(slot) + block >= self.unpromised(budget) {
+        if lacking.saturating_add(self.reply_left(slot)).saturating_add(block) >= self.unpromised(budget) {
             self.door.full = !self.running.is_empty();
             return None;
         }
         let rest = lacking - prefix.external_tokens;
-        if rest.next_multiple_of(block) <= budget.compute {
+        if self.whole(rest) <= budget.compute {
             return Some(rest);
         }
         let start = request.tokens_known() - rest;
-        let end = (start + budget.compute) / block * block;
+        let end = start.saturating_add(budget.compute) / block * block;
         end.checked_sub(start).filter(|&tokens| tokens > 0)
+    }
+
+    /// As many tokens as the blocks of these have.
+    fn whole(&self, tokens: u64) -> u64 {
+        tokens.div_ceil(self.config.block_tokens).saturating_mul(self.config.block_tokens)
     }
 
     /// Tokens of a request's reply for which room is kept.
@@ -193,9 +198,11 @@ impl Engine {
         let request = &self.requests[slot];
         let ends = request.computed + tokens == request.tokens_known();
         let reply = if ends { request.output.min(MOST_RESERVED) } else { 0 };
-        let whole = tokens.next_multiple_of(self.config.block_tokens);
+        let whole = self.whole(tokens);
         budget.compute = budget.compute.saturating_sub(whole);
-        budget.promised += whole + self.config.block_tokens + reply;
+        for more in [whole, self.config.block_tokens, reply] {
+            budget.promised = budget.promised.saturating_add(more);
+        }
         budget.computed += tokens;
         self.compute(slot, tokens, batch);
     }
