@@ -7,6 +7,7 @@ import os
 import random
 import subprocess
 import time
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -101,6 +102,16 @@ def random_eviction(seed: int) -> Case:
     return msgspec.structs.replace(random_tiers(seed), eviction=eviction)
 
 
+def completions(simulator: Simulator, requests: Iterable[tuple[float, Request]]) -> dict[str, Completion]:
+    """Submits requests at their times in s, lets all of them end, and returns their completions by id."""
+    for at_s, request in requests:
+        simulator.submit(request, at_s)
+    rows: dict[str, Completion] = {}
+    while done := simulator.advance():
+        rows |= {row.id: row for row in done}
+    return rows
+
+
 def simulate(case: Case, *, macro_steps: bool = True) -> tuple[dict[str, Completion], list[Note], list[Note]]:
     """Completions by id, and the journals of the GPU and of the tiers."""
     simulator = Simulator(
@@ -111,11 +122,7 @@ def simulate(case: Case, *, macro_steps: bool = True) -> tuple[dict[str, Complet
         **{"chunk_tokens": 64, "record_token_times": True, "journal": True} | case.settings,
         macro_steps=macro_steps,
     )
-    for at_s, request in case.requests:
-        simulator.submit(request, at_s)
-    rows: dict[str, Completion] = {}
-    while done := simulator.advance():
-        rows |= {row.id: row for row in done}
+    rows = completions(simulator, case.requests)
     simulator.drain()
     return rows, *simulator.take_journal()
 

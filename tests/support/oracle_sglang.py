@@ -11,7 +11,7 @@ import msgspec
 from simulator.models import load_model
 from simulator.policies import tier_policy
 from simulator.simulate import Completion, Note, Simulator
-from tests.support.oracle_cases import calibration
+from tests.support.oracle_cases import calibration, completions
 from traces.request import Request, Segment, reply_stream
 
 # Between two requests, in seconds of the simulator.
@@ -152,11 +152,7 @@ def simulate_together(case: Crowd, *, macro_steps: bool = True) -> Simulated:
         journal=True,
         macro_steps=macro_steps,
     )
-    for at_s, request in case.requests:
-        simulator.submit(request, at_s)
-    rows: dict[str, Completion] = {}
-    while done := simulator.advance():
-        rows |= {row.id: row for row in done}
+    rows = completions(simulator, case.requests)
     return Simulated(rows, *simulator.take_journal())
 
 
