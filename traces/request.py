@@ -7,6 +7,7 @@ from typing import Literal
 
 import msgspec
 import numpy as np
+from msgspec import UNSET, UnsetType
 
 Phase = Literal["warm", "measure", "drain"]
 Verdict = Literal["proven", "contradicted", "unproven"]
@@ -69,7 +70,8 @@ class RequestRecord(msgspec.Struct, frozen=True, kw_only=True):
     cached_tokens is what the engine's own usage says for this request. instance: which engine of a cluster served it.
     phase: whether the row is measured, came before (warm), or ended after the time that counts (drain).
     preemptions: how often the engine took back the request's blocks; None: it does not report that.
-    service: the class of service; None: the load has none.
+    service: the class of service; None: the load has none. client: which of several processes sent it; UNSET, and
+    not in the file: there is one.
     """
 
     id: str
@@ -97,6 +99,7 @@ class RequestRecord(msgspec.Struct, frozen=True, kw_only=True):
     preemptions: int | None = None
     service: str | None = None
     error: str | None = None
+    client: int | UnsetType = UNSET
 
     @property
     def ttft_s(self) -> float | None:

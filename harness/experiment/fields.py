@@ -29,6 +29,8 @@ FROM_LIST = BeforeValidator(lambda value: tuple(value) if isinstance(value, list
 Positive = Annotated[int, Field(ge=1, le=2**40)]
 Share = Annotated[float, Field(ge=0.0, le=1.0, strict=False)]
 PositiveFloat = Annotated[float, Field(gt=0.0, le=1e9, strict=False)]
+# Processes that send a load over HTTP.
+LoadClients = Annotated[int, Field(ge=1, le=64)]
 
 
 SECRET = re.compile(r"api[-_]?key|token$|secret|passw|access[-_]?key|credential", re.IGNORECASE)
@@ -65,7 +67,7 @@ class Cores(Strict):
     """CPU cores for the engine, and for the cache server and the load loop. None: not pinned.
 
     engine: cores of the engine's processes; of several instances, one list for all, or a list of lists, one for each.
-    client: cores of the cache server and of the load loop.
+    client: cores of the cache server and of the load loop, with all of its processes.
     """
 
     engine: Annotated[tuple[int, ...] | tuple[tuple[int, ...], ...] | None, _ForEach] = None

@@ -55,7 +55,8 @@ class Child:
 
     argv: the command; env: its whole environment; log: the file of both output streams; cores: CPU cores, None for any;
     scratch: files and folders that the wardens delete when the child has ended, for whatever reason; stored: those that
-    they delete unless `stop` keeps them; grace_s: the time between SIGTERM and SIGKILL, by default 15 s.
+    they delete unless `stop` keeps them; grace_s: the time between SIGTERM and SIGKILL, by default 15 s. stdin: a
+    descriptor that the caller closes once the child has started; None: it reads nothing.
     """
 
     def __init__(
@@ -69,12 +70,14 @@ class Child:
         scratch: Sequence[Path] = (),
         stored: Sequence[Path] = (),
         grace_s: float | None = None,
+        stdin: int | None = None,
     ) -> None:
         self.name, self._argv, self._log = name, list(argv), log
         self._mark = f"{os.getpid()}-{secrets.token_hex(8)}"
         self._env = {**env, _MARK: self._mark}
         self._cores, self._grace_s = cores, grace_s
         self._scratch, self._stored = scratch, stored
+        self._stdin = subprocess.DEVNULL if stdin is None else stdin
         self._guard: subprocess.Popen[bytes] | None = None
         self._alive: int | None = None
         self._state: int | None = None
@@ -93,7 +96,7 @@ class Child:
         try:
             with self._log.open("ab") as log:
                 self._guard = subprocess.Popen(
-                    argv, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=self._env, pass_fds=[alive, state]
+                    argv, stdin=self._stdin, stdout=log, stderr=log, env=self._env, pass_fds=[alive, state]
                 )
         except OSError as error:
             raise EngineError(f"{self.name}: {error}; is the disk full, or the folder gone?") from None

@@ -57,7 +57,8 @@ def request_table(folders: Sequence[Path]) -> pd.DataFrame:
     for folder in folders:
         read_manifest(folder)
         for each in read_rows(folder):
-            fields: dict[str, Any] = {"run": folder.name, **msgspec.structs.asdict(each)}
+            known = {name: value for name, value in msgspec.structs.asdict(each).items() if value is not msgspec.UNSET}
+            fields: dict[str, Any] = {"run": folder.name, **known}
             by_source = fields.pop("tokens_by_tier")
             del fields["token_s"]
             rows.append(fields | {f"{source}_tokens": by_source.get(source) for source in sources()})

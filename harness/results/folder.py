@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import msgspec
+from msgspec import UNSET
 
 from harness.errors import EngineError, ResultsError
 from harness.records import IoTrace, Sample
@@ -215,15 +216,17 @@ def write_parquet(path: Path, rows: Sequence[RequestRecord]) -> None:
 
     temporary = path / "requests.parquet.tmp"
     # Column by column: of a long run, a dict a row would be many times the table.
-    columns = {name: pa.array([value(row) for row in rows]) for name, value in _columns().items()}
+    columns = {name: pa.array([value(row) for row in rows]) for name, value in _columns(rows).items()}
     pq.write_table(pa.table(columns), temporary)
     temporary.replace(path / "requests.parquet")
 
 
-def _columns() -> dict[str, Callable[[RequestRecord], Any]]:
+def _columns(rows: Sequence[RequestRecord]) -> dict[str, Callable[[RequestRecord], Any]]:
     """By name, what a row has there."""
-    fields = (name for name in RequestRecord.__struct_fields__ if name != "tokens_by_tier")
+    fields = (name for name in RequestRecord.__struct_fields__ if name not in ("tokens_by_tier", "client"))
     found: dict[str, Callable[[RequestRecord], Any]] = {name: attrgetter(name) for name in fields}
+    if any(row.client is not UNSET for row in rows):
+        found["client"] = lambda row: None if row.client is UNSET else row.client
     found |= {f"{source}_tokens": _tokens_of(source) for source in sources()}
     return found | {name: attrgetter(name) for name in ("ttft_s", "e2e_s", "tpot_s")}
 
@@ -233,8 +236,8 @@ def _tokens_of(source: str) -> Callable[[RequestRecord], int | None]:
 
 
 def flat_row(row: RequestRecord) -> dict[str, Any]:
-    """A row as one line of a table: a column a field, and one a tier for its tokens."""
-    flat = msgspec.structs.asdict(row)
+    """A row as one line of a table: a column a field that it has, and one a tier for its tokens."""
+    flat = {name: value for name, value in msgspec.structs.asdict(row).items() if value is not UNSET}
     by_tier = flat.pop("tokens_by_tier")
     flat["token_s"] = list(row.token_s)
     flat |= {f"{source}_tokens": by_tier.get(source) for source in sources()}

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 
 import msgspec
 import numpy as np
+from msgspec import UNSET
 
 from harness.stats import FEWEST_SAMPLES, coefficient_of_variation, mean_interval, samples_needed
 from traces.request import RequestRecord
@@ -47,6 +48,16 @@ class Latency(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     def samples(self) -> tuple[tuple[float, ...], ...]:
         """One value a sample, as stats.ratio_interval takes them."""
         return tuple((mean,) for mean in self.sample_means)
+
+
+class ClientLag(msgspec.Struct, frozen=True, kw_only=True):
+    """How late one of several client processes sent: actual minus intended send, seconds, over n requests of a tier."""
+
+    tier: str
+    client: int
+    n: int
+    p50: float
+    p99: float
 
 
 class TokenTotals(msgspec.Struct, frozen=True, kw_only=True):
@@ -112,6 +123,19 @@ def latency_figures(samples: Sequence[Sequence[float]]) -> Latency | None:
         samples_for_5_percent=samples_needed(means, 0.05),
         sample_means=tuple(means),
     )
+
+
+def client_lags(tier: str, rows: Iterable[RequestRecord]) -> tuple[ClientLag, ...]:
+    """By client; () where one process has sent them all."""
+    by_client: dict[int, list[float]] = {}
+    for row in rows:
+        if row.client is not UNSET:
+            by_client.setdefault(row.client, []).append(row.sent_s - row.scheduled_s)
+    found = []
+    for client, lags_s in sorted(by_client.items()):
+        p50, p99 = np.quantile(lags_s, (0.5, 0.99)).tolist()
+        found.append(ClientLag(tier=tier, client=client, n=len(lags_s), p50=p50, p99=p99))
+    return tuple(found)
 
 
 def sum_or_none(values: Sequence[int | None]) -> int | None:

@@ -28,9 +28,11 @@ from harness.results.manifest import CellEntry, Manifest
 from harness.results.paired import Answered, PairedLoad, asked_of, paired_loads
 from harness.results.provenance import is_simulated
 from harness.results.rows import (
+    ClientLag,
     Latency,
     LoadRates,
     TokenTotals,
+    client_lags,
     latency_figures,
     load_rates,
     sample_values,
@@ -117,6 +119,7 @@ class CellFigures(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     with measure.trials above 1; its other figures are over the rows of all complete trials. against: of a free load,
     beside the cell that report.against names; None without one, and of that cell. ceiling: of a free load (ceiling.py).
     classes: end to end times by class of service; {} without classes. Their goals are in goals, as tiers' are.
+    clients: of rows that count, by tier; () where one process has sent the load.
     """
 
     key: str
@@ -135,6 +138,7 @@ class CellFigures(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     against: AgainstCell | None = None
     ceiling: HitCeiling | None = None
     classes: dict[str, Latency | None] = {}
+    clients: tuple[ClientLag, ...] = ()
 
 
 class Summary(msgspec.Struct, frozen=True, kw_only=True):
@@ -304,6 +308,7 @@ def _cell_figures(
         beyond_model=sum(each.beyond_model for each in facts),
         turns=_turns(tiers.get(FREE_LOAD, ()), split),
         trials=_trials(engine, cell, split),
+        clients=tuple(lag for tier, rows in tiers.items() for lag in client_lags(tier, filter(counted, rows))),
     )
 
 

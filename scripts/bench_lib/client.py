@@ -37,9 +37,11 @@ def instant_server() -> Iterator[str]:
             server.terminate()
 
 
-def timed(command: list[str], environment: dict[str, str]) -> list[dict[str, Any]]:
-    """Runs one loop on the client's core and returns its JSON lines. Ends if a request failed."""
-    pin = partial(os.sched_setaffinity, 0, {CLIENT_CORE})
+def timed(
+    command: list[str], environment: dict[str, str], cores: frozenset[int] = frozenset({CLIENT_CORE})
+) -> list[dict[str, Any]]:
+    """Runs one loop on these cores and returns its JSON lines. Ends if a request failed."""
+    pin = partial(os.sched_setaffinity, 0, cores)
     done = subprocess.run(
         command, env={**os.environ, **environment}, cwd=ROOT, capture_output=True, text=True, preexec_fn=pin
     )
@@ -51,9 +53,9 @@ def timed(command: list[str], environment: dict[str, str]) -> list[dict[str, Any
     return results
 
 
-def loop(url: str, kind: str, **options: object) -> dict[str, Any]:
+def loop(url: str, kind: str, *, cores: frozenset[int] = frozenset({CLIENT_CORE}), **options: object) -> dict[str, Any]:
     words = [word for name, value in options.items() for word in (f"--{name.replace('_', '-')}", str(value))]
-    return timed([sys.executable, str(LOOPS), kind, url, *words], {"PYTHONPATH": str(ROOT)})[0]
+    return timed([sys.executable, str(LOOPS), kind, url, *words], {"PYTHONPATH": str(ROOT)}, cores)[0]
 
 
 def vllm(url: str, cache: str) -> list[dict[str, Any]]:
@@ -99,6 +101,19 @@ def conversations(url: str, rounds: int) -> None:
         print(f"  answers {answers:10s} {statistics.median(seen):8,.0f} requests/s  {spread}")
 
 
+def several_clients(url: str, rounds: int) -> None:
+    """What the load loop reaches when other processes send for it, where server, loop and clients share two cores."""
+    rates: dict[int, list[float]] = {1: [], 2: []}
+    for _ in range(rounds):
+        for clients, seen in rates.items():
+            cores = frozenset({SERVER_CORE, CLIENT_CORE})
+            options = {"requests": REQUESTS["ours"], "output_tokens": 8, "clients": clients}
+            result = loop(url, "ours", cores=cores, **options)
+            seen.append(result["requests"] / result["seconds"])
+    one, two = (f"{statistics.median(seen):,.0f} ({min(seen):,.0f} to {max(seen):,.0f})" for seen in rates.values())
+    print(f"clients, 8 tokens, on two cores beside the server: 1: {one} requests/s, 2: {two} requests/s")
+
+
 def open_loop(url: str) -> None:
     print("open loop, sent later than intended:")
     for rate, prompt_tokens, seconds in ((500, 32, 10), (20, 32_768, 10)):
@@ -117,6 +132,7 @@ def main() -> None:
     with instant_server() as url:
         closed_loop(url, args.rounds)
         conversations(url, args.rounds)
+        several_clients(url, args.rounds)
         open_loop(url)
     print(f"load after the end (1 min): {os.getloadavg()[0]:.2f}")
 

@@ -17,6 +17,7 @@ import json
 import os
 import tempfile
 import time
+from pathlib import Path
 from typing import Any
 
 import aiohttp
@@ -24,6 +25,7 @@ import msgspec
 import numpy as np
 import uvloop
 
+from harness.engines.http.clients import Clients
 from harness.engines.http.dialect import Completions
 from harness.engines.http.replay import HttpReplay
 from traces.load import Load
@@ -55,7 +57,7 @@ def requests(args: argparse.Namespace) -> list[Request]:
 
 async def ours(args: argparse.Namespace) -> dict[str, Any]:
     tokens, late_s, failed = TokenSource(1, 32_000), [], 0
-    with tempfile.TemporaryFile() as rows:
+    with tempfile.TemporaryFile() as rows, tempfile.TemporaryDirectory() as logs:
         descriptor, encode = rows.fileno(), msgspec.json.Encoder().encode
 
         def emit(record: RequestRecord) -> None:
@@ -64,7 +66,9 @@ async def ours(args: argparse.Namespace) -> dict[str, Any]:
             failed += record.error is not None
             late_s.append(record.sent_s - record.scheduled_s)
 
-        async with HttpReplay(args.url, Completions("instant"), tokens, time.perf_counter) as client:
+        several = None if args.clients == 1 else Clients(args.clients, Path(logs))
+        replay = HttpReplay(args.url, Completions("instant"), tokens, time.perf_counter, clients=several)
+        async with replay as client:
             await client.replay(Load(requests(args)[:64], concurrency=args.concurrency), lambda _record: None)
             load = Load(requests(args), concurrency=None if args.rate else args.concurrency)
             began_s, cpu_s = time.perf_counter(), time.process_time()
@@ -113,6 +117,7 @@ def main() -> None:
     parser.add_argument("--output-tokens", type=int, default=1)
     parser.add_argument("--turns", type=int, default=1, help="of each conversation, for 'ours'")
     parser.add_argument("--answers", choices=("synthetic", "quoted"), default="synthetic")
+    parser.add_argument("--clients", type=int, default=1, help="processes that send, for 'ours' and 'open'")
     parser.add_argument("--rate", type=float, help="requests per second, for 'open'")
     args = parser.parse_args()
     if (args.loop == "open") != (args.rate is not None):

@@ -23,6 +23,10 @@ class Unquotable(Exception):
 
 
 class Bodies(Protocol):
+    @property
+    def complete(self) -> bool:
+        """Whether nothing is left to prepare."""
+
     def prepare(self, within_s: float) -> bool:
         """Makes ready what one request needs, if that surely takes less than within_s. Returns whether it did."""
 
@@ -33,11 +37,13 @@ class Bodies(Protocol):
         """Takes the answer's token ids; None: it failed."""
 
 
-def bodies_of(requests: tuple[Request, ...], dialect: Dialect, tokens: TokenSource) -> Bodies:
-    """dialect: where a request quotes an answer, one that tells the ids of answers."""
+def bodies_of(
+    requests: tuple[Request, ...], dialect: Dialect, tokens: TokenSource, room_bytes: int = PREPARED_BYTES
+) -> Bodies:
+    """dialect: where a request quotes an answer, one that tells the ids of answers. room_bytes: for prepared ones."""
     if any(request.quotes for request in requests):
-        return _Quoting(requests, dialect, tokens)
-    return Prepared(requests, lambda r: dialect.encode(b"[%b]" % _text(r.prompt, tokens), r.output_tokens))
+        return _Quoting(requests, dialect, tokens, room_bytes)
+    return Prepared(requests, lambda r: dialect.encode(b"[%b]" % _text(r.prompt, tokens), r.output_tokens), room_bytes)
 
 
 def _text(prompt: Sequence[Segment], tokens: TokenSource) -> bytes:
@@ -46,10 +52,10 @@ def _text(prompt: Sequence[Segment], tokens: TokenSource) -> bytes:
 
 
 class Prepared:
-    """Encodes requests before they are due, up to PREPARED_BYTES, in the order in which they will be needed."""
+    """Encodes requests before they are due, up to room_bytes, in the order in which they will be needed."""
 
-    def __init__(self, requests: tuple[Request, ...], encode: Callable[[Request], bytes]) -> None:
-        self._encode, self._bytes = encode, 0
+    def __init__(self, requests: tuple[Request, ...], encode: Callable[[Request], bytes], room_bytes: int) -> None:
+        self._encode, self._room_bytes, self._bytes = encode, room_bytes, 0
         self._ready: dict[int, bytes] = {}
         self._taken: set[int] = set()
         # A later turn has no time of its own; it is needed some time after its session's first turn.
@@ -64,10 +70,14 @@ class Prepared:
         wanted = sorted(range(len(requests)), key=lambda order: (requests[order].wave, due_s[order]))
         self._queue = deque(requests[order] for order in wanted)
 
+    @property
+    def complete(self) -> bool:
+        return not self._queue
+
     def prepare(self, within_s: float) -> bool:
         while self._queue and id(self._queue[0]) in self._taken:
             self._queue.popleft()
-        if not self._queue or self._bytes >= PREPARED_BYTES:
+        if not self._queue or self._bytes >= self._room_bytes:
             return False
         if within_s < PREPARE_S + PREPARE_S_PER_TOKEN * self._queue[0].prompt_tokens:
             return False
@@ -92,7 +102,7 @@ class _Quoting:
     """Bodies with the server's own answers in them. Only what a turn adds to the one before it is encoded, beforehand;
     once it is due, its answers are put in and the text of the turn before it is put in front."""
 
-    def __init__(self, requests: tuple[Request, ...], dialect: Dialect, tokens: TokenSource) -> None:
+    def __init__(self, requests: tuple[Request, ...], dialect: Dialect, tokens: TokenSource, room_bytes: int) -> None:
         self._dialect, self._tokens = dialect, tokens
         quoted = {name for request in requests for name in request.quotes}
         self._names = {reply_stream(name): name for name in quoted}
@@ -111,13 +121,17 @@ class _Quoting:
                 self._before[id(request)], self._sent[id(before)] = before, None
             last[request.session] = request
         self._last = {id(request) for request in last.values()}
-        self._new = Prepared(requests, self._added)
+        self._new = Prepared(requests, self._added, room_bytes)
 
     def _added(self, request: Request) -> bytes:
         """The ids that this turn adds, with a mark for each answer."""
         before = self._before.get(id(request))
         added = request.prompt[len(before.prompt) if before else 0 :]
         return b",".join(_ANSWER if part.hash_id in self._names else _text((part,), self._tokens) for part in added)
+
+    @property
+    def complete(self) -> bool:
+        return self._new.complete
 
     def prepare(self, within_s: float) -> bool:
         return self._new.prepare(within_s)

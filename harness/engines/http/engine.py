@@ -17,6 +17,7 @@ from typing import Generic, NamedTuple, TypeVar
 from harness.caches.base import CacheResolved, CacheServer, Connection, EngineSide, Reading, clear_tiers
 from harness.collectors.prometheus import Metrics
 from harness.engines.base import Emit
+from harness.engines.http.clients import Clients
 from harness.engines.http.dialect import Dialect
 from harness.engines.http.process import ServerProcess
 from harness.engines.http.replay import HttpReplay
@@ -54,7 +55,8 @@ class Look(NamedTuple):
 
 class ServedEngine(ABC, Generic[P]):
     """processes: the engine's servers, one an instance. caches: what stands behind them: nothing, one cache server, or
-    one for each. model: of which the KV is. folder: the run's. clock: gives the run's time in seconds.
+    one for each. model: of which the KV is. folder: the run's. clock: gives the run's time in seconds. clients: the
+    processes that send the load; None: this one.
 
     prompt_tokens: the counter of prompt tokens in a server's metrics. own_tiers: tiers that a server empties by itself.
     look_s: the time between two looks at counters that lag.
@@ -76,12 +78,13 @@ class ServedEngine(ABC, Generic[P]):
         caches: Sequence[CacheServer],
         dialect: Dialect,
         capabilities: Capabilities,
+        clients: Clients | None = None,
     ) -> None:
         self._experiment, self._model, self._folder, self._clock = experiment, model, folder, clock
         self.caches, self.capabilities = tuple(caches), capabilities
         place = [number if len(caches) > 1 else 0 for number in range(len(processes))]
         self._instances = [Instance(process, place[n] if caches else None) for n, process in enumerate(processes)]
-        self._dialect, self._router = dialect, _router(experiment)
+        self._dialect, self._router, self._clients = dialect, _router(experiment), clients
         self._replay: HttpReplay | None = None
         # By cache server: requests of those answered that it has to look up, and those that it had before the first.
         self._lookups_due, self._base_lookups = [0] * len(caches), [0] * len(caches)
@@ -163,6 +166,7 @@ class ServedEngine(ABC, Generic[P]):
             self._clock,
             router=self._router,
             request_timeout_s=self._experiment.measure.request_timeout,
+            clients=self._clients,
         )
         await self._replay.open()
         return resolved

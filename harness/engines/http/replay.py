@@ -6,39 +6,36 @@
 The loop makes a request's tokens and JSON before the request is due. It reads sent_s right before the bytes go to the
 socket, so a latency contains neither a connection's set-up nor the wait for a free one. A request that fails becomes a
 record with an error, never an exception.
+
+The schedule is always in this process. Bodies, sockets and stamps are a Sender's: in this process, or in several.
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import gc
 import math
-import os
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from functools import partial
-from types import SimpleNamespace, TracebackType
-from urllib.parse import SplitResult, urlsplit
+from types import TracebackType
+from typing import Any
 
-import aiohttp
+from msgspec import UNSET
 
 from harness.engines.base import Emit
-from harness.engines.http.bodies import Bodies, Unquotable, bodies_of
+from harness.engines.http.clients import ClientProcesses, Clients
 from harness.engines.http.dialect import Dialect
-from harness.engines.http.stream import Answer
+from harness.engines.http.sender import HttpSender, Outcome, Sender, Target
+from harness.processes.child import Child, outlive
 from harness.records import CUT_SHORT
 from traces.load import Action, Done, Load, Send, WaitUntil
-from traces.request import RequestRecord, TokenSource
+from traces.request import Request, RequestRecord, TokenSource
 from traces.routing import Router
 
 # The event loop's timers are up to a millisecond late, so the loop spins through the last stretch.
 SPIN_S = 0.0015
 # Sends in a row, half a millisecond, before the event loop reads answers again: until then it stamps none.
 BURST = 8
-# Servers drop idle connections (uvicorn after 5 s). A request sent on a connection being dropped would be lost.
-REUSE_WITHIN_S = 3.0
-CONNECT_AHEAD = aiohttp.ClientTimeout(total=5)
-READ_BYTES = 1 << 20
 ERROR_CHARS = 300
 
 
@@ -46,7 +43,8 @@ class HttpReplay:
     """A client of servers (each a URL without /v1), reusable for any number of replays, one at a time.
 
     router: chooses a server for each request as it is sent; None: there is one. dialect: what the server there speaks.
-    clock: the run's clock in seconds; moment 0 of a load is clock() when its replay starts.
+    clock: the run's clock in seconds, of time.perf_counter where there are several clients; moment 0 of a load is
+    clock() when its replay starts. clients: the processes that send; None: this one. max_connections: of each.
     Raises ValueError for a url or key that cannot be used.
     """
 
@@ -61,41 +59,27 @@ class HttpReplay:
         api_key: str | None = None,
         request_timeout_s: float = 600.0,
         max_connections: int = 1024,
+        clients: Clients | None = None,
     ) -> None:
-        each = [urls] if isinstance(urls, str) else urls
-        self._addresses = [_checked(url).netloc for url in each]
-        self._urls, self._router = [url.rstrip("/") for url in each], router
-        if api_key is not None and not (api_key.isascii() and api_key.isprintable()):
-            raise ValueError("api_key has characters that cannot go into an HTTP header: check for a line break")
-        self._dialect, self._tokens = dialect, tokens
-        self._clock, self._api_key = clock, api_key
-        self._timeout_s, self._max_connections = request_timeout_s, max_connections
-        self._session: aiohttp.ClientSession | None = None
+        each = (urls,) if isinstance(urls, str) else tuple(urls)
+        target = Target(each, dialect, tokens, api_key, request_timeout_s, max_connections)
+        self._clock, self._api_key, self._router = clock, api_key, router
+        self._processes = None if clients is None else ClientProcesses(target, clients, clock)
+        self._sender: Sender = self._processes or HttpSender(target, clock)
         self._schedule: _Schedule | None = None
 
+    @property
+    def children(self) -> tuple[Child, ...]:
+        """The client processes that run; () where this one sends."""
+        return () if self._processes is None else self._processes.children
+
     async def open(self) -> None:
-        """Binds the client to the running event loop. Connections are made as they are needed."""
-        if self._session is not None:
-            return
-        headers = {"Content-Type": "application/json", "Accept": "text/event-stream", "Accept-Encoding": "identity"}
-        stamps = aiohttp.TraceConfig()
-        stamps.on_request_chunk_sent.append(self._stamp_sent)
-        self._session = aiohttp.ClientSession(
-            connector=aiohttp.TCPConnector(limit=self._max_connections, keepalive_timeout=REUSE_WITHIN_S),
-            headers=headers | ({"Authorization": f"Bearer {self._api_key}"} if self._api_key else {}),
-            timeout=aiohttp.ClientTimeout(total=self._timeout_s),
-            cookie_jar=aiohttp.DummyCookieJar(),
-            trust_env=False,
-            read_bufsize=READ_BYTES,
-            trace_configs=[stamps],
-        )
+        """Binds the client to the running event loop. Raises EngineError where a process of its own cannot start."""
+        await self._sender.open()
 
     async def close(self) -> None:
         """Closes all connections. Safe at any time, and safe to repeat."""
-        if self._session is not None:
-            await self._session.close()
-            self._session = None
-            await asyncio.sleep(0)  # lets the transports go
+        await self._sender.close()
 
     async def __aenter__(self) -> HttpReplay:
         await self.open()
@@ -110,128 +94,69 @@ class HttpReplay:
         """Sends the load and emits one record a request, as each completes.
 
         If the caller cancels it or emit raises, it drops the requests in flight without a record and leaves no task.
+        If a client process ends, requests in flight become records, and EngineError names it.
         """
         await self.open()
-        quotes = any(request.quotes for request in load.requests)
-        dialect = self._dialect.telling_ids() if quotes else self._dialect
-        bodies = bodies_of(load.requests, dialect, self._tokens)
-        begin = partial(Answer, decode=dialect.decode, tells_ids=quotes)
-        schedule = self._schedule = _Schedule(load, bodies, self._clock, self._ask, begin, self._router)
+        self._sender.take(load.requests)
+        schedule = self._schedule = _Schedule(load, self._sender, self._clock, self._router)
         gc.freeze()  # a full collection of a big load's objects would stop the loop for 100 ms and more
         try:
-            await self._connect_ahead()
-            await schedule.play(lambda send, instance, answer: emit(self._record(send, instance, answer)))
+            await self._outlived(self._sender.ready())
+            playing = schedule.play(lambda send, instance, outcome: emit(self._record(send, instance, outcome)))
+            await self._outlived(playing, self.give_up)
         finally:
             gc.unfreeze()
             self._schedule = None
-            await schedule.abandon()
+            await self._sender.drop()
+
+    async def _outlived(self, work: Coroutine[Any, Any, None], give_up: Callable[[str], None] | None = None) -> None:
+        """`work`, which needs all client processes."""
+        await (outlive(self.children, work, give_up) if self.children else work)
 
     def give_up(self, reason: str) -> None:
         """Ends the replay under way: requests in flight become records with this error, and no more are sent."""
         if self._schedule is not None:
             self._schedule.give_up(reason)
 
-    async def _connect_ahead(self) -> None:
-        """Opens one connection to each server, so that a lone request does not wait for its set-up."""
-        assert self._session is not None
-        for url in self._urls:
-            # Any status is fine. If the connection fails, the requests fail, too, and become records.
-            with contextlib.suppress(aiohttp.ClientError, TimeoutError):
-                address = f"{url}{self._dialect.warm_path}"
-                async with self._session.get(address, timeout=CONNECT_AHEAD, allow_redirects=False) as response:
-                    await response.read()
-
-    async def _stamp_sent(self, _session: aiohttp.ClientSession, context: SimpleNamespace, _chunk: object) -> None:
-        context.trace_request_ctx.sent_s = self._clock()
-
-    async def _ask(self, instance: int, body: bytes, answer: Answer) -> None:
-        """Posts the body and feeds what arrives to the answer."""
-        assert self._session is not None
-        address = f"{self._urls[instance]}{self._dialect.path}"
-        post = self._session.post(address, data=body, allow_redirects=False, trace_request_ctx=answer)
-        try:
-            async with post as response:
-                answer.status, answer.content_type = response.status, response.content_type
-                while answer.wants_more and (data := await response.content.readany()):
-                    answer.feed(data, self._clock())
-                answer.end(self._clock())
-        except aiohttp.ClientConnectorError as error:
-            # A negative number comes from a name look-up, whose error carries its own text.
-            number = error.errno or 0
-            reason = os.strerror(number) if number > 0 else error.strerror or error
-            answer.error = f"cannot connect to {self._addresses[instance]}: {reason}"
-        except TimeoutError:
-            answer.error = f"no complete answer within {self._timeout_s:g} s"
-        except aiohttp.ClientResponseError as error:
-            answer.error = f"not an HTTP/1 answer: {error.message}"
-        except aiohttp.ClientError as error:
-            when = "midway through the answer" if answer.status else "before any answer"
-            answer.error = answer.error or f"the connection was lost {when}: {error}"
-
-    def _record(self, send: Send, instance: int, answer: Answer) -> RequestRecord:
-        request, usage = send.request, answer.usage
-        error = answer.failure(request.prompt_tokens)
+    def _record(self, send: Send, instance: int, outcome: Outcome) -> RequestRecord:
+        request, error = send.request, outcome.error
         if error is not None and self._api_key:
             error = error.replace(self._api_key, "[api key]")
         return RequestRecord(
             id=request.id,
             scheduled_s=send.scheduled_s,
-            sent_s=answer.sent_s,
-            first_chunk_s=answer.first_chunk_s,
-            first_token_s=answer.token_s[0] if answer.token_s else None,
-            last_token_s=answer.token_s[-1] if answer.token_s else None,
-            token_s=tuple(answer.token_s),
+            sent_s=outcome.sent_s,
+            first_chunk_s=outcome.first_chunk_s,
+            first_token_s=outcome.token_s[0] if outcome.token_s else None,
+            last_token_s=outcome.token_s[-1] if outcome.token_s else None,
+            token_s=outcome.token_s,
             prompt_tokens=request.prompt_tokens,
-            output_tokens=usage.completion_tokens if usage else None,
-            cached_tokens=usage.cached_tokens if usage else None,
-            tokens_by_tier=usage.tokens_by_tier if usage else {},
+            output_tokens=outcome.output_tokens,
+            cached_tokens=outcome.cached_tokens,
+            tokens_by_tier=outcome.tokens_by_tier,
             session=request.session,
             turn=request.turn,
             instance=None if self._router is None else instance,
+            client=UNSET if outcome.client is None else outcome.client,
             error=None if error is None else " ".join(error.split())[:ERROR_CHARS],
         )
 
 
-_Ask = Callable[[int, bytes, Answer], Awaitable[None]]
-_Begin = Callable[[float], Answer]
-_Emit = Callable[[Send, int, Answer], None]
-
-
-def _checked(url: str) -> SplitResult:
-    try:
-        parts = urlsplit(url)
-        usable = parts.scheme in ("http", "https") and parts.port != 0 and (parts.hostname or "").encode("idna")
-    except ValueError:  # a port or a host name that cannot be
-        usable = False
-    if not usable or parts.username or parts.query:
-        raise ValueError("url must look like http://HOST:PORT, without a user, a password or a query")
-    return parts
+_Emit = Callable[[Send, int, Outcome], None]
 
 
 class _Schedule:
-    """One replay: the only place that sleeps. Each request in flight is a task that waits for its own answer."""
+    """One replay: the only place that sleeps. What is in flight is the sender's."""
 
-    def __init__(
-        self,
-        load: Load,
-        bodies: Bodies,
-        clock: Callable[[], float],
-        ask: _Ask,
-        begin: _Begin,
-        router: Router | None,
-    ) -> None:
-        """begin: makes the answer of a request that is sent at a moment."""
-        self._router = router
-        self._load, self._bodies, self._clock, self._ask, self._begin = load, bodies, clock, ask, begin
-        self._in_flight: set[asyncio.Task[None]] = set()
+    def __init__(self, load: Load, sender: Sender, clock: Callable[[], float], router: Router | None) -> None:
+        self._load, self._sender, self._clock, self._router = load, sender, clock, router
+        self._in_flight = 0
         self._wake: asyncio.Future[None] | None = None
         self._failure: BaseException | None = None
         self._lost: str | None = None
         self._cut_s = math.inf if load.cut_s is None else load.cut_s
 
     async def play(self, emit: _Emit) -> None:
-        while self._bodies.prepare(math.inf):
-            pass
         self._start_s = self._clock()
         while self._failure is None:
             action = self._send_due(emit) if self._lost is None else Done()
@@ -245,7 +170,7 @@ class _Schedule:
                 return
             else:
                 gap_s = action.at_s - self._now_s() if isinstance(action, WaitUntil) else math.inf
-                await self._pause(0 if self._bodies.prepare(gap_s - SPIN_S) else gap_s)
+                await self._pause(0 if self._sender.prepare(gap_s - SPIN_S) else gap_s)
         raise self._failure
 
     def _now_s(self) -> float:
@@ -258,46 +183,32 @@ class _Schedule:
             action = self._load.next(self._now_s())
             if not isinstance(action, Send):
                 return last or action
-            last = Send(action.request, self._start_s + action.scheduled_s)
-            try:
-                body: bytes | Unquotable = self._bodies.take(action.request)
-            except Unquotable as error:
-                body = error
-            instance = 0
+            last, instance = Send(action.request, self._start_s + action.scheduled_s), 0
             if self._router is not None:
                 instance = self._router.choose(action.request)
                 self._router.sent(action.request, instance)
-            task = asyncio.get_running_loop().create_task(self._serve(last, instance, body, emit))
-            self._in_flight.add(task)
-            task.add_done_callback(self._ended)
+            self._in_flight += 1
+            self._sender.ask(action.request, instance, partial(self._ended, last, instance, emit))
         assert last is not None
         return last
 
-    async def _serve(self, send: Send, instance: int, body: bytes | Unquotable, emit: _Emit) -> None:
-        answer = self._begin(self._clock())
+    def _ended(self, send: Send, instance: int, emit: _Emit, outcome: Outcome | BaseException) -> None:
+        """What goes wrong here is raised by play() to its caller."""
+        self._in_flight -= 1
         try:
-            if isinstance(body, Unquotable):
-                answer.error = str(body)
-            else:
-                await self._ask(instance, body, answer)
-        except asyncio.CancelledError:
-            if self._lost is None:
-                raise
-            answer.error = self._lost
-        if answer.token_ids is not None:
-            failed = answer.failure(send.request.prompt_tokens) is not None
-            self._bodies.answered(send.request, None if failed else answer.token_ids)
-        if self._router is not None:
-            answered = answer.failure(send.request.prompt_tokens) is None
-            self._router.ended(send.request, instance, answered=answered)
-        self._load.completed(send.request.id, self._now_s())
-        emit(send, instance, answer)
-
-    def _ended(self, task: asyncio.Task[None]) -> None:
-        self._in_flight.discard(task)
-        if not task.cancelled() and (error := task.exception()) is not None:
-            self._failure = error  # play() raises it to its caller
+            if isinstance(outcome, BaseException):
+                raise outcome
+            self._told(send.request, instance, answered=outcome.error is None)
+            if self._failure is None:
+                emit(send, instance, outcome)
+        except Exception as error:
+            self._failure = self._failure or error
         self._wake_up()
+
+    def _told(self, request: Request, instance: int, *, answered: bool) -> None:
+        if self._router is not None:
+            self._router.ended(request, instance, answered=answered)
+        self._load.completed(request.id, self._now_s())
 
     async def _pause(self, gap_s: float) -> None:
         """Waits until a request ends, or until shortly before gap_s is over."""
@@ -321,12 +232,5 @@ class _Schedule:
     def give_up(self, reason: str) -> None:
         """Sends nothing more, and ends the requests in flight with this error."""
         self._lost = reason
-        for task in self._in_flight:
-            task.cancel()
+        self._sender.give_up(reason)
         self._wake_up()
-
-    async def abandon(self) -> None:
-        """Drops the requests in flight."""
-        for task in self._in_flight:
-            task.cancel()
-        await asyncio.gather(*self._in_flight, return_exceptions=True)

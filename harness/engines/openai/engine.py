@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from pathlib import Path
 
 import httpx
 
 from harness.engines.base import Emit
+from harness.engines.http.clients import Clients
 from harness.engines.http.dialect import Completions
 from harness.engines.http.replay import HttpReplay
 from harness.engines.openai.settings import OpenAISettings
@@ -20,11 +22,11 @@ from traces.request import TokenSource
 
 
 class OpenAIEngine:
-    """An URL behind the Engine seam."""
+    """An URL behind the Engine seam. folder: the run's. clock: gives the run's time in seconds."""
 
     name = "openai"
 
-    def __init__(self, experiment: Experiment, model: ModelSpec, clock: Callable[[], float]) -> None:
+    def __init__(self, experiment: Experiment, model: ModelSpec, folder: Path, clock: Callable[[], float]) -> None:
         settings = experiment.engines.of(OpenAISettings)
         self._settings, self._clock = settings, clock
         self.capabilities = Capabilities(starts_empty=False, quotes=settings.token_ids)
@@ -37,6 +39,7 @@ class OpenAIEngine:
             clock,
             api_key=self._key,
             request_timeout_s=experiment.measure.request_timeout,
+            clients=Clients.if_several(settings.clients, folder),
         )
 
     async def start(self) -> None:

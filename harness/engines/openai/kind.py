@@ -20,10 +20,10 @@ def _settings() -> type[OpenAISettings]:
     return OpenAISettings
 
 
-def _make(experiment: Experiment, model: ModelSpec, _folder: Path, clock: Clock) -> Engine:
+def _make(experiment: Experiment, model: ModelSpec, folder: Path, clock: Clock) -> Engine:
     from harness.engines.openai.engine import OpenAIEngine
 
-    return OpenAIEngine(experiment, model, clock)
+    return OpenAIEngine(experiment, model, folder, clock)
 
 
 KIND = EngineKind(

@@ -6,7 +6,7 @@ from typing import Annotated
 
 from pydantic import Field, field_validator
 
-from harness.experiment.fields import SHELL_NAME, Strict, Url
+from harness.experiment.fields import SHELL_NAME, LoadClients, Strict, Url
 
 
 class OpenAISettings(Strict):
@@ -17,6 +17,7 @@ class OpenAISettings(Strict):
     api_key_env: the environment variable that holds the key.
     vocab_size: token ids stay below it; null takes the model's.
     token_ids: the server takes `return_token_ids`, as vLLM does, so that prompts can quote its answers.
+    clients: processes that send the load, where one is too slow for it; a session is all one's.
     """
 
     url: Url
@@ -24,6 +25,7 @@ class OpenAISettings(Strict):
     api_key_env: str | None = None
     vocab_size: Annotated[int, Field(ge=512, le=10_000_000)] | None = None
     token_ids: bool = False
+    clients: LoadClients = 1
 
     @field_validator("api_key_env")
     @classmethod

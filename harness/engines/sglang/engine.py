@@ -21,6 +21,7 @@ from harness.caches.base import (
     CacheServer,
 )
 from harness.collectors.prometheus import Metrics
+from harness.engines.http.clients import Clients
 from harness.engines.http.engine import Look, ServedEngine, runs_already, total
 from harness.engines.sglang.causes import cause, lost_tokens
 from harness.engines.sglang.dialect import Generate
@@ -67,6 +68,7 @@ class SglangEngine(ServedEngine[SglangProcess]):
             caches=_cache_servers(experiment, shape, folder),
             dialect=Generate(self._stored),
             capabilities=_capabilities(experiment),
+            clients=Clients.if_several(self._settings.clients, folder, self._settings.cores.client),
         )
         self._lost: tuple[dict[str, int], dict[str, int]] = ({}, {})  # at the last two looks
         self._seen, self._looks, self._began_s = Counters(), 0, 0.0

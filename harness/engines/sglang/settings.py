@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 from pydantic import AfterValidator, Field, model_validator
 
 from harness.caches import caches_of
-from harness.experiment.fields import FROM_LIST, Cores, Positive, Strict, Url, without_secrets
+from harness.experiment.fields import FROM_LIST, Cores, LoadClients, Positive, Strict, Url, without_secrets
 from harness.experiment.units import Seconds
 
 
@@ -71,6 +71,7 @@ class SglangSettings(Strict):
     env: environment variables of the server; secrets are refused, since servers inherit the shell's.
     start_timeout: how long a start may take.
     cores: CPU cores that processes are pinned to.
+    clients: processes that send the load, where one is too slow for it; a session is all one's.
     accelerator: the GPU whose pace the engine keeps without it, of `harness list presets`.
     link: with an accelerator, KV goes to CPU RAM and back at the GPU's pace, or is copied by the CPU.
     attach: measure a server that runs already.
@@ -88,6 +89,7 @@ class SglangSettings(Strict):
     env: dict[str, str] = Field(default_factory=dict)
     start_timeout: Seconds = 300.0
     cores: Cores = Cores()
+    clients: LoadClients = 1
     accelerator: str | None = "rtx-a5000-nfs"
     link: Literal["paced", "copied"] = "paced"
     attach: SglangAttach | None = None

@@ -19,6 +19,7 @@ from harness.caches.base import (
 from harness.caches.stores import uncounted, unreachable
 from harness.collectors.prometheus import Metrics
 from harness.engines.accelerator import Accelerator
+from harness.engines.http.clients import Clients
 from harness.engines.http.dialect import Completions
 from harness.engines.http.engine import Instance, Look, ServedEngine, runs_already, total
 from harness.engines.vllm.process import SERVED_NAME, VllmProcess
@@ -54,6 +55,7 @@ class VllmEngine(ServedEngine[VllmProcess]):
             caches=_cache_servers(experiment, shape, folder),
             dialect=Completions((attach.model if attach else None) or SERVED_NAME, count_tokens=True),
             capabilities=_capabilities(experiment),
+            clients=Clients.if_several(self._settings.clients, folder, self._settings.cores.client),
         )
 
     async def _resolved(self, look: Look, behind: Sequence[CacheResolved]) -> Resolved:

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 from pydantic import AfterValidator, Field, model_validator
 
 from harness.caches import caches_of
-from harness.experiment.fields import FROM_LIST, Cores, Positive, Strict, Url, without_secrets
+from harness.experiment.fields import FROM_LIST, Cores, LoadClients, Positive, Strict, Url, without_secrets
 from harness.experiment.units import Seconds
 
 
@@ -54,6 +54,7 @@ class VllmSettings(Strict):
     mooncake_args: more arguments for Mooncake's master.
     start_timeout: how long a start may take.
     cores: CPU cores that processes are pinned to.
+    clients: processes that send the load, where one is too slow for it; a session is all one's.
     accelerator: the GPU whose pace the engine keeps without it, of `harness list presets`; null: its own arithmetic.
     link: with an accelerator, KV goes to CPU RAM and back at the GPU's pace, or is copied by LMCache.
     attach: measure a server that runs already.
@@ -72,6 +73,7 @@ class VllmSettings(Strict):
     mooncake_args: Annotated[tuple[str, ...], FROM_LIST] = ()
     start_timeout: Seconds = 300.0
     cores: Cores = Cores()
+    clients: LoadClients = 1
     accelerator: str | None = None
     link: Literal["paced", "copied"] = "paced"
     attach: Attach | None = None

@@ -24,11 +24,13 @@ from harness.report.words import (
     too_few,
 )
 from harness.results.manifest import CellEntry, Manifest
+from harness.results.rows import ClientLag, Latency
 from harness.results.summary import FREE_LOAD, RowCounts, Summary, TierFigures
 from traces.request import RequestRecord
 from traces.tiers import COMPUTED, sources, tier_names
 
 LAG_LIMIT, LAG_TOLD = 0.05, 0.01
+_MOST_CLIENTS = 8  # in a line of the terminal
 _PERCENTILES = {"p50": 0.5, "p90": 0.9, "p95": 0.95, "p99": 0.99}
 
 
@@ -62,8 +64,8 @@ class FigureRow(msgspec.Struct, frozen=True):
 
 
 class LagRow(msgspec.Struct, frozen=True):
-    """How late requests were sent. late: the 99th percentile is more than 5 % of the median TTFT. worth_telling: it is
-    more than 1 %."""
+    """How late requests were sent, all of a tier or those of one of several client processes ('' for all). late: the
+    99th percentile is more than 5 % of the median TTFT. worth_telling: it is more than 1 %, or there are clients."""
 
     cell: str
     tier: str
@@ -72,6 +74,7 @@ class LagRow(msgspec.Struct, frozen=True):
     share: str
     late: bool
     worth_telling: bool
+    client: str = ""
 
 
 class FlowRow(msgspec.Struct, frozen=True):
@@ -185,15 +188,41 @@ def slow_rows(slowest: Sequence[RequestRecord], labels: Mapping[str, str], prove
 
 
 def lag_rows(summary: Summary) -> list[LagRow]:
+    """A line a tier; of several clients, one more for each."""
     found = []
+    clients = _client_lags(summary)
     for cell, tier, group in _groups(summary):
         lag, ttft = group.metrics["send_lag_s"], group.metrics["ttft_s"]
         if lag is None or ttft is None:
             continue
-        share = lag.p99 / ttft.p50 if ttft.p50 > 0 else None
-        p99 = percentile_text(lag.p99, lag.n, 0.99)
-        late, told = (share is not None and share > limit for limit in (LAG_LIMIT, LAG_TOLD))
-        found.append(LagRow(cell, tier, duration(lag.p50), p99, percent(share), late, told))
+        each = clients.get((cell, tier), ())
+        lines: list[tuple[str, Latency | ClientLag]] = [("", lag), *((str(one.client), one) for one in each)]
+        for name, one in lines:
+            share = one.p99 / ttft.p50 if ttft.p50 > 0 else None
+            p99 = percentile_text(one.p99, one.n, 0.99)
+            late, told = (share is not None and share > limit for limit in (LAG_LIMIT, LAG_TOLD))
+            found.append(LagRow(cell, tier, duration(one.p50), p99, percent(share), late, told or bool(each), name))
+    return found
+
+
+def client_lines(summary: Summary) -> list[str]:
+    """A line a tier that several clients have sent to: the latest senders first."""
+    found = []
+    for (cell, tier), lags in _client_lags(summary).items():
+        worst = sorted(lags, key=lambda lag: lag.p99, reverse=True)
+        told = [f"client {lag.client} {duration(lag.p50)}, {percentile_text(lag.p99, lag.n, 0.99)}" for lag in worst]
+        rest = f"; {len(told) - _MOST_CLIENTS} more in the report" if len(told) > _MOST_CLIENTS else ""
+        found.append(f"{cell}, {tier}: send lag, median and p99: {'; '.join(told[:_MOST_CLIENTS])}{rest}")
+    return found
+
+
+def _client_lags(summary: Summary) -> dict[tuple[str, str], list[ClientLag]]:
+    """By a cell's label and a tier; nothing where one process has sent the load."""
+    labels = cell_labels(summary.cells)
+    found: dict[tuple[str, str], list[ClientLag]] = {}
+    for cell in summary.cells:
+        for lag in cell.clients:
+            found.setdefault((labels[cell.key], lag.tier), []).append(lag)
     return found
 
 

@@ -40,7 +40,8 @@ def requests_csv(rows: Sequence[RequestRecord]) -> str:
     """A heading and a line a request; times in seconds, to the microsecond; what is unknown is empty."""
     lines = [{key: value for key, value in flat_row(row).items() if key not in _LEFT_OUT} for row in rows]
     text = io.StringIO()
-    writer = csv.DictWriter(text, list(lines[0]), lineterminator="\n")
+    names = dict.fromkeys(name for line in lines for name in line)
+    writer = csv.DictWriter(text, names, lineterminator="\n")
     writer.writeheader()
     for line in lines:
         writer.writerow({key: round(value, 6) if isinstance(value, float) else value for key, value in line.items()})

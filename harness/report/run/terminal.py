@@ -22,7 +22,7 @@ from harness.report.goals import class_lines, goal_lines
 from harness.report.io.storage_words import storage_lines
 from harness.report.run.header import header_facts
 from harness.report.run.loads import TurnsInTerminal, load_findings
-from harness.report.run.tables import FigureRow, FlowRow, figure_rows, flow_rows, lag_rows
+from harness.report.run.tables import FigureRow, FlowRow, client_lines, figure_rows, flow_rows, lag_rows
 from harness.report.run.turns import turn_word
 from harness.report.simulated import how_made
 from harness.report.words import NOT_REPORTED, THIN_NOTE, digits, evidence, plural
@@ -79,6 +79,7 @@ def render_summary(summary: Summary, manifest: Manifest) -> RenderableType:
     if late:
         worst = f"{plural(len(late), 'line')} with a p99 send lag above 5 % of the median TTFT, e.g. {late[0].tier}"
         parts.append(Text(f"Sent late: {worst} {late[0].p99}; give the load loop a core of its own", style="yellow"))
+    parts += [Text(printable(line)) for line in client_lines(summary)[:_MAX_ROWS]]
     labels = cell_labels(summary.cells)
     said = [
         *load_findings(summary),

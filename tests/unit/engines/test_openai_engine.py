@@ -6,11 +6,15 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import pyarrow.parquet as pq
 import pytest
+from msgspec import UNSET
 
 from harness.errors import EngineError, PreflightError, SettingsError
 from harness.measure.run import run
 from harness.report.refresh import seal
+from harness.results.export import request_table
+from harness.results.summary import read_summary
 from tests.support.paths import ROOT
 from tests.unit.measure.test_run_loop import Quiet, measured, request
 
@@ -46,6 +50,28 @@ def test_a_free_load_is_measured_and_the_key_is_nowhere(
     assert all(row.verdict is None and row.tokens_by_tier == {} for row in rows)
     for file in folder.rglob("*"):
         assert not file.is_file() or KEY.encode() not in file.read_bytes(), file
+
+
+def test_several_clients_send_the_load_and_rows_and_summary_name_them(
+    tmp_path: Path, server: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MY_KEY", KEY)
+    found = {}
+    for clients in (1, 2):
+        (home := tmp_path / str(clients)).mkdir()
+        engines = settings(server, api_key_env="MY_KEY", clients=clients)
+        found[clients] = run(request(home, engine="openai", engines=engines, workload=WORKLOAD, measure={}), Quiet())
+        seal(found[clients])
+        assert not any(KEY.encode() in file.read_bytes() for file in found[clients].rglob("*") if file.is_file())
+    one, two = (read_summary(folder).cells[0] for folder in found.values())
+    assert [(lag.tier, lag.client, lag.n) for lag in two.clients] == [("load", 0, 20), ("load", 1, 20)]
+    assert all(0 <= lag.p50 <= lag.p99 for lag in two.clients) and one.clients == ()
+    assert b"client" not in (found[1] / "rows.jsonl").read_bytes()
+    assert sorted(row.client for row in measured(found[2]) if row.client is not UNSET) == [0] * 20 + [1] * 20
+    assert b"client" not in (found[1] / "summary.json").read_bytes() and not list((found[1] / "logs").iterdir())
+    columns = [pq.read_schema(folder / "requests.parquet").names for folder in found.values()]
+    assert ["client" in names for names in columns] == [False, True]
+    assert set(request_table([found[2]])["client"]) == {0, 1} and "client" not in request_table([found[1]])
 
 
 def test_tiers_are_refused(tmp_path: Path, server: str) -> None:

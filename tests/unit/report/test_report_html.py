@@ -20,6 +20,7 @@ from harness.records import Counters, HostSample, Origin, Resolved, TraceOrigin
 from harness.report.glossary import glossary, meaning_of
 from harness.report.page import CHART_LIBRARY
 from harness.report.run.html import write_report
+from harness.report.run.takeaway import requests_csv
 from harness.report.words import TIMES, UNKNOWN
 from harness.results.provenance import Git, Host
 from tests.support.report_runs import cell, folder_of, row, sample
@@ -286,6 +287,19 @@ def test_a_late_sender_is_pointed_out(tmp_path: Path) -> None:
     assert gpu[:5] == ["base", "gpu", "6.00 ms", "6.00 ms*", "6.0 %"]
     assert "above 5 %" in gpu[5]
     assert cpu[4:] == ["3.0 %", ""]
+
+
+def test_each_of_several_clients_has_a_line(tmp_path: Path) -> None:
+    rows = [row("gpu", 0.1, at_s=n, lag_s=0.0001 if n % 2 else 0.008, client=n % 2) for n in range(6)]
+    page = report(tmp_path, rows)
+    assert page.rows["lag"][0][:4] == ["cell", "tier", "client", "p50"]
+    assert [line[1:4] for line in page.rows["lag"][1:]] == [
+        ["gpu", "all", "4.05 ms"], ["gpu", "0", "8.00 ms"], ["gpu", "1", "100 µs"]
+    ]  # fmt: skip
+    assert ["above 5 %" in line[6] for line in page.rows["lag"][1:]] == [True, True, False]
+    named, unnamed = (row("gpu", 0.1, **fields) for fields in ({"client": 1}, {}))
+    lines = list(csv.DictReader(requests_csv([unnamed, named]).splitlines()))
+    assert [line["client"] for line in lines] == ["", "1"] and "client" not in requests_csv([unnamed])
 
 
 def test_a_punctual_sender_has_no_table_of_zeros(tmp_path: Path) -> None:

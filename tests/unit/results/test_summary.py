@@ -10,7 +10,7 @@ import pytest
 
 from harness.errors import ResultsError
 from harness.records import Counters
-from harness.report.run.tables import flow_rows
+from harness.report.run.tables import client_lines, flow_rows
 from harness.report.words import NOT_REPORTED
 from harness.results.folder import write_summary
 from harness.results.summary import read_summary, summarize
@@ -61,6 +61,20 @@ def test_a_summary_of_an_older_version_is_read(tmp_path: Path) -> None:
         for tier in each["tiers"].values():
             tier["preemptions"] = None
     assert json.loads((tmp_path / "summary.json").read_text()) == old | {"break_evens": []}
+
+
+def test_each_clients_send_lag_is_told_where_there_are_several(tmp_path: Path) -> None:
+    late = [row("gpu", 0.1, lag_s=0.001 * n, client=n % 2) for n in range(1, 5)]
+    unproven = row("gpu", 0.1, lag_s=9.0, client=0, verdict="contradicted")
+    written = summarize(manifest(), [*late, unproven, row("cpu", 0.1)])
+    assert [(lag.tier, lag.client, lag.n) for lag in written.cells[0].clients] == [("gpu", 0, 2), ("gpu", 1, 2)]
+    assert [lag.p50 for lag in written.cells[0].clients] == pytest.approx([0.003, 0.002])
+    assert [lag.p99 for lag in written.cells[0].clients] == pytest.approx([0.00398, 0.00298])
+    write_summary(tmp_path, written)
+    assert read_summary(tmp_path) == written
+    assert [line.partition(": ")[2] for line in client_lines(written)] == [
+        "send lag, median and p99: client 0 3.00 ms, 3.98 ms*; client 1 2.00 ms, 2.98 ms*"
+    ]
 
 
 @pytest.mark.parametrize(
