@@ -216,6 +216,42 @@ fn reads_ahead_pass_while_others_compute_one_after_another() {
 }
 
 #[test]
+fn what_lies_before_the_pages_that_a_read_ahead_brings_outlives_them() {
+    const HEAD: [(i64, u64); 1] = [(1, 33)];
+    const BETWEEN: [(i64, u64); 1] = [(2, 33)];
+    const LATER: [(i64, u64); 1] = [(3, 33)];
+    let read = bytes_per_s(CHUNK_BYTES as f64 / 1e-5);
+    let mut engine = engine(host(), vec![level("cpu", 12), LevelConfig { read, ..level("pool", 100) }]);
+    ask_again(&mut engine, "cold", &PROMPT);
+    ask_again(&mut engine, "cold later", &LATER);
+    engine.reset(&["gpu", "cpu"]).expect("idle");
+    // The host gets the prompt's head from the pool, and then four chunks that the head is older than.
+    ask_again(&mut engine, "head", &HEAD);
+    ask_again(&mut engine, "between", &BETWEEN);
+    engine.reset(&["gpu"]).expect("idle");
+    let from_pool = |engine: &Engine| engine.tiers_if_any().expect("tiers").counters().levels[1].loaded_chunks;
+    let before = from_pool(&engine);
+    // While a prompt of less than a chunk computes, the reads ahead bring the tail, and then four chunks for which the
+    // host has no room. Those of `between` go, as the tail's pages hang on the head's.
+    let sent = engine.now();
+    for (id, prompt) in [("short", &[(4, 7)][..]), ("prompt", &PROMPT), ("later", &LATER)] {
+        engine.submit(ask(id, prompt, 1), sent).expect("a request that is taken");
+    }
+    let mut done = Vec::new();
+    while done.len() < 3 {
+        done.extend(engine.advance(crate::time::FOREVER).expect("no dead end"));
+    }
+    drain(&mut engine);
+    let of = |id: &str| {
+        let sources = done.iter().find(|one| one.id == id).expect("it ended").sources.levels;
+        [sources[0], sources[1]]
+    };
+    assert_eq!([of("prompt"), of("later")], [[32, 32], [0, 32]]);
+    // Nobody had to read the head once more.
+    assert_eq!(from_pool(&engine) - before, 4 + 4);
+}
+
+#[test]
 fn a_load_by_layer_hides_behind_the_step_or_the_step_behind_it() {
     let ttft_s = |rate: f64| {
         let host_level = LevelConfig { read: bytes_per_s(rate), ..level("cpu", 20) };

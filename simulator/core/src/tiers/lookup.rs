@@ -304,7 +304,10 @@ impl Tiers {
             hit.moved_to(&room);
         }
         self.go_elsewhere(now, slot, &hit);
-        if !ahead {
+        if ahead {
+            // Only leaves of SGLang's tree go: the pages that came do not outlive those before them.
+            self.first.touch(&hit.range);
+        } else {
             self.answered(slot, &hit);
         }
         while self.prefetching < self.config.policy.prefetches()
