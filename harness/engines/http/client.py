@@ -18,8 +18,8 @@ from functools import partial
 
 import uvloop
 
-from harness.engines.http.sender import HttpSender, Outcome
-from harness.engines.http.wire import Ask, Begin, GiveUp, Idle, Link, Ready, Setup, ToClient, Told
+from harness.engines.http.sender import HttpSender, RequestOutcome
+from harness.engines.http.wire import Begin, ClientLink, ClientSetup, GiveUp, Idle, Ready, SendNow, ToClient, Told
 from traces.request import Request
 
 
@@ -28,7 +28,7 @@ class _Client:
 
     def __init__(self) -> None:
         self.over = asyncio.Event()
-        self.link = Link(ToClient, self._took, self.over.set)
+        self.link = ClientLink(ToClient, self._took, self.over.set)
         self.failure: BaseException | None = None
         self.sender: HttpSender | None = None
         self._requests: tuple[Request, ...] = ()
@@ -40,12 +40,12 @@ class _Client:
 
     def _took(self, message: ToClient) -> None:
         self._idle_until_s = -math.inf
-        if isinstance(message, Setup):
+        if isinstance(message, ClientSetup):
             self._origin_s = message.origin_s
             self.sender = HttpSender(pickle.loads(message.target), self._now_s)
             return
-        assert self.sender is not None, "Setup comes first"
-        if isinstance(message, Ask):
+        assert self.sender is not None, "ClientSetup comes first"
+        if isinstance(message, SendNow):
             self.sender.ask(self._requests[message.place], message.instance, partial(self._ended, message.place))
         elif isinstance(message, Idle):
             self._idle_until_s = message.until_s
@@ -76,7 +76,7 @@ class _Client:
         if not task.cancelled() and (error := task.exception()) is not None:
             self._fail(error)
 
-    def _ended(self, place: int, outcome: Outcome | BaseException) -> None:
+    def _ended(self, place: int, outcome: RequestOutcome | BaseException) -> None:
         if isinstance(outcome, BaseException):
             self._fail(outcome)
         else:

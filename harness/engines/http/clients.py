@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from harness.engines.http.bodies import PREPARE_S, PREPARED_BYTES
-from harness.engines.http.sender import Ended, Outcome, Target
-from harness.engines.http.wire import Ask, Begin, FromClient, GiveUp, Idle, Link, Ready, Setup
+from harness.engines.http.sender import RequestOutcome, Target, WhenEnded
+from harness.engines.http.wire import Begin, ClientLink, ClientSetup, FromClient, GiveUp, Idle, Ready, SendNow
 from harness.processes.child import Child
 from traces.request import Request
 
@@ -57,10 +57,10 @@ class _Client:
     """One process. waiting: by place in its part of the load, when a request was told to it and who wants to know."""
 
     def __init__(self, number: int, clients: Clients, told: Callable[[_Client, FromClient], None]) -> None:
-        self.number, self.waiting = number, dict[int, tuple[float, Ended]]()
+        self.number, self.waiting = number, dict[int, tuple[float, WhenEnded]]()
         self.ready = self.begun = 0
         self.prepared = True
-        self.link = Link(FromClient, partial(told, self), lambda: None)
+        self.link = ClientLink(FromClient, partial(told, self), lambda: None)
         self._ours, self._theirs = socket.socketpair()
         self.child = Child(
             f"load client {number}",
@@ -72,7 +72,7 @@ class _Client:
             stdin=self._theirs.fileno(),
         )
 
-    async def start(self, setup: Setup) -> None:
+    async def start(self, setup: ClientSetup) -> None:
         try:
             self.child.start()
         except BaseException:
@@ -91,7 +91,7 @@ class _Client:
         """What the client has not told of, and will not."""
         waiting, self.waiting = self.waiting, {}
         for sent_s, ended in waiting.values():
-            ended(Outcome(sent_s=sent_s, error=reason, client=self.number))
+            ended(RequestOutcome(sent_s=sent_s, error=reason, client=self.number))
 
 
 class ClientProcesses:
@@ -113,7 +113,7 @@ class ClientProcesses:
         """Raises EngineError where a process cannot be started."""
         if self._clients:
             return
-        setup = Setup(pickle.dumps(self._target), _origin_s(self._clock))
+        setup = ClientSetup(pickle.dumps(self._target), _origin_s(self._clock))
         for number in range(self._asked.number):
             client = _Client(number, self._asked, self._told)
             self._clients.append(client)
@@ -149,10 +149,10 @@ class ClientProcesses:
                 client.link.send(Idle(self._clock() + within_s))
         return False
 
-    def ask(self, request: Request, instance: int, ended: Ended) -> None:
+    def ask(self, request: Request, instance: int, ended: WhenEnded) -> None:
         client, place = self._places[id(request)]
         client.waiting[place] = self._clock(), ended
-        client.link.send(Ask(place, instance))
+        client.link.send(SendNow(place, instance))
 
     def _told(self, client: _Client, message: FromClient) -> None:
         if isinstance(message, Ready):

@@ -25,7 +25,7 @@ from msgspec import UNSET
 from harness.engines.base import Emit
 from harness.engines.http.clients import ClientProcesses, Clients
 from harness.engines.http.dialect import Dialect
-from harness.engines.http.sender import HttpSender, Outcome, Sender, Target
+from harness.engines.http.sender import HttpSender, RequestOutcome, Sender, Target
 from harness.processes.child import Child, outlive
 from harness.records import CUT_SHORT
 from traces.load import Action, Done, Load, Send, WaitUntil
@@ -118,7 +118,7 @@ class HttpReplay:
         if self._schedule is not None:
             self._schedule.give_up(reason)
 
-    def _record(self, send: Send, instance: int, outcome: Outcome) -> RequestRecord:
+    def _record(self, send: Send, instance: int, outcome: RequestOutcome) -> RequestRecord:
         request, error = send.request, outcome.error
         if error is not None and self._api_key:
             error = error.replace(self._api_key, "[api key]")
@@ -142,7 +142,7 @@ class HttpReplay:
         )
 
 
-_Emit = Callable[[Send, int, Outcome], None]
+_Emit = Callable[[Send, int, RequestOutcome], None]
 
 
 class _Schedule:
@@ -192,7 +192,7 @@ class _Schedule:
         assert last is not None
         return last
 
-    def _ended(self, send: Send, instance: int, emit: _Emit, outcome: Outcome | BaseException) -> None:
+    def _ended(self, send: Send, instance: int, emit: _Emit, outcome: RequestOutcome | BaseException) -> None:
         """What goes wrong here is raised by play() to its caller."""
         self._in_flight -= 1
         try:

@@ -26,7 +26,7 @@ CONNECT_AHEAD = aiohttp.ClientTimeout(total=5)
 READ_BYTES = 1 << 20
 
 
-class Outcome(msgspec.Struct, array_like=True):
+class RequestOutcome(msgspec.Struct, array_like=True):
     """What came of one request. error: why it was not answered in full. client: which of several processes sent it."""
 
     sent_s: float
@@ -40,7 +40,7 @@ class Outcome(msgspec.Struct, array_like=True):
 
 
 # Takes what came of a request, or the bug that broke it off.
-Ended = Callable[[Outcome | BaseException], None]
+WhenEnded = Callable[[RequestOutcome | BaseException], None]
 
 
 class Sender(Protocol):
@@ -57,7 +57,7 @@ class Sender(Protocol):
     def prepare(self, within_s: float) -> bool:
         """Uses a pause of within_s to make bodies; returns whether it has taken some of it and may take more."""
 
-    def ask(self, request: Request, instance: int, ended: Ended) -> None:
+    def ask(self, request: Request, instance: int, ended: WhenEnded) -> None:
         """Sends one of the load's requests now; `ended` is called once, unless the request is dropped."""
 
     def give_up(self, reason: str) -> None:
@@ -172,7 +172,7 @@ class HttpSender:
     def prepare(self, within_s: float) -> bool:
         return self._bodies.prepare(within_s)
 
-    def ask(self, request: Request, instance: int, ended: Ended) -> None:
+    def ask(self, request: Request, instance: int, ended: WhenEnded) -> None:
         try:
             body: bytes | Unquotable = self._bodies.take(request)
         except Unquotable as error:
@@ -184,7 +184,7 @@ class HttpSender:
         task.add_done_callback(partial(self._over, request, answer, ended))
 
     async def _serve(
-        self, request: Request, instance: int, body: bytes | Unquotable, answer: Answer, ended: Ended
+        self, request: Request, instance: int, body: bytes | Unquotable, answer: Answer, ended: WhenEnded
     ) -> None:
         if isinstance(body, Unquotable):
             answer.error = str(body)
@@ -192,7 +192,7 @@ class HttpSender:
             await self._post(instance, body, answer)
         ended(self._outcome(request, answer))
 
-    def _over(self, request: Request, answer: Answer, ended: Ended, task: asyncio.Task[None]) -> None:
+    def _over(self, request: Request, answer: Answer, ended: WhenEnded, task: asyncio.Task[None]) -> None:
         self._in_flight.discard(task)
         if not task.cancelled():
             if (error := task.exception()) is not None:
@@ -201,11 +201,11 @@ class HttpSender:
             answer.error = self._lost
             ended(self._outcome(request, answer))
 
-    def _outcome(self, request: Request, answer: Answer) -> Outcome:
+    def _outcome(self, request: Request, answer: Answer) -> RequestOutcome:
         error, usage = answer.failure(request.prompt_tokens), answer.usage
         if answer.token_ids is not None:
             self._bodies.answered(request, None if error is not None else answer.token_ids)
-        return Outcome(
+        return RequestOutcome(
             sent_s=answer.sent_s,
             first_chunk_s=answer.first_chunk_s,
             token_s=tuple(answer.token_s),

@@ -11,13 +11,13 @@ from typing import Any, cast
 
 import msgspec
 
-from harness.engines.http.sender import Outcome
+from harness.engines.http.sender import RequestOutcome
 from traces.request import Request
 
 _LENGTH_BYTES = 8
 
 
-class Setup(msgspec.Struct, array_like=True, tag=0):
+class ClientSetup(msgspec.Struct, array_like=True, tag=0):
     """target: the pickled Target. origin_s: what time.perf_counter says at second 0 of the run's clock."""
 
     target: bytes
@@ -34,7 +34,7 @@ class Begin(msgspec.Struct, array_like=True, tag=1):
     room_bytes: int
 
 
-class Ask(msgspec.Struct, array_like=True, tag=2):
+class SendNow(msgspec.Struct, array_like=True, tag=2):
     """The request of this place in Begin.requests is due. Answered by Told, unless it is dropped."""
 
     place: int
@@ -64,14 +64,14 @@ class Told(msgspec.Struct, array_like=True, tag=6):
     """What came of a request."""
 
     place: int
-    outcome: Outcome
+    outcome: RequestOutcome
 
 
-ToClient = Setup | Begin | Ask | Idle | GiveUp
+ToClient = ClientSetup | Begin | SendNow | Idle | GiveUp
 FromClient = Ready | Told
 
 
-class Link(asyncio.Protocol):
+class ClientLink(asyncio.Protocol):
     """One end. reads: the type of what the other end sends. took: is called with each message; lost: when the other
     end is gone."""
 

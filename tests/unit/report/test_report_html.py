@@ -297,7 +297,7 @@ def test_each_of_several_clients_has_a_line(tmp_path: Path) -> None:
         ["gpu", "all", "4.05 ms"], ["gpu", "0", "8.00 ms"], ["gpu", "1", "100 µs"]
     ]  # fmt: skip
     assert ["above 5 %" in line[6] for line in page.rows["lag"][1:]] == [True, True, False]
-    named, unnamed = (row("gpu", 0.1, **fields) for fields in ({"client": 1}, {}))
+    named, unnamed = row("gpu", 0.1, client=1), row("gpu", 0.1)
     lines = list(csv.DictReader(requests_csv([unnamed, named]).splitlines()))
     assert [line["client"] for line in lines] == ["", "1"] and "client" not in requests_csv([unnamed])
 
