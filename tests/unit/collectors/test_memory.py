@@ -39,6 +39,7 @@ def test_memory_is_touched_only_where_it_helps(monkeypatch: pytest.MonkeyPatch) 
             touched.append(len(value))
 
     def mapped(_file: int, size: int, flags: int) -> Mapped:
+        assert flags & mmap.MAP_ANONYMOUS
         asked.append(size)
         return Mapped()
 
