@@ -2,6 +2,7 @@
 
 import mmap
 from pathlib import Path
+from typing import Self
 
 import pytest
 
@@ -21,13 +22,24 @@ def test_a_host_takes_memory_where_the_kernel_reports_it(order: str | None, take
 
 def test_memory_is_touched_only_where_it_helps(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[int] = []
+    touched: list[int] = []
 
     class Mapped:
-        def close(self) -> None:
+        def __enter__(self) -> Self:
+            return self
+
+        def __exit__(self, *_: object) -> None:
             asked.append(-1)
 
+        def madvise(self, advice: int) -> None:
+            assert advice == mmap.MADV_HUGEPAGE, "small pages come from blocks that the host has left"
+
+        def __setitem__(self, pages: slice, value: bytes) -> None:
+            assert pages.step == mmap.PAGESIZE
+            touched.append(len(value))
+
     def mapped(_file: int, size: int, flags: int) -> Mapped:
-        assert flags & mmap.MAP_POPULATE, "untouched"
+        assert flags & mmap.MAP_ANONYMOUS
         asked.append(size)
         return Mapped()
 
@@ -40,6 +52,7 @@ def test_memory_is_touched_only_where_it_helps(monkeypatch: pytest.MonkeyPatch) 
     per_gib_s = memory.touch_free_memory(200)
     assert asked == [300, -1] and per_gib_s is not None and per_gib_s > 0
     assert memory.touch_free_memory(900) is not None and asked[2:] == [500, -1], "more than half of what is free"
+    assert touched == [1, 1]
 
 
 def test_real_memory_is_given_back(monkeypatch: pytest.MonkeyPatch) -> None:

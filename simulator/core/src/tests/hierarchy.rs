@@ -229,7 +229,8 @@ fn what_lies_before_the_pages_that_a_read_ahead_brings_outlives_them() {
     ask_again(&mut engine, "head", &HEAD);
     ask_again(&mut engine, "between", &BETWEEN);
     engine.reset(&["gpu"]).expect("idle");
-    let from_pool = |engine: &Engine| engine.tiers_if_any().expect("tiers").counters().levels[1].loaded_chunks;
+    let from_pool =
+        |engine: &Engine| engine.tiers_if_any().expect("tiers").counters().levels[1].loaded_chunks;
     let before = from_pool(&engine);
     // While a prompt of less than a chunk computes, the reads ahead bring the tail, and then four chunks for which the
     // host has no room. Those of `between` go, as the tail's pages hang on the head's.
@@ -247,7 +248,7 @@ fn what_lies_before_the_pages_that_a_read_ahead_brings_outlives_them() {
         [sources[0], sources[1]]
     };
     assert_eq!([of("prompt"), of("later")], [[32, 32], [0, 32]]);
-    // Nobody had to read the head once more.
+    // The head was not read once more.
     assert_eq!(from_pool(&engine) - before, 4 + 4);
 }
 
