@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import mmap
 import time
 from pathlib import Path
@@ -10,6 +11,7 @@ from pathlib import Path
 _LARGEST_ORDER = 10
 # Where the kernel gives memory block by block, more is touched than will be read.
 _MARGIN = 1.5
+_PIECE_BYTES = 2 << 20
 
 
 def available_memory_bytes() -> int | None:
@@ -47,7 +49,10 @@ def touch_free_memory(need_bytes: int) -> float | None:
     size = min(int(_MARGIN * need_bytes), available // 2)
     began_s = time.perf_counter()
     with mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS) as memory:
-        memory.madvise(mmap.MADV_HUGEPAGE)
-        # One byte of each small page: a kernel without huge pages gives small ones.
-        memory[:: mmap.PAGESIZE] = bytes(-(-size // mmap.PAGESIZE))
+        with contextlib.suppress(OSError):  # a kernel that has no huge pages gives small ones
+            memory.madvise(mmap.MADV_HUGEPAGE)
+        # One byte of each small page, as each may be one of its own; piece by piece, so that other threads go on.
+        for start in range(0, size, _PIECE_BYTES):
+            end = min(start + _PIECE_BYTES, size)
+            memory[start : end : mmap.PAGESIZE] = bytes(-(-(end - start) // mmap.PAGESIZE))
     return (time.perf_counter() - began_s) * 2**30 / size

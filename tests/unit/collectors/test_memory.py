@@ -33,6 +33,7 @@ def test_memory_is_touched_only_where_it_helps(monkeypatch: pytest.MonkeyPatch) 
 
         def madvise(self, advice: int) -> None:
             assert advice == mmap.MADV_HUGEPAGE, "small pages come from blocks that the host has left"
+            raise OSError("a kernel without huge pages")
 
         def __setitem__(self, pages: slice, value: bytes) -> None:
             assert pages.step == mmap.PAGESIZE
