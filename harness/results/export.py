@@ -9,10 +9,9 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from harness.errors import ResultsError
-from harness.results.folder import read_rows
+from harness.results.folder import read_rows, row_fields
 from harness.results.manifest import Manifest, read_manifest
 from harness.results.summary import CellFigures, TierFigures, read_summary
-from traces.tiers import sources
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -57,11 +56,9 @@ def request_table(folders: Sequence[Path]) -> pd.DataFrame:
     for folder in folders:
         read_manifest(folder)
         for each in read_rows(folder):
-            known = {name: value for name, value in msgspec.structs.asdict(each).items() if value is not msgspec.UNSET}
-            fields: dict[str, Any] = {"run": folder.name, **known}
-            by_source = fields.pop("tokens_by_tier")
+            fields = row_fields(each)
             del fields["token_s"]
-            rows.append(fields | {f"{source}_tokens": by_source.get(source) for source in sources()})
+            rows.append({"run": folder.name, **fields})
     return pd.DataFrame(rows)
 
 

@@ -235,13 +235,17 @@ def _tokens_of(source: str) -> Callable[[RequestRecord], int | None]:
     return lambda row: row.tokens_by_tier.get(source)
 
 
+def row_fields(row: RequestRecord) -> dict[str, Any]:
+    """The fields that a row has, and one a source for its tokens."""
+    fields = {name: value for name, value in msgspec.structs.asdict(row).items() if value is not UNSET}
+    by_source = fields.pop("tokens_by_tier")
+    return fields | {f"{source}_tokens": by_source.get(source) for source in sources()}
+
+
 def flat_row(row: RequestRecord) -> dict[str, Any]:
-    """A row as one line of a table: a column a field that it has, and one a tier for its tokens."""
-    flat = {name: value for name, value in msgspec.structs.asdict(row).items() if value is not UNSET}
-    by_tier = flat.pop("tokens_by_tier")
-    flat["token_s"] = list(row.token_s)
-    flat |= {f"{source}_tokens": by_tier.get(source) for source in sources()}
-    return flat | {"ttft_s": row.ttft_s, "e2e_s": row.e2e_s, "tpot_s": row.tpot_s}
+    """A row as one line of a table: its fields, and the times that follow from them."""
+    times = {"ttft_s": row.ttft_s, "e2e_s": row.e2e_s, "tpot_s": row.tpot_s}
+    return row_fields(row) | {"token_s": list(row.token_s)} | times
 
 
 def make_folder(folder: Path) -> None:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from functools import partial
 from types import SimpleNamespace
 from typing import Protocol
-from urllib.parse import SplitResult, urlsplit
+from urllib.parse import urlsplit
 
 import aiohttp
 import msgspec
@@ -86,15 +86,12 @@ class Target:
 
     def __post_init__(self) -> None:
         for url in self.urls:
-            _checked(url)
+            _check(url)
         if self.api_key is not None and not (self.api_key.isascii() and self.api_key.isprintable()):
             raise ValueError("api_key has characters that cannot go into an HTTP header: check for a line break")
 
-    def posted_to(self, instance: int) -> str:
-        return f"{self.urls[instance].rstrip('/')}{self.dialect.path}"
 
-
-def _checked(url: str) -> SplitResult:
+def _check(url: str) -> None:
     try:
         parts = urlsplit(url)
         usable = parts.scheme in ("http", "https") and parts.port != 0 and (parts.hostname or "").encode("idna")
@@ -102,7 +99,6 @@ def _checked(url: str) -> SplitResult:
         usable = False
     if not usable or parts.username or parts.query:
         raise ValueError("url must look like http://HOST:PORT, without a user, a password or a query")
-    return parts
 
 
 class HttpSender:
@@ -113,6 +109,7 @@ class HttpSender:
 
     def __init__(self, target: Target, clock: Callable[[], float]) -> None:
         self._target, self._clock = target, clock
+        self._urls = [url.rstrip("/") for url in target.urls]
         self._session: aiohttp.ClientSession | None = None
         self._in_flight: set[asyncio.Task[None]] = set()
         self._lost: str | None = None
@@ -155,10 +152,10 @@ class HttpSender:
     async def ready(self) -> None:
         """One connection to each server is there, so that a lone request does not wait for its set-up."""
         assert self._session is not None
-        for url in self._target.urls:
+        for url in self._urls:
             # Any status is fine. If the connection fails, the requests fail, too, and become records.
             with contextlib.suppress(aiohttp.ClientError, TimeoutError):
-                address = f"{url.rstrip('/')}{self._target.dialect.warm_path}"
+                address = f"{url}{self._target.dialect.warm_path}"
                 async with self._session.get(address, timeout=CONNECT_AHEAD, allow_redirects=False) as response:
                     await response.read()
         while self._bodies.prepare(float("inf")):
@@ -221,7 +218,7 @@ class HttpSender:
     async def _post(self, instance: int, body: bytes, answer: Answer) -> None:
         """Posts the body and feeds what arrives to the answer."""
         assert self._session is not None
-        address = self._target.posted_to(instance)
+        address = f"{self._urls[instance]}{self._target.dialect.path}"
         post = self._session.post(address, data=body, allow_redirects=False, trace_request_ctx=answer)
         try:
             async with post as response:

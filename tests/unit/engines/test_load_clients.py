@@ -27,6 +27,7 @@ from harness.errors import EngineError
 from harness.records import CUT_SHORT
 from tests.support.instant_server import Server, serve
 from tests.support.paths import ROOT
+from tests.support.processes import alive, all_gone
 from traces.load import Load
 from traces.request import Request, RequestRecord, Segment, TokenSource
 from traces.rounds import RoundSpec, rounds_load
@@ -66,13 +67,6 @@ def play(load: Load, folder: Path, clients: int, **server_options: Any) -> Playe
 
 def asked(name: str, tokens: int = 12, **fields: Any) -> Request:
     return Request(id=name, prompt=(Segment(1, 20), Segment(len(name), tokens)), output_tokens=3, **fields)
-
-
-def alive(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except OSError:
-        return False
 
 
 def pids_of(client: HttpReplay) -> list[int]:
@@ -332,10 +326,7 @@ def test_clients_end_with_a_harness_that_is_killed(tmp_path: Path) -> None:
         pids = list(map(int, harness.stdout.readline().split()))
         assert len(pids) == 2 and all(map(alive, pids))
         harness.kill()
-    deadline = time.monotonic() + 20
-    while any(map(alive, pids)) and time.monotonic() < deadline:
-        time.sleep(0.05)
-    assert not any(map(alive, pids))
+    assert all_gone(pids, within_s=20)
 
 
 def test_a_key_and_cores_reach_the_clients_and_the_key_stands_nowhere(tmp_path: Path) -> None:

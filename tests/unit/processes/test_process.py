@@ -15,6 +15,7 @@ from harness.errors import EngineError
 from harness.processes import warden
 from harness.processes.child import Child, child_environment, outlive
 from tests.support.paths import ROOT
+from tests.support.processes import alive, all_gone
 
 # A command that starts a grandchild in a session of its own, as engines do with workers, and ignores SIGTERM.
 STUBBORN = """
@@ -58,13 +59,6 @@ sys.exit(3)
 """
 
 
-def alive(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except OSError:
-        return False
-
-
 def pids_in(log: Path) -> list[int]:
     deadline = time.monotonic() + 20
     while time.monotonic() < deadline:
@@ -72,13 +66,6 @@ def pids_in(log: Path) -> list[int]:
             return [int(pid) for pid in text.split("pids")[1].split()]
         time.sleep(0.02)
     raise AssertionError(f"no pids in {log}")
-
-
-def all_gone(pids: list[int], within_s: float) -> bool:
-    deadline = time.monotonic() + within_s
-    while any(map(alive, pids)) and time.monotonic() < deadline:
-        time.sleep(0.05)
-    return not any(map(alive, pids))
 
 
 def test_stop_ends_the_command_and_its_escaped_worker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,6 +1,7 @@
 //! Host memory, a pool and an SSD: what SGLang's HiCache and Mooncake's store do together.
 
 use super::any::plain_level;
+use super::schedule::together;
 use super::{CHUNK_BYTES, ask, config, drain, lmcache, lru, one};
 use crate::engine::Engine;
 use crate::engine::config::EngineConfig;
@@ -199,13 +200,8 @@ fn reads_ahead_pass_while_others_compute_one_after_another() {
     ask_again(&mut engine, "other", &OTHER);
     engine.reset(&["gpu", "cpu"]).expect("idle");
     let sent = engine.now();
-    for (id, prompt) in [("cold", &[(3, 64)][..]), ("first", &PROMPT), ("second", &OTHER)] {
-        engine.submit(ask(id, prompt, 1), sent).expect("a request that is taken");
-    }
-    let mut done = Vec::new();
-    while done.len() < 3 {
-        done.extend(engine.advance(crate::time::FOREVER).expect("no dead end"));
-    }
+    let asked = [("cold", &[(3, 64)][..], 1), ("first", &PROMPT, 1), ("second", &OTHER, 1)];
+    let done = together(&mut engine, &asked);
     drain(&mut engine);
     let by_id = |id: &str| done.iter().find(|one| one.id == id).expect("it ended");
     assert_eq!([levels(by_id("first")), levels(by_id("second"))], [[0, 64, 0]; 2]);
@@ -234,14 +230,8 @@ fn what_lies_before_the_pages_that_a_read_ahead_brings_outlives_them() {
     let before = from_pool(&engine);
     // While a prompt of less than a chunk computes, the reads ahead bring the tail, and then four chunks for which the
     // host has no room. Those of `between` go, as the tail's pages hang on the head's.
-    let sent = engine.now();
-    for (id, prompt) in [("short", &[(4, 7)][..]), ("prompt", &PROMPT), ("later", &LATER)] {
-        engine.submit(ask(id, prompt, 1), sent).expect("a request that is taken");
-    }
-    let mut done = Vec::new();
-    while done.len() < 3 {
-        done.extend(engine.advance(crate::time::FOREVER).expect("no dead end"));
-    }
+    let asked = [("short", &[(4, 7)][..], 1), ("prompt", &PROMPT, 1), ("later", &LATER, 1)];
+    let done = together(&mut engine, &asked);
     drain(&mut engine);
     let of = |id: &str| {
         let sources = done.iter().find(|one| one.id == id).expect("it ended").sources.levels;

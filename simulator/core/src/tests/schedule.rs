@@ -7,10 +7,10 @@ use crate::keys::{block_keys, block_runs};
 use crate::time::{FOREVER, to_s};
 
 /// A request: its name, its prompt as streams with their tokens, and how many tokens it generates.
-type Asked<'a> = (&'a str, &'a [(i64, u64)], u64);
+pub(super) type Asked<'a> = (&'a str, &'a [(i64, u64)], u64);
 
 /// Serves requests that are all sent now; in the order of their ends.
-fn together(engine: &mut Engine, asked: &[Asked]) -> Vec<Completion> {
+pub(super) fn together(engine: &mut Engine, asked: &[Asked]) -> Vec<Completion> {
     for &(id, prompt, output) in asked {
         engine.submit(ask(id, prompt, output), engine.now()).expect("a request that is taken");
     }
