@@ -6,6 +6,7 @@ A sample is: place → count → send → count → prove → write. Nothing her
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
@@ -14,6 +15,7 @@ import msgspec
 
 from harness.collectors.host import between, read_host
 from harness.collectors.memory import touch_free_memory
+from harness.collectors.priority import before_others
 from harness.engines import ENGINES
 from harness.engines.base import Emit, Engine, KeepsRecord, TellsCause
 from harness.experiment.loads import FreeLoad
@@ -21,7 +23,7 @@ from harness.experiment.read import Cell
 from harness.experiment.workloads import PrefixWorkload
 from harness.measure.placing import Probe, after_sample, everything, needs_fresh_prefix, place
 from harness.measure.preflight import check_prompts, check_reach, check_states, check_working_set
-from harness.measure.proof import expected_counters, prove, with_verdict
+from harness.measure.proof import expected_counters, prove, stored_below_memory, with_verdict
 from harness.measure.sampling import Sampler
 from harness.records import Counters, HostSample, LoadFacts, Resolved, Sample
 from harness.results.folder import RunFolder, read_rows
@@ -32,6 +34,10 @@ from traces.request import Request, RequestRecord
 from traces.tiers import state_named
 
 _WORDS_EVERY = 20
+# A stored byte takes free memory in the page cache and in a reference device, of which the kernel gives some block by
+# block; a sample's first tokens come while the first chunks are written.
+_STORED_TIMES = 4
+_STORED_AT_MOST_BYTES = 1 << 30
 PhaseOf = Callable[[RequestRecord], str]
 
 
@@ -126,7 +132,8 @@ class TierMeasurement:
         fresh = needs_fresh_prefix(engine.capabilities, tier)
         before, host = await engine.metrics(), _watch(engine, self._cell, self._folder.path)
         started_s = engine.now_s()
-        await engine.replay(Load(probe.requests(tier, index, fresh_prefix=fresh)), rows.append)
+        with self._before_others():
+            await engine.replay(Load(probe.requests(tier, index, fresh_prefix=fresh)), rows.append)
         ended_s, host_sample = engine.now_s(), msgspec.structs.replace(host(), touch_s_per_gib=touch_s_per_gib)
         observed = (await engine.metrics()).since(before)
         self._placed_s = started_s - began_s if state_named(tier).restarted else self._placed_s
@@ -158,12 +165,21 @@ class TierMeasurement:
         self._folder.append_rows([*(msgspec.structs.replace(row, phase="warm", **common) for row in warm), *done])
         self._add(tier, done, started_s - began_s, engine.now_s() - started_s)
 
+    def _before_others(self) -> contextlib.AbstractContextManager[None]:
+        """Where cache servers have the client's cores, a write of theirs would hold up the answers' time stamps."""
+        if self._engine.capabilities.virtual_time or not ENGINES[self._engine.name].cores(self._cell.experiment).client:
+            return contextlib.nullcontext()
+        return before_others()
+
     async def _touch_memory(self, tier: str) -> float | None:
-        """Before a cold read, which needs memory that was free, and that a virtual machine's host may have taken."""
+        """Before a sample that reads the device, or stores below memory: both need memory that was free, and that a
+        virtual machine's host may have taken. Other work on the store's core, the client's, would wait with it."""
         if self._engine.capabilities.virtual_time:
             return None
-        read_bytes = sum(expected_counters(self._probe, tier).device_read_bytes.values())
-        return await asyncio.to_thread(touch_free_memory, read_bytes)
+        expected = expected_counters(self._probe, tier)
+        read_bytes = sum(expected.device_read_bytes.values())
+        stored_bytes = _STORED_TIMES * stored_below_memory(self._probe, tier)
+        return await asyncio.to_thread(touch_free_memory, read_bytes + min(stored_bytes, _STORED_AT_MOST_BYTES))
 
     def _add(self, tier: str, rows: list[RequestRecord], placing_s: float = 0.0, took_s: float = 0.0) -> None:
         metric = self._measure.until.metric if self._measure.until else "ttft_s"

@@ -20,7 +20,7 @@ import msgspec
 from harness.measure.placing import Probe
 from harness.records import Counters
 from traces.request import RequestRecord, TokensByTier, Verdict
-from traces.tiers import COMPUTED, all_tiers, state_named, tier_names
+from traces.tiers import COMPUTED, all_tiers, state_named, tier_named, tier_names
 
 # Of a storage read, this share has to come from the device when cold, and at most the rest when warm: LMCache's process
 # also reads a few pages that are not chunks.
@@ -54,6 +54,14 @@ def expected_counters(probe: Probe, name: str) -> Counters:
     if not hit:
         evidence -= {f"{tier.name}_hit_tokens" for tier in all_tiers() if tier.offload}
     return Counters.of({counter: value for counter, value in expected.items() if counter in evidence})
+
+
+def stored_below_memory(probe: Probe, name: str) -> int:
+    """Bytes that the tiers behind memory are given by one sample in that state: what the engine computes for it."""
+    if not any(tier.kind in ("storage", "store") for tier in map(tier_named, probe.experiment.cache.tiers)):
+        return 0
+    computed = probe.workload.prompt_tokens - _hit_tokens(probe, name)
+    return probe.workload.concurrency * computed * (probe.resolved.kv_bytes_per_token or 0)
 
 
 def prove(probe: Probe, name: str, observed: Counters, rows: Sequence[RequestRecord]) -> tuple[Verdict, str | None]:
