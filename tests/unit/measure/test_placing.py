@@ -10,7 +10,7 @@ from harness.engines.fake.engine import FakeEngine
 from harness.experiment.model import Experiment
 from harness.experiment.workloads import PrefixWorkload
 from harness.measure.placing import Probe, after_sample, needs_fresh_prefix, place
-from harness.measure.proof import expected_counters, prove, with_verdict
+from harness.measure.proof import expected_counters, prove, stored_below_memory, with_verdict
 from harness.records import Counters, Resolved
 from simulator.models import load_model
 from traces.request import RequestRecord
@@ -150,6 +150,15 @@ def test_prompts_share_their_prefix_with_the_warm_up_and_their_suffix_with_nothi
 def test_a_states_proof_asks_for_every_counter_that_could_betray_it(state: str, expected: dict[str, int]) -> None:
     named = expected_counters(probe(concurrency=2), state).named()
     assert named == expected and all(isinstance(count, int) for count in named.values())
+
+
+@pytest.mark.parametrize(("state", "tokens"), [("recompute", 2 * 1025), ("gpu", 2 * 513), ("disk_cold", 2 * 513)])
+def test_a_sample_stores_what_it_computes_where_a_tier_below_memory_takes_it(state: str, tokens: int) -> None:
+    one = probe(concurrency=2)
+    assert stored_below_memory(one, state) == tokens * KV_BYTES
+    one.experiment = one.experiment.model_copy(update={"cache": one.experiment.cache.model_copy(update={"disk": None})})
+    assert one.experiment.cache.tiers == {"gpu", "cpu"}
+    assert stored_below_memory(one, state) == 0
 
 
 @pytest.mark.parametrize("state", ["disk", "disk_cold"])
