@@ -145,6 +145,9 @@ class Calibration(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     serial_chunks: one interpreter spends page_cache.read.chunk_s, a chunk's cost without the device, for all requests
     that read at once (LMCache's server with its adapter fs).
 
+    host_spread: the standard deviation of each of the host's tasks (front end, wait, poll, answer) over its mean; 0:
+    each takes its mean time, so that requests sent at once run in one order.
+
     held: how it did in a kept validation; None: no kept one is of it.
     good: the verdict of the fit's own leave-one-out (fitting.LooVerdict); None: there was none. intervals: 95 %, of the
     fitted constants.
@@ -161,6 +164,7 @@ class Calibration(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     synchronous_loads: bool = False
     shared_core: bool = False
     serial_chunks: bool = False
+    host_spread: float = 0.0
     held: Held | None = None
     good: bool | None = None
     verdict: str | None = None
@@ -169,6 +173,8 @@ class Calibration(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     def __post_init__(self) -> None:
         absent = dict.fromkeys(name for name in CONSTANTS if name.partition(".")[0] in _unnamed(self.constants))
         msgspec.structs.force_setattr(self, "constants", dict.fromkeys(HOST_STEP, 0.0) | absent | self.constants)
+        if not 0 <= self.host_spread < math.inf:
+            raise ValueError(f"host_spread: {self.host_spread} is not a possible spread")
         odd = set(self.constants) ^ set(CONSTANTS) | set(self.assumed) - set(CONSTANTS)
         if odd:
             raise ValueError(f"constants: {', '.join(sorted(odd))} missing or unknown; state each one, null if unknown")

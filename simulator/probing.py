@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from statistics import fmean
+from statistics import fmean, median
+
+import msgspec
 
 from simulator.calibration import Calibration, CalibrationPoint
 from simulator.models import ModelSpec
@@ -13,14 +15,23 @@ from traces.tiers import state_named
 
 # So large that nothing is evicted: a point's time does not depend on evictions.
 _ROOM_BYTES = 1 << 42
+_SEEDS = range(15)
 
 
 def simulated_s(point: CalibrationPoint, calibration: Calibration, model: ModelSpec) -> float:
     """The point's metric, mean over its requests, by a fresh simulator with the calibration's constants.
 
-    A batch gets the GPU blocks that fitted_on has; other points get all that they need.
+    Where the host's times vary, so does the order of requests sent together: the median over some seeds. A batch gets
+    the GPU blocks that fitted_on has; other points get all that they need.
     """
-    simulator = _simulator(point, calibration, model)
+    if point.concurrency == 1:
+        calibration = msgspec.structs.replace(calibration, host_spread=0.0)
+    seeds = _SEEDS if calibration.host_spread else range(1)
+    return median(_once_s(point, calibration, model, seed) for seed in seeds)
+
+
+def _once_s(point: CalibrationPoint, calibration: Calibration, model: ModelSpec, seed: int) -> float:
+    simulator = _simulator(point, calibration, model, seed)
     if point.hit_tokens and state_named(point.tier).served_by is not None:
         for slot in range(point.concurrency):
             simulator.submit(Request(id=f"warm{slot}", prompt=_prefix(point, slot), output_tokens=1), simulator.now_s)
@@ -36,7 +47,7 @@ def simulated_s(point: CalibrationPoint, calibration: Calibration, model: ModelS
     return fmean(_metric(one, point, sent_s) for one in done)
 
 
-def _simulator(point: CalibrationPoint, calibration: Calibration, model: ModelSpec) -> Simulator:
+def _simulator(point: CalibrationPoint, calibration: Calibration, model: ModelSpec, seed: int) -> Simulator:
     settings = calibration.fitted_on
     need = point.concurrency * (point.prompt_tokens + point.output_tokens)
     blocks = settings.gpu_blocks if point.metric == "batch_s" else None
@@ -54,6 +65,7 @@ def _simulator(point: CalibrationPoint, calibration: Calibration, model: ModelSp
         disk_bytes_per_s=point.device_bytes_per_s,
         max_num_batched_tokens=settings.max_num_batched_tokens,
         max_num_seqs=settings.max_num_seqs,
+        seed=seed,
     )
 
 

@@ -186,7 +186,8 @@ class Simulator(Driver[_core.Engine]):
     bypass the page cache. disk_bytes_per_s: the limit of the disk's device, if it has one. disk_depth: reads in flight
     for a request (LMCache's fs: 1, fs_native: 4). macro_steps False simulates every decode step by itself: slower, with
     the same result. journal: keep notes for take_journal. external_disk: the caller makes the disk tier's transfers
-    (take_issued, complete_io). Raises ValueError in one line for settings that could serve nothing, and
+    (take_issued, complete_io). seed: of the host's times, where the calibration says that they vary.
+    Raises ValueError in one line for settings that could serve nothing, and
     CalibrationError for a constant that these tiers need and the calibration lacks.
     """
 
@@ -214,6 +215,7 @@ class Simulator(Driver[_core.Engine]):
         macro_steps: bool = True,
         journal: bool = False,
         external_disk: bool = False,
+        seed: int = 0,
     ) -> None:
         self.model, self.calibration = model, calibration
         self.engine_policy = engine_policy(engine_pack) if isinstance(engine_pack, str) else engine_pack
@@ -226,7 +228,7 @@ class Simulator(Driver[_core.Engine]):
         self.gpu_blocks, self.block_tokens, self.chunk_tokens = gpu_blocks, block_tokens, chunk_tokens
         self.odirect = odirect
         self.disk_bytes_per_s, self.disk_depth = disk_bytes_per_s, disk_depth
-        self.external_disk = external_disk
+        self.external_disk, self.seed = external_disk, seed
         self.config = SimpleNamespace(
             gpu_blocks=gpu_blocks,
             null_blocks=self.engine_policy.null_blocks,
@@ -327,7 +329,7 @@ class Simulator(Driver[_core.Engine]):
         constants.setdefault("poll_s", 0.0)
         known = self.calibration
         ways = {"synchronous_loads": known.synchronous_loads, "shared_core": known.shared_core}
-        return SimpleNamespace(**constants, **ways)
+        return SimpleNamespace(**constants, **ways, host_spread=known.host_spread, seed=self.seed % 2**64)
 
     def _tiers(self) -> SimpleNamespace | None:
         if not self.levels:

@@ -7,7 +7,7 @@ A fit is good only if leave-one-out says so: a fit to all other points predicts 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,8 @@ from harness.engines.sim.settings import SimSettings
 from harness.errors import ConfigError, PreflightError
 from harness.experiment.model import Experiment
 from harness.experiment.read import Cell, Plan
-from harness.results.folder import write_atomically
+from harness.records import Sample
+from harness.results.folder import read_samples, write_atomically
 from harness.results.manifest import Manifest, read_manifest
 from simulator.calibration import HOST_STEP, TRANSFER, Assumption, Calibration, CalibrationPoint, FittedOn
 from simulator.errors import CalibrationError
@@ -37,6 +38,7 @@ _DECIDES = 0.8
 _STORES = "stores were not timed by themselves: in a step without a GPU they are part of token_s; taken to be as reads"
 _COPIES = "loads from CPU RAM are copied one after another: a copy has all the bandwidth there is"
 _IN_STEPS = "the points cannot tell it from the step's and the request's other costs, which hold it"
+_TIMED = "not fitted: timed inside the engine, from one look of its scheduler for an answer to the next"
 _GIVEN = "not fitted: the reference accelerator keeps to it"
 _HIDDEN = "the device's limit hides how fast it would be; without it, reads are taken to be as from the page cache"
 
@@ -52,8 +54,9 @@ def calibrated(folder: Path, name: str, experiment: Experiment, engine: EngineNa
     fitted_on = _fitted_on(manifest, points, size, packs_of(experiment, engine))
     given = {name: Assumption(value=s, why=_GIVEN) for name, s in ENGINES[engine].given(experiment).items()}
     assumed = _assumed(points, load_model(experiment.model).kv_bytes_per_token) | given
+    assumed |= _polls(read_samples(folder), size)
     ways = ENGINES[engine].traits(experiment)._asdict()
-    found = fit(fitted_on, assumed, **ways)
+    found = fit(fitted_on, assumed, **ways, host_varies=bool(given))
     known = [
         msgspec.structs.replace(point, fitted_s=float(f"{fitted_s:.6g}"), loo_error=round(error, 5))
         for point, fitted_s, error in zip(points, found.fitted_s, found.loo_error, strict=True)
@@ -69,6 +72,7 @@ def calibrated(folder: Path, name: str, experiment: Experiment, engine: EngineNa
         assumed=assumed,
         constants=found.constants,
         **ways,
+        host_spread=found.host_spread,
         good=good,
         verdict=verdict,
         intervals=found.intervals,
@@ -143,6 +147,14 @@ def _assumed(points: Sequence[CalibrationPoint], kv_bytes_per_token: int) -> dic
             source = like.same_as if like is not None else f"{tier.name}.read.{of}"
             assumed[f"{tier.name}.write.{of}"] = Assumption(same_as=source, why=_STORES)
     return assumed | dict.fromkeys(HOST_STEP, Assumption(value=0.0, why=_IN_STEPS))
+
+
+def _polls(samples: Iterable[Sample], size: str) -> dict[str, Assumption]:
+    """What one look for an answer takes, where the accelerator beside the scheduler has timed them."""
+    seen = [sample.observed for sample in samples if sample.cell.startswith(size)]
+    count = sum(moved.paced.get("polls", 0) for moved in seen)
+    took_us = sum(moved.asked_us.get("polls", 0) for moved in seen)
+    return {"poll_s": Assumption(value=took_us / count / 1e6, why=_TIMED)} if count else {}
 
 
 def _limit_decides(points: Sequence[CalibrationPoint], kv_bytes_per_token: int) -> bool:

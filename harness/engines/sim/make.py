@@ -96,6 +96,7 @@ def simulator_maker(
             max_num_batched_tokens=settings.max_batched_tokens,
             max_num_seqs=settings.max_sequences,
             record_token_times=token_times,
+            seed=experiment.seed,
         )
 
     try:

@@ -122,6 +122,25 @@ def test_a_step_without_tokens_is_not_paced_and_breaks_the_row() -> None:
     assert pace.due_s == pytest.approx(clock.now_s + StepCost(**COST).of([(1, 0)]))
 
 
+def test_a_look_for_an_answer_lasts_until_the_next_schedule() -> None:
+    clock, report = Clock(), Report()
+    pace = steps(clock, report)
+    for took_s in (0.0015, 0.0025):
+        pace.begin()
+        pace.plan([], waiting=True)
+        pace.finish(more=True)
+        clock.now_s += took_s
+    pace.begin()
+    pace.plan([(1, 0)], waiting=True)
+    pace.finish(more=False)
+    assert report.polls.count == 2 and report.polls.asked_s == pytest.approx(0.004)
+    pace.begin()
+    pace.plan([])  # an engine without requests asks its connector about stores; no request waits
+    clock.now_s += 1.0
+    pace.begin()
+    assert report.polls.count == 2
+
+
 def test_what_a_step_waits_for_moves_its_end_by_what_is_left_of_it() -> None:
     clock, report = Clock(), Report()
     pace, asked_s = steps(clock, report), StepCost(**COST).of([(8, 0)])
@@ -185,7 +204,7 @@ def test_the_report_is_what_the_harness_reads(tmp_path: Path) -> None:
         found["steps_asked_us"] == 750_000 and found["steps_overrun_us"] == 2000 and found["loads_asked_us"] == 125_000
     )
     counters = Counters.of(found)
-    assert counters.paced == {"steps": 2, "loads": 1, "stores": 0} and counters.named() == found
+    assert counters.paced == {"steps": 2, "polls": 0, "loads": 1, "stores": 0} and counters.named() == found
     assert len(path.read_text().splitlines()) == 1
 
 

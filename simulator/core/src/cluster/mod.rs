@@ -83,6 +83,7 @@ impl Cluster {
         let mut engines = Vec::with_capacity(instances);
         for instance in 0..instances {
             let mut engine = Engine::new(own.clone())?;
+            own.cost.seed = own.cost.seed.wrapping_add(1);
             if server.is_some() {
                 engine.set_slot_base(instance << INSTANCE_BIT);
             }

@@ -8,6 +8,7 @@
 //! a token costs that it need not compute. w is what it spends to copy a token's KV to the tier behind the GPU; 0 where
 //! stores pass beside the steps.
 
+use super::jitter::Jitter;
 use crate::time::{self, Ticks};
 
 /// Seconds: per step, per new token, per pair of new tokens, per pair of a new token and a token of its context, per
@@ -16,7 +17,8 @@ use crate::time::{self, Ticks};
 /// prompt token (parsing) and request_chunk_s a prompt chunk (its questions to the cache server). Then request_wait_s
 /// passes, for all requests at once (messages between processes), until the scheduler sees the request. The front end
 /// spends response_s on a first and on a last token; those between count in the steps. A step that only asks the cache
-/// server for an answer takes poll_s.
+/// server for an answer takes poll_s. host_spread: the standard deviation over its mean of each task of the front end, of
+/// that wait and of a poll; `seed` says which of those times come (jitter.rs).
 #[derive(Clone, Copy, Debug, Default)]
 #[cfg_attr(feature = "python", derive(pyo3::FromPyObject))]
 pub struct CostConfig {
@@ -34,6 +36,8 @@ pub struct CostConfig {
     pub request_chunk_s: f64,
     pub response_s: f64,
     pub poll_s: f64,
+    pub host_spread: f64,
+    pub seed: u64,
     /// The engine's own thread copies what requests load, one request after another, and no step runs meanwhile.
     pub synchronous_loads: bool,
     /// The front end shares the engine's core: while both have work, each gets half.
@@ -58,6 +62,7 @@ pub struct Cost {
     pub response: Ticks,
     pub poll: Ticks,
     pub synchronous_loads: bool,
+    jitter: Jitter,
 }
 
 /// The sums that a step's cost depends on.
@@ -155,6 +160,7 @@ impl Cost {
             response: time::from_s(config.response_s),
             poll: time::from_s(config.poll_s),
             synchronous_loads: config.synchronous_loads,
+            jitter: Jitter::new(config.host_spread, config.seed),
         }
     }
 
@@ -198,8 +204,13 @@ impl Cost {
     }
 
     /// The time on the way to the scheduler, which requests spend at once.
-    pub fn wait(&self) -> Ticks {
-        self.request_wait
+    pub fn wait(&mut self) -> Ticks {
+        self.vary(self.request_wait)
+    }
+
+    /// What a task of the host takes this time whose mean that is.
+    pub fn vary(&mut self, mean: Ticks) -> Ticks {
+        self.jitter.of(mean)
     }
 }
 

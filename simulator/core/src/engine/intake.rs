@@ -36,12 +36,15 @@ impl Engine {
         {
             let begins = !front_end.is_busy() && shared_core;
             let step_left = if begins { 2 * self.step_left_once_cut() } else { 0 };
-            front_end.add(self.now, self.parsing(&submission) / 2, Task::Read(submission), step_left);
+            let parsing = self.parsing(&submission);
+            let work = self.cost.vary(parsing / 2);
+            front_end.add(self.now, work, Task::Read(submission), step_left);
         }
         while let Some(task) = front_end.pop_done() {
             match task {
                 Task::Read(submission) => {
-                    let work = self.parsing(&submission).div_ceil(2);
+                    let parsing = self.parsing(&submission);
+                    let work = self.cost.vary(parsing.div_ceil(2));
                     front_end.add_second_half(self.now, work, submission);
                 }
                 Task::Parse(submission) => {
@@ -63,9 +66,12 @@ impl Engine {
             && let Some((at, submission)) = self.sends.pop()
         {
             self.sends.prefetch_next();
-            let until = self.front_end.parse_alone(at, self.parsing(&submission));
+            let parsing = self.parsing(&submission);
+            let work = self.cost.vary(parsing / 2) + self.cost.vary(parsing.div_ceil(2));
+            let until = self.front_end.parse_alone(at, work);
             let number = self.front_end.count_parsed();
-            self.arrivals.push(until.saturating_add(self.cost.wait()), number, submission);
+            let wait = self.cost.wait();
+            self.arrivals.push(until.saturating_add(wait), number, submission);
         }
     }
 

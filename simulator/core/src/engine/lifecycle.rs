@@ -94,7 +94,8 @@ impl Engine {
             return;
         }
         self.requests[slot].answers += 1;
-        self.front_end.add_answer(self.now, self.cost.response, slot);
+        let work = self.cost.vary(self.cost.response);
+        self.front_end.add_answer(self.now, work, slot);
     }
 
     /// A request has all of its tokens.

@@ -14,6 +14,7 @@ mod decode;
 mod free_queue;
 mod front_end;
 mod intake;
+mod jitter;
 mod lifecycle;
 pub mod live_tokens;
 mod node_ids;
@@ -377,7 +378,7 @@ impl Engine {
             batch = self.schedule();
         }
         self.note_transfers();
-        let polled = if batch.only_polls() { self.now + self.cost.poll } else { 0 };
+        let polled = if batch.only_polls() { self.now + self.cost.vary(self.cost.poll) } else { 0 };
         let start = self.now.max(self.loading_until).max(polled);
         if !batch.slots.is_empty() {
             let end = (start + self.cost.step(&batch.work)).max(batch.loads_until);

@@ -98,10 +98,14 @@ class Tally:
 
 @dataclass
 class Report:
-    """Totals since the start, written after each step and transfer to a file of the harness. path None: no file."""
+    """Totals since the start, written after each step and transfer to a file of the harness. path None: no file.
+
+    polls: schedules of an engine that has requests and can compute none, each with the time until the next schedule.
+    """
 
     path: str | None = None
     steps: Tally = field(default_factory=Tally)
+    polls: Tally = field(default_factory=Tally)
     loads: Tally = field(default_factory=Tally)
     stores: Tally = field(default_factory=Tally)
 
@@ -118,7 +122,7 @@ class Report:
 
     def _write(self) -> None:
         if self._file is not None:
-            tallies = {name: vars(getattr(self, name)) for name in ("steps", "loads", "stores")}
+            tallies = {name: vars(getattr(self, name)) for name in ("steps", "polls", "loads", "stores")}
             os.pwrite(self._file, json.dumps(tallies).encode().ljust(_REPORT_BYTES - 1) + b"\n", 0)
 
 
@@ -140,14 +144,24 @@ class Steps:
         self._began_s = 0.0
         self._follows_s: float | None = None
         self._asked_s: float | None = None
+        self._scheduled_s = 0.0
+        self._polled_s: float | None = None  # when a schedule began that could compute none of the requests
         self.due_s: float | None = None  # when the step that was planned last ends; None: it computes nothing
 
     def begin(self) -> None:
-        self._began_s = self._clock() if self._follows_s is None else self._follows_s
+        now_s = self._clock()
+        if self._polled_s is not None:
+            # The next step writes it with its own: polls come every millisecond.
+            self._report.polls.add(now_s - self._polled_s, 0.0)
+        self._scheduled_s, self._polled_s = now_s, None
+        self._began_s = now_s if self._follows_s is None else self._follows_s
 
-    def plan(self, sequences: Iterable[tuple[int, int]]) -> None:
-        """sequences: (new tokens, context) of each. Without any, the step only asks its connector, and is not paced."""
+    def plan(self, sequences: Iterable[tuple[int, int]], waiting: bool = False) -> None:
+        """sequences: (new tokens, context) of each. Without any, the step only asks its connector, and is not paced.
+        waiting: the engine has requests, whether it computes any or not."""
         sequences = tuple(sequences)
+        if waiting and not sequences:
+            self._polled_s = self._scheduled_s
         self._follows_s = self.due_s = self._asked_s = None
         if sequences:
             self._asked_s = self._cost.of(sequences)

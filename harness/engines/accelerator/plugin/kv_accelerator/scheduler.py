@@ -25,7 +25,7 @@ class PacedScheduler(Scheduler):
     def schedule(self, *args: Any, **kwargs: Any) -> SchedulerOutput:
         self._steps.begin()
         output = super().schedule(*args, **kwargs)
-        self._steps.plan(_sequences(output))
+        self._steps.plan(_sequences(output), waiting=self.has_unfinished_requests())
         return output
 
     def update_from_output(self, *args: Any, **kwargs: Any) -> Any:

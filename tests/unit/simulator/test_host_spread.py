@@ -1,0 +1,93 @@
+"""Where the host's times vary, requests sent together run in several orders; the mean of a lone one stays."""
+
+from __future__ import annotations
+
+import math
+from statistics import fmean, median, pstdev
+
+import msgspec
+import pytest
+
+from simulator.calibration import Assumption, Calibration, CalibrationPoint, FittedOn, load_calibration
+from simulator.fitting import fit
+from simulator.models import load_model
+from simulator.probing import simulated_s
+from simulator.simulate import Completion, Simulator
+from traces.request import Request, Segment
+
+# Front end, which parses in two halves, way to the scheduler, answer, and two polls.
+HOST = {"request_s": 2e-3, "request_token_s": 0.0, "request_chunk_s": 0.0, "request_wait_s": 1e-3, "response_s": 3e-3,
+        "poll_s": 1.5e-3}  # fmt: skip
+TASKS_S = (1e-3, 1e-3, 1e-3, 3e-3, 1.5e-3, 1.5e-3)
+
+
+def varied(spread: float) -> Calibration:
+    known = load_calibration("cpu-2core")
+    constants = known.constants | HOST | {"step_s": 8e-3, "token_s": 1.7e-4}
+    return msgspec.structs.replace(
+        known, name="varied", constants=constants, assumed={}, shared_core=False, host_spread=spread
+    )
+
+
+def ttfts_s(calibration: Calibration, seed: int, count: int, tokens: int = 1025) -> tuple[float, ...]:
+    simulator = Simulator(
+        load_model("tiny-llama"), calibration, "vllm-0.32", "lmcache-0.5.6-mp", gpu_blocks=4096, block_tokens=32,
+        chunk_tokens=256, cpu_bytes=1 << 30, max_num_batched_tokens=2048, max_num_seqs=64, seed=seed,
+    )  # fmt: skip
+    for slot in range(count):
+        simulator.submit(Request(id=f"{slot}", prompt=(Segment(1 + slot, tokens),), output_tokens=1), 0.0)
+    done: list[Completion] = []
+    while len(done) < count:
+        done += simulator.advance()
+    return tuple(one.first_token_s or math.nan for one in sorted(done, key=lambda one: one.id))
+
+
+def test_a_lone_request_takes_its_mean_time_on_average_and_varies_as_its_tasks_do() -> None:
+    (mean_s,) = ttfts_s(varied(0.0), 1, 1)
+    seen = [ttfts_s(varied(0.2), seed, 1)[0] for seed in range(3000)]
+    assert fmean(seen) == pytest.approx(mean_s, rel=0.002)
+    assert pstdev(seen) == pytest.approx(0.2 * math.hypot(*TASKS_S), rel=0.05)
+
+
+def test_a_seed_gives_the_same_times_and_seeds_give_several_orders() -> None:
+    spread = varied(0.3)
+    assert ttfts_s(spread, 7, 4) == ttfts_s(spread, 7, 4)
+    assert ttfts_s(varied(0.0), 7, 4) == ttfts_s(varied(0.0), 8, 4)
+    orders = {tuple(round(ttft_s, 1) for ttft_s in ttfts_s(spread, seed, 4)) for seed in range(40)}
+    assert len(orders) > 1
+    together = CalibrationPoint(
+        tier="recompute", prompt_tokens=1025, hit_tokens=0, chunk_tokens=256, concurrency=4, measured_s=1.0
+    )
+    model = load_model("tiny-llama")
+    all_orders = [fmean(ttfts_s(spread, seed, 4)) for seed in range(300)]
+    assert median(all_orders) == pytest.approx(simulated_s(together, spread, model), rel=0.05)
+    alone = msgspec.structs.replace(together, concurrency=1)
+    assert simulated_s(alone, spread, model) == simulated_s(alone, varied(0.0), model)
+
+
+def test_a_fit_finds_the_spread_in_lone_hits_and_only_where_it_is_the_host_s() -> None:
+    truth, model, samples = varied(0.2), load_model("tiny-llama"), 25
+    # A median's 95 % interval, of so many samples of tasks that vary so.
+    half_s = 1.96 * 0.2 * math.hypot(*TASKS_S) * math.sqrt(math.pi / 2 / samples)
+    points = []
+    for prompt, count in ((513, 1), (1537, 1), (3073, 1), (513, 2), (513, 4)):
+        point = CalibrationPoint(
+            tier="gpu", prompt_tokens=prompt, hit_tokens=prompt - 1, chunk_tokens=256, concurrency=count,
+            samples=samples, measured_s=1.0,
+        )  # fmt: skip
+        s = simulated_s(point, truth, model)
+        points.append(msgspec.structs.replace(point, measured_s=s, low_s=s - half_s, high_s=s + half_s))
+    settings = FittedOn(model="tiny-llama", max_num_batched_tokens=2048, max_num_seqs=64, points=tuple(points))
+    known = load_calibration("cpu-2core").constants | truth.constants
+    given = ("step_s", "token_s", "attention_s", "attention_context_s", "context_s", "poll_s")
+    assumed = {name: Assumption(value=known[name] or 0.0, why="given") for name in given}
+    found = fit(settings, assumed, host_varies=True)
+    assert found.host_spread == pytest.approx(0.2, rel=0.25), "what trades between tasks moves it a little"
+    assert fit(settings, assumed).host_spread == 0.0
+    for point, fitted_s in zip(points, found.fitted_s, strict=True):
+        assert fitted_s == pytest.approx(point.measured_s, rel=0.03)
+
+
+def test_a_spread_below_0_is_no_spread() -> None:
+    with pytest.raises(ValueError, match=r"host_spread: -0\.1 is not a possible spread"):
+        varied(-0.1)
