@@ -283,6 +283,8 @@ def _read_off(point: CalibrationPoint) -> float | None:
 
 
 def _solve(matrix: Array, target: Array, weights: Array) -> Array:
+    if not matrix.shape[1]:
+        return np.zeros(0)  # there nnls ends the process (scipy 1.17)
     matrix, target = matrix * weights[:, None], target * weights
     scale = np.linalg.norm(matrix, axis=0)
     scale[scale == 0] = 1

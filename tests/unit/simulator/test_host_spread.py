@@ -6,9 +6,12 @@ import math
 from statistics import fmean, median, pstdev
 
 import msgspec
+import numpy as np
 import pytest
+from numpy.typing import NDArray
+from scipy.optimize import nnls
 
-from simulator.calibration import Assumption, Calibration, CalibrationPoint, FittedOn, load_calibration
+from simulator.calibration import HOST_STEP, Assumption, Calibration, CalibrationPoint, FittedOn, load_calibration
 from simulator.fitting import fit
 from simulator.models import load_model
 from simulator.probing import simulated_s
@@ -86,6 +89,27 @@ def test_a_fit_finds_the_spread_in_lone_hits_and_only_where_it_is_the_host_s() -
     assert fit(settings, assumed).host_spread == 0.0
     for point, fitted_s in zip(points, found.fitted_s, strict=True):
         assert fitted_s == pytest.approx(point.measured_s, rel=0.03)
+
+
+def test_a_fit_of_the_host_s_constants_alone_asks_scipy_for_no_empty_solution(monkeypatch: pytest.MonkeyPatch) -> None:
+    """scipy's nnls ends the process for a matrix without columns, now and then."""
+    columns: list[int] = []
+
+    def solving(matrix: NDArray[np.float64], target: NDArray[np.float64]) -> tuple[NDArray[np.float64], float]:
+        columns.append(matrix.shape[1])
+        return nnls(matrix, target) if matrix.shape[1] else (np.zeros(0), 0.0)
+
+    monkeypatch.setattr("simulator.fitting.nnls", solving)
+    point = CalibrationPoint(
+        tier="gpu", prompt_tokens=513, hit_tokens=512, chunk_tokens=256, samples=9, measured_s=0.02
+    )  # fmt: skip
+    settings = FittedOn(model="tiny-llama", max_num_batched_tokens=2048, points=(point,))
+    host = ("request_s", "request_token_s", "request_chunk_s", "request_wait_s", "response_s", "poll_s")
+    known = varied(0.0).constants
+    assumed = {name: Assumption(value=s, why="given") for name, s in known.items() if s and name not in host}
+    assumed |= {name: Assumption(value=0.0, why="given") for name in (*HOST_STEP, "context_s")}
+    assert fit(settings, assumed).fitted_s == [pytest.approx(0.02, rel=1e-3)]
+    assert columns and all(columns)
 
 
 def test_a_spread_below_0_is_no_spread() -> None:
