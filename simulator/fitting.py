@@ -42,6 +42,8 @@ _TELLING_SAMPLES = 5
 _NORMAL_975 = 1.96
 # From so many of the places that a fit without the host's spread has found, one with it sets out.
 _VARIED_STARTS = 3
+# What a front end takes to parse a request.
+_PARSING = ("request_s", "request_token_s", "request_chunk_s")
 
 Array = NDArray[np.float64]
 
@@ -108,15 +110,20 @@ def _host_spread(problem: _Problem, slopes: Array) -> float:
     add their variances. Of the points, the median; 0 where no point tells."""
     named, polls = problem.by_name(slopes), round(problem.always["poll_s"])
     found = []
-    for point in problem.fitted_on.points:
-        chunks = point.prompt_tokens // point.chunk_tokens
-        parsing_s = named["request_s"] + named["request_token_s"] * point.prompt_tokens
-        parsing_s += named["request_chunk_s"] * chunks
+    for point, row, alone in zip(problem.fitted_on.points, problem.rows, problem.lone, strict=True):
+        parsing_s = sum(named[name] * row.get(name, 0.0) for name in _PARSING)
         # It parses in two halves (core/src/engine/front_end.rs).
         tasks = [parsing_s / 2, parsing_s / 2, named["request_wait_s"], named["response_s"], *[named["poll_s"]] * polls]
         served_by, samples = state_named(point.tier).served_by, point.samples or 0
-        lone = _lone(point) and served_by is not None and not tier_named(served_by).offload
-        if lone and samples >= _TELLING_SAMPLES and point.high_s is not None and point.low_s is not None and any(tasks):
+        own_hit = served_by is not None and not tier_named(served_by).offload
+        if (
+            alone
+            and own_hit
+            and samples >= _TELLING_SAMPLES
+            and point.high_s is not None
+            and point.low_s is not None
+            and any(tasks)
+        ):
             # Of a median, whose standard error is that of a mean times the root of π/2.
             spread_s = (point.high_s - point.low_s) / (2 * _NORMAL_975) * math.sqrt(samples * 2 / math.pi)
             found.append(spread_s / math.hypot(*tasks))
