@@ -14,14 +14,14 @@ from typing import Any, Protocol
 import msgspec
 
 from harness.collectors.host import between, read_host
-from harness.collectors.memory import touch_free_memory
+from harness.collectors.memory import HeldMemory
 from harness.collectors.priority import before_others
 from harness.engines import ENGINES
 from harness.engines.base import Emit, Engine, KeepsRecord, TellsCause
 from harness.experiment.loads import FreeLoad
 from harness.experiment.read import Cell
 from harness.experiment.workloads import PrefixWorkload
-from harness.measure.placing import Probe, after_sample, everything, needs_fresh_prefix, place
+from harness.measure.placing import Probe, after_sample, empties_files, everything, needs_fresh_prefix, place
 from harness.measure.preflight import check_prompts, check_reach, check_states, check_working_set
 from harness.measure.proof import expected_counters, prove, stored_below_memory, with_verdict
 from harness.measure.sampling import Sampler
@@ -34,8 +34,9 @@ from traces.request import Request, RequestRecord
 from traces.tiers import state_named
 
 _WORDS_EVERY = 20
-# A stored byte takes free memory in the page cache and in a reference device, of which the kernel gives some block by
-# block; a sample's first tokens come while the first chunks are written.
+# A stored byte takes free memory in the page cache and in a reference device; a sample's first tokens come while the
+# first chunks are written. The kernel gives memory block by block, so more than is needed has to be there.
+_FREE_TIMES = 1.5
 _STORED_TIMES = 4
 _STORED_AT_MOST_BYTES = 1 << 30
 PhaseOf = Callable[[RequestRecord], str]
@@ -65,15 +66,20 @@ class TierMeasurement:
         resolved: Resolved,
         folder: RunFolder,
         progress: Progress,
+        memory: HeldMemory,
         later_s: float = 0.0,
     ) -> None:
-        """later_s: most seconds that later cells of the run will sample for, for the progress line."""
+        """memory: of all cells of one engine. later_s: most seconds that later cells of the run will sample for, for the
+        progress line."""
         workload = cell.experiment.workload
         assert isinstance(workload, PrefixWorkload)
         self._engine, self._cell, self._folder, self._progress = engine, cell, folder, progress
         self._measure, self._later_s = cell.experiment.measure, later_s
         self._probe = Probe(cell.key, cell.experiment, workload, resolved, engine.capabilities)
         self._sampler = Sampler(self._measure)
+        self._memory = memory
+        self._most_bytes = max(map(self._free_for, self._measure.tiers))
+        self._cached_bytes = 0  # of files, in the page cache, since they were removed or dropped
         self._errors = 0
         self._placed_s: float | None = None  # what placing took for the last sample that needed a restart
         self._attempt = _attempt(folder, engine)
@@ -127,15 +133,21 @@ class TierMeasurement:
         began_s = engine.now_s()
         warm: list[RequestRecord] = []
         rows: list[RequestRecord] = []
-        await place(engine, probe, tier, index, warm.append)
-        touch_s_per_gib = await self._touch_memory(tier)
+        await self._place(tier, index, warm.append)
+        need_bytes, taken_bytes = self._free_for(tier), self._taken_by(tier)
+        touch_s_per_gib = await self._hold(max(need_bytes, self._most_bytes - self._cached_bytes))
         fresh = needs_fresh_prefix(engine.capabilities, tier)
         before, host = await engine.metrics(), _watch(engine, self._cell, self._folder.path)
+        self._memory.let_go(need_bytes)
         started_s = engine.now_s()
         with self._before_others():
             await engine.replay(Load(probe.requests(tier, index, fresh_prefix=fresh)), rows.append)
         ended_s, host_sample = engine.now_s(), msgspec.structs.replace(host(), touch_s_per_gib=touch_s_per_gib)
+        # What is left, before the host takes it; what the sample stores may be still on its way.
+        self._cached_bytes += taken_bytes
+        await self._hold(self._most_bytes - self._cached_bytes - taken_bytes)
         observed = (await engine.metrics()).since(before)
+        await self._hold(self._most_bytes - self._cached_bytes)
         self._placed_s = started_s - began_s if state_named(tier).restarted else self._placed_s
         verdict, reason = prove(probe, tier, observed, rows)
         if verdict == "contradicted" and isinstance(engine, TellsCause) and (cause := engine.cause()):
@@ -171,15 +183,37 @@ class TierMeasurement:
             return contextlib.nullcontext()
         return before_others()
 
-    async def _touch_memory(self, tier: str) -> float | None:
-        """Before a sample that reads the device, or stores below memory: both need memory that was free, and that a
-        virtual machine's host may have taken. Other work on the store's core, the client's, would wait with it."""
+    async def _place(self, tier: str, index: int, emit: Emit) -> None:
+        """Places the prefix. What is computed for that is stored, and finds the memory that was held until then."""
+
+        def stores_begin() -> None:
+            self._cached_bytes = 0
+            self._memory.let_go()
+
+        def warm(row: RequestRecord) -> None:
+            self._cached_bytes += row.prompt_tokens * (self._probe.resolved.kv_bytes_per_token or 0)
+            emit(row)
+
+        await place(self._engine, self._probe, tier, index, warm, stores_begin)
+        if empties_files(self._probe, tier):
+            self._cached_bytes = 0
+
+    async def _hold(self, size_bytes: int) -> float | None:
+        return await asyncio.to_thread(self._memory.hold, size_bytes) if size_bytes > 0 else None
+
+    def _free_for(self, tier: str) -> int:
+        """Bytes of free memory that a sample which reads the device, or stores below memory, has to find: a virtual
+        machine's host may have taken them, and other work on the store's core, the client's, would wait with it."""
         if self._engine.capabilities.virtual_time:
-            return None
-        expected = expected_counters(self._probe, tier)
-        read_bytes = sum(expected.device_read_bytes.values())
-        stored_bytes = _STORED_TIMES * stored_below_memory(self._probe, tier)
-        return await asyncio.to_thread(touch_free_memory, read_bytes + min(stored_bytes, _STORED_AT_MOST_BYTES))
+            return 0
+        read_bytes = sum(expected_counters(self._probe, tier).device_read_bytes.values())
+        stored_bytes = stored_below_memory(self._probe, tier)
+        return int(_FREE_TIMES * (read_bytes + min(_STORED_TIMES * stored_bytes, _STORED_AT_MOST_BYTES)))
+
+    def _taken_by(self, tier: str) -> int:
+        """Bytes that a sample leaves in the page cache."""
+        read_bytes = sum(expected_counters(self._probe, tier).device_read_bytes.values())
+        return read_bytes + stored_below_memory(self._probe, tier)
 
     def _add(self, tier: str, rows: list[RequestRecord], placing_s: float = 0.0, took_s: float = 0.0) -> None:
         metric = self._measure.until.metric if self._measure.until else "ttft_s"

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from harness.blockio.attach import run_trace
+from harness.collectors.memory import HeldMemory
 from harness.engines import ENGINES
 from harness.engines.base import KeepsRecord
 from harness.engines.kind import EngineName
@@ -85,6 +86,7 @@ async def run_group(
     if not cells:
         return
     cores = ENGINES[name].cores(cells[0].experiment).client
+    memory = HeldMemory()
     try:
         progress.state("starting the engine")
         resolved = await running.start()
@@ -100,8 +102,10 @@ async def run_group(
                 folder.save_cells()
                 if isinstance(cell.experiment.workload, PrefixWorkload):
                     running.restarted = any(state_named(name).restarted for name in cell.experiment.measure.tiers)
-                    await TierMeasurement(running.engine, cell, resolved, folder, progress, later_s[cell.key]).run()
+                    later = later_s[cell.key]
+                    await TierMeasurement(running.engine, cell, resolved, folder, progress, memory, later).run()
                 else:
+                    memory.let_go()
                     resolved = await _send_trials(running, cell, resolved, loads.of(cell.experiment), folder, progress)
                 if isinstance(running.engine, KeepsRecord):
                     several = trials_measured(cell.experiment, name) > 1
@@ -109,6 +113,7 @@ async def run_group(
                 entry.status = "complete"
                 folder.save_cells()
     finally:
+        memory.let_go()
         # A second Ctrl-C must not leave an engine behind.
         await asyncio.shield(running.engine.stop())
 

@@ -12,7 +12,7 @@ hit is then of what another instance stored.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -148,6 +148,13 @@ def everything(can: Capabilities) -> frozenset[str]:
     return frozenset().union(*(names for names in can.resets if names & tiers))
 
 
+def empties_files(probe: Probe, name: str) -> bool:
+    """Whether placing a prefix in that state removes a store's files, or drops them from the page cache."""
+    state, can = state_named(name), probe.capabilities
+    what = everything(can) if state.served_by is None else way_to(state, can).empties
+    return not what.isdisjoint({"page_cache", *(tier.name for tier in all_tiers() if tier.kind == "storage")})
+
+
 def empties_all(can: Capabilities) -> bool:
     """Whether a reset empties every tier that the engine has."""
     return bool(can.tiers) and can.tiers <= everything(can)
@@ -200,8 +207,11 @@ def fillers_for(experiment: Experiment, resolved: Resolved, tiers: Iterable[str]
     return each_tokens, -(-tokens // each_tokens) + 1
 
 
-async def place(engine: Engine, probe: Probe, name: str, index: int, emit: Emit) -> None:
-    """Brings the probe's prefixes into the state of that name; warm-up and filler requests are emitted."""
+async def place(
+    engine: Engine, probe: Probe, name: str, index: int, emit: Emit, before_stores: Callable[[], None] = lambda: None
+) -> None:
+    """Brings the probe's prefixes into the state of that name; warm-up and filler requests are emitted. before_stores is
+    called before tiers below the engine's own are given anything."""
     state, can = state_named(name), probe.capabilities
     way = way_to(state, can)
     if state.served_by is None:
@@ -219,12 +229,15 @@ async def place(engine: Engine, probe: Probe, name: str, index: int, emit: Emit)
         await _start_over(engine, probe)
     if crowded or read_first or lost:
         computed = not probe.resident
+        if computed:
+            before_stores()
         await engine.replay(Load(probe.warmers(name, index), concurrency=1), emit)
         probe.resident |= can.tiers if computed else _engines_own(can)
         probe.home = probe.home_for(state) if computed else probe.home
         probe.absent.clear()
     if pushes := way.pushes - probe.absent:
         fillers = probe.fillers(pushes, name, index)
+        before_stores()
         await engine.replay(Load(fillers, concurrency=1), emit)
         probe.stray_tokens += sum(filler.prompt_tokens for filler in fillers)
         _left(probe, pushes)
