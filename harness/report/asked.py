@@ -25,9 +25,11 @@ def asked_lines(summary: Summary, labels: Mapping[str, str]) -> list[str]:
     lines = [_behind(load, f" at {label}") for label, load in list(behind.items())[:NAMED]]
     if len(behind) > NAMED:
         lines.append(f"It cannot keep up at {plural(len(behind) - NAMED, 'further point')} either.")
-    paced = sum(load.asked_per_s is not None for load in loads.values())
-    if paced > len(behind):
-        lines.append(f"The engine keeps up at {paced - len(behind)} of {plural(paced, 'point')}.")
+    shares = [load.share for load in loads.values() if load.keeps_up and load.share is not None]
+    if shares:
+        points = plural(len(shares) + len(behind), "point")
+        least = f"users sent at least {percent(min(shares))} of the requests/s asked for"
+        lines.append(f"The engine keeps up at {len(shares)} of {points}: {least}.")
     return [*lines, *_unsent(list(loads.values())), *_unfinished(list(loads.values())), *longest]
 
 
@@ -48,8 +50,8 @@ def _pace(load: AskedLoad) -> list[str]:
 
 
 def _behind(load: AskedLoad, where: str) -> str:
-    assert load.asked_per_s is not None, "a load without a pace is kept up with"
-    less = percent(1 - load.sent_per_s / load.asked_per_s)
+    assert load.share is not None and load.asked_per_s is not None, "a load without a pace is kept up with"
+    less = percent(1 - load.share)
     return (
         f"The engine cannot keep up{where}: users sent {digits(load.sent_per_s)} requests/s, {less} fewer than the"
         f" {digits(load.asked_per_s)} asked for, because they wait for late answers."

@@ -31,9 +31,14 @@ class AskedLoad(msgspec.Struct, frozen=True, kw_only=True):
     sent_per_s: float
 
     @property
+    def share(self) -> float | None:
+        """What was sent, of what was asked for; None: the load has no pace of its own, or asks for nothing."""
+        return self.sent_per_s / self.asked_per_s if self.asked_per_s else None
+
+    @property
     def keeps_up(self) -> bool:
         """True as well for a load without a pace of its own, which no engine can miss."""
-        return self.asked_per_s is None or self.sent_per_s >= KEEPS_UP * self.asked_per_s
+        return self.share is None or self.share >= KEEPS_UP
 
 
 def asked_load(facts: Sequence[LoadFacts]) -> AskedLoad | None:
