@@ -40,7 +40,7 @@ class HeldMemory:
 
     `hold` before a sample, `let_go` at once before it is timed, and `hold` what is left as soon as it has ended: the
     kernel reports free memory every two seconds, and gives first what was freed last. Seen on a guest of Firecracker: a
-    GiB that the host has taken takes 3 to 6 s, one that was let go a second ago 0.2 s. On other machines it does nothing.
+    GiB that the host has taken takes 3 to 6 s, one that was let go a second ago 0.2 s. Elsewhere it holds nothing.
     """
 
     def __init__(self) -> None:

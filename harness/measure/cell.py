@@ -69,8 +69,8 @@ class TierMeasurement:
         memory: HeldMemory,
         later_s: float = 0.0,
     ) -> None:
-        """memory: of all cells of one engine. later_s: most seconds that later cells of the run will sample for, for the
-        progress line."""
+        """memory: of all cells of one engine. later_s: most seconds that later cells of the run will sample for, which
+        the progress line tells."""
         workload = cell.experiment.workload
         assert isinstance(workload, PrefixWorkload)
         self._engine, self._cell, self._folder, self._progress = engine, cell, folder, progress

@@ -210,8 +210,10 @@ def fillers_for(experiment: Experiment, resolved: Resolved, tiers: Iterable[str]
 async def place(
     engine: Engine, probe: Probe, name: str, index: int, emit: Emit, before_stores: Callable[[], None] = lambda: None
 ) -> None:
-    """Brings the probe's prefixes into the state of that name; warm-up and filler requests are emitted. before_stores is
-    called before tiers below the engine's own are given anything."""
+    """Brings the probe's prefixes into the state of that name; warm-up and filler requests are emitted.
+
+    before_stores is called before tiers below the engine's own are given anything.
+    """
     state, can = state_named(name), probe.capabilities
     way = way_to(state, can)
     if state.served_by is None:

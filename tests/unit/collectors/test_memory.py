@@ -57,7 +57,8 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
     return monkeypatch
 
 
-def test_memory_is_held_and_touched_page_by_page(machine: pytest.MonkeyPatch) -> None:
+@pytest.mark.usefixtures("machine")
+def test_memory_is_held_and_touched_page_by_page() -> None:
     held = memory.HeldMemory()
     assert held.hold(0) is None and held.held_bytes == 0
     assert (held.hold(200 * MIB) or 0) > 0
@@ -73,7 +74,8 @@ def test_no_memory_is_held_where_no_host_takes_it(machine: pytest.MonkeyPatch) -
     assert held.hold(200 * MIB) is None and held.held_bytes == 0 and not Mapped.made
 
 
-def test_memory_is_let_go_as_far_as_asked(machine: pytest.MonkeyPatch) -> None:
+@pytest.mark.usefixtures("machine")
+def test_memory_is_let_go_as_far_as_asked() -> None:
     held = memory.HeldMemory()
     held.hold(256 * MIB)
     held.let_go(1)
