@@ -34,7 +34,7 @@ fn files(base: &StoreConfig) -> StoreConfig {
 }
 
 fn ops(write: bool, keys: std::ops::Range<u64>) -> Vec<Op> {
-    keys.map(|key| Op { id: key, write, slot: key % 16, key }).collect()
+    keys.map(|key| Op { id: key, write, slot: key % 16, key, source: None }).collect()
 }
 
 fn all(store: &mut Store, ops: Vec<Op>) -> Vec<Done> {
@@ -56,7 +56,7 @@ fn what_was_written_is_read_again_by_every_way() {
             assert!(done.iter().all(|one| one.error.is_none() && one.bytes == 131_072), "{done:?}");
             assert!(done.iter().all(|one| one.queued_s <= one.began_s && one.began_s <= one.ended_s));
         }
-        let other = all(&mut store, vec![Op { id: 0, write: false, slot: 3, key: 4 }]);
+        let other = all(&mut store, vec![Op { id: 0, write: false, slot: 3, key: 4, source: None }]);
         assert!(other[0].error.as_ref().is_some_and(|text| text.starts_with("content differs")));
         assert_eq!(store.pending(), 0);
     }
@@ -68,7 +68,7 @@ fn what_was_written_is_read_again_by_every_way() {
 fn null_moves_nothing_and_answers_everything() {
     let mut store = Store::new(config("null", PathBuf::new())).unwrap();
     assert_eq!(all(&mut store, ops(true, 0..1000)).len(), 1000);
-    assert!(store.submit(vec![Op { id: 0, write: true, slot: 16, key: 0 }]).is_err());
+    assert!(store.submit(vec![Op { id: 0, write: true, slot: 16, key: 0, source: None }]).is_err());
 }
 
 #[test]
