@@ -47,7 +47,7 @@ class GpuStore:
     def pending(self) -> int:
         return len(self._waiting)
 
-    def take_from(self, other: Store) -> int | None:
+    def take_from(self, _other: Store, /) -> int | None:
         """A GPU's copies go through pinned memory of its own."""
         return None
 

@@ -105,7 +105,7 @@ class Store(Protocol):
     def pending(self) -> int:
         """Operations that have not ended."""
 
-    def take_from(self, other: Store) -> int | None:
+    def take_from(self, other: Store, /) -> int | None:
         """The number by which operations here name `other` as their source; None: they cannot take bytes from it."""
 
     def submit(self, operations: Sequence[Operation]) -> None:
