@@ -93,13 +93,15 @@ def ended_of(ended: _core.Ended) -> Ended:
 
 
 class Store(Protocol):
-    """Operations in, ends out, in the order of the ends. slot_bytes: what each operation moves. core: the core's store,
-    if it is one."""
+    """Operations in, ends out, in the order of the ends. slot_bytes: what each operation moves."""
 
     slot_bytes: int
     io: str
     buffered_because: str | None
-    core: _core.Store | None
+
+    @property
+    def core(self) -> _core.Store | None:
+        """The core's store, if it is one: stores of the core take bytes from each other's memory."""
 
     @property
     def pending(self) -> int:

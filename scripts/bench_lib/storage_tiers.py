@@ -138,8 +138,16 @@ async def _measured(engine: Any, load: Any, device: Device) -> TiersRun:
         await engine.stop()
     failed = sum(row.error is not None for row in rows) + found.failed_operations
     memory = [tier for tier in found.kv.by_tier.values() if tier.device == "ram"]
-    copied = [sum(getattr(tier, way).moved_bytes for tier in memory) for way in ("read", "write")]
-    return TiersRun(found.read.moved_bytes, found.write.moved_bytes, *copied, counted, wall_s, cpu_s, failed)
+    return TiersRun(
+        read_bytes=found.read.moved_bytes,
+        write_bytes=found.write.moved_bytes,
+        memory_read_bytes=sum(tier.read.moved_bytes for tier in memory),
+        memory_write_bytes=sum(tier.write.moved_bytes for tier in memory),
+        counted_bytes=counted,
+        wall_s=wall_s,
+        cpu_s=cpu_s,
+        failed=failed,
+    )
 
 
 # Of a file on the device, or of one on tmpfs, and whether it writes: bytes/s and CPU-s a byte.

@@ -18,7 +18,7 @@ pub struct Buffer {
 }
 
 // SAFETY: this value alone owns the memory. Users of the pointer keep Store's rule: one side at a time touches a
-// frame's buffer, and nobody writes a slot that another store reads.
+// frame's buffer, and no operation writes a slot that another store reads.
 unsafe impl Send for Buffer {}
 unsafe impl Sync for Buffer {}
 

@@ -37,8 +37,8 @@ pub struct Op {
     pub slot: u64,
     /// The chunk's name; its content carries it.
     pub key: u64,
-    /// A write of what another store has: a number from `take_from` and that store's slot, which nobody writes before
-    /// the operation has ended. None: the store makes the content.
+    /// A write of what another store has: a number from `take_from` and that store's slot. No operation writes that
+    /// slot before this one has ended. None: the store makes the content.
     pub source: Option<(usize, u64)>,
 }
 
