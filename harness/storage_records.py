@@ -16,7 +16,9 @@ class LatencyParts(msgspec.Struct, frozen=True, kw_only=True):
 class OperationFigures(msgspec.Struct, frozen=True, kw_only=True):
     """All operations of one direction. device_bytes: what the device counted; None: it does not say.
 
-    transfer_s: percentiles of whole transfers, each of one or more operations that were asked for together."""
+    transfer_s: percentiles of whole transfers, each of one or more operations that were asked for together.
+    taken_bytes: of moved_bytes, those that a write took straight from the memory of a tier above: no operation of that
+    tier read them."""
 
     operations: int
     asked_bytes: int
@@ -24,6 +26,7 @@ class OperationFigures(msgspec.Struct, frozen=True, kw_only=True):
     device_bytes: int | None
     latency_s: LatencyParts
     transfer_s: dict[str, float | None] = {}
+    taken_bytes: int = 0
 
 
 class Throughput(msgspec.Struct, frozen=True, kw_only=True):

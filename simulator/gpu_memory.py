@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from simulator.errors import StoreError
-from simulator.storage import Ended, Operation, StoreSettings
+from simulator.storage import Ended, Operation, Store, StoreSettings
 
 
 def why_no_gpu() -> str | None:
@@ -26,6 +26,7 @@ class GpuStore:
 
     io = "cuda"
     buffered_because: str | None = None
+    core = None
 
     def __init__(self, settings: StoreSettings) -> None:
         """Raises StoreError without torch, without CUDA, or with too little memory."""
@@ -45,6 +46,10 @@ class GpuStore:
     @property
     def pending(self) -> int:
         return len(self._waiting)
+
+    def take_from(self, _other: Store, /) -> int | None:
+        """A GPU's copies go through pinned memory of its own."""
+        return None
 
     def submit(self, operations: Sequence[Operation]) -> None:
         if odd := [operation.slot for operation in operations if not 0 <= operation.slot < self._slots]:

@@ -55,12 +55,16 @@ class StoreSettings(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Operation(NamedTuple):
-    """One chunk to write to, or to read from, a slot. key: the chunk's name, which its content carries."""
+    """One chunk to write to, or to read from, a slot. key: the chunk's name, which its content carries.
+
+    source: of a write: another store's number (`take_from`) and its slot, whose bytes are written as they are; nothing
+    may write that slot before the operation has ended. None: the store makes the content."""
 
     id: int
     write: bool
     slot: int
     key: int
+    source: tuple[int, int] | None = None
 
 
 class Ended(NamedTuple):
@@ -96,8 +100,15 @@ class Store(Protocol):
     buffered_because: str | None
 
     @property
+    def core(self) -> _core.Store | None:
+        """The core's store, if it is one: stores of the core take bytes from each other's memory."""
+
+    @property
     def pending(self) -> int:
         """Operations that have not ended."""
+
+    def take_from(self, other: Store, /) -> int | None:
+        """The number by which operations here name `other` as their source; None: they cannot take bytes from it."""
 
     def submit(self, operations: Sequence[Operation]) -> None:
         """Queues operations, in order, as one transfer. ValueError: a slot that does not exist."""
@@ -124,32 +135,35 @@ class CoreStore:
             if getattr(settings, name) < least:
                 raise StoreError(f"{name} must be at least {least}, not {getattr(settings, name)}")
         try:
-            self._core = _core.Store(settings)
+            self.core = _core.Store(settings)
         except (OSError, OverflowError, TypeError) as error:
             raise StoreError(" ".join(str(error).split())) from None
-        about = self._core.about
+        about = self.core.about
         self.slot_bytes, self.io, self.path = about.slot_bytes, about.io, about.path
         self.buffered_because = about.buffered_because
 
     @property
     def pending(self) -> int:
-        return self._core.pending
+        return self.core.pending
+
+    def take_from(self, other: Store) -> int | None:
+        return None if other.core is None else self.core.take_from(other.core)
 
     def submit(self, operations: Sequence[Operation]) -> None:
-        self._core.submit(operations)
+        self.core.submit(operations)
 
     def poll(self, least: int, timeout_s: float) -> list[Ended]:
-        return [ended_of(one) for one in self._core.poll(least, timeout_s)]
+        return [ended_of(one) for one in self.core.poll(least, timeout_s)]
 
     def run(self, operations: Sequence[Operation]) -> list[Ended]:
         """Runs all of them, as fast as they go."""
-        return [ended_of(one) for one in self._core.run(operations)]
+        return [ended_of(one) for one in self.core.run(operations)]
 
     def forget(self, keys: Sequence[int]) -> None:
-        self._core.forget(keys)
+        self.core.forget(keys)
 
     def close(self) -> None:
-        self._core.close()
+        self.core.close()
 
     def __enter__(self) -> CoreStore:
         return self

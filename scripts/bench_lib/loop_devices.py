@@ -48,7 +48,7 @@ class LoopDevices:
             raise OSError(ctypes.get_errno(), "no mount namespace: run this as root")
         command("mount", "--make-rprivate", "/")
         self._root = Path(tempfile.mkdtemp(prefix="kv-bench-"))
-        command("mount", "-t", "tmpfs", "-o", f"size={4 * self._size_mib + 64}M", "tmpfs", str(self._root))
+        command("mount", "-t", "tmpfs", "-o", f"size={4 * self._size_mib + 384}M", "tmpfs", str(self._root))
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -58,6 +58,11 @@ class LoopDevices:
         self._root.rmdir()
         if self._group.is_dir():
             self._group.rmdir()
+
+    @property
+    def folder(self) -> Path:
+        """On memory (tmpfs), beside the devices' images."""
+        return self._root
 
     def fast(self) -> Device:
         """A device without limit: memory and the loop driver set its speed."""

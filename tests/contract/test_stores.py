@@ -59,6 +59,34 @@ def test_each_operation_ends_once_with_its_bytes(make: Callable[[Path], Store], 
 
 
 @every_store
+def test_a_write_takes_what_lies_in_memory(make: Callable[[Path], Store], tmp_path: Path) -> None:
+    """Its key is that of the source's content: with `verify`, a read under another one fails."""
+    store, memory = make(tmp_path), core(device="ram")(tmp_path)
+    try:
+        memory.submit([Operation(0, True, 5, 77)])
+        drained(memory, 1)
+        number = store.take_from(memory)
+        if number is None:
+            assert store.core is None, "every store of the core takes bytes from memory"
+            return
+        store.submit([Operation(0, True, 2, 77, (number, 5)), Operation(1, True, 3, 78, (number, 5))])
+        assert [one.error for one in drained(store, 2)] == [None, None]
+        store.submit([Operation(2, False, 2, 77), Operation(3, False, 3, 78)])
+        right, wrong = sorted(drained(store, 2))
+        nothing_moves = store.io == "nothing"
+        assert right.error is None and (nothing_moves or "content differs" in wrong.error)
+        for source in ((number + 1, 5), (number, 8)):
+            with pytest.raises(ValueError, match="source"):
+                store.submit([Operation(4, True, 0, 0, source)])
+        with pytest.raises(ValueError, match="do not fit"):
+            store.take_from(core(device="ram", chunk_bytes=1 << 17)(tmp_path))
+        assert store.io == "memory" or memory.take_from(store) is None
+    finally:
+        store.close()
+        memory.close()
+
+
+@every_store
 def test_close_is_safe_twice_and_leaves_nothing(make: Callable[[Path], Store], tmp_path: Path) -> None:
     store = make(tmp_path)
     store.submit([Operation(0, True, 0, 0)])

@@ -15,7 +15,7 @@ from collections.abc import Callable, Collection, Sequence
 
 from harness.engines.sim.entries import slot_keys
 from harness.engines.sim.placement import Move, Place
-from harness.engines.sim.transfers import Finished, Transfers
+from harness.engines.sim.transfers import Finished, Taken, Transfers
 
 Call = Callable[[], None]
 # Told of a transfer's tier, its error if any, and when it ended (time.monotonic()).
@@ -217,7 +217,10 @@ class Moves:
         return stay
 
     def _copy(self, entry: Entry, source: Stay, target: Stay, there: Gate, owner: str) -> None:
-        """The entry's bytes go from one tier to another; they are in both until the write below has ended."""
+        """The entry's bytes go from one tier to another; they are in both until the write below has ended.
+
+        Bytes in memory go straight into the tier below, as a GPU's copy engine or a disk's controller takes them. From
+        a GPU's own memory they are read first."""
         if entry.error is not None:
             there.set()
             return target.leave()
@@ -233,6 +236,10 @@ class Moves:
             self._forget(source, entry)
             there.set()
 
+        def taken(finished: Finished) -> None:
+            source.read_ended()
+            written(finished)
+
         def was_read(finished: Finished) -> None:
             source.read_ended()
             if finished.error is not None:
@@ -240,6 +247,8 @@ class Moves:
             return self._begin(entry, target, True, owner, written)
 
         source.readers += 1
+        if self.transfers[target.place.tier].takes_from(source.place.tier):
+            return self._begin(entry, target, True, owner, taken, Taken(*source.place))
         return self._begin(entry, source, False, owner, was_read)
 
     def _drop(self, entry: Entry, source: Stay) -> None:
@@ -262,11 +271,19 @@ class Moves:
             del self.entries[entry.key]
             self._lost(entry.key)
 
-    def _begin(self, entry: Entry, stay: Stay, write: bool, owner: str, ended: Callable[[Finished], None]) -> None:
+    def _begin(
+        self,
+        entry: Entry,
+        stay: Stay,
+        write: bool,
+        owner: str,
+        ended: Callable[[Finished], None],
+        taken: Taken | None = None,
+    ) -> None:
         tier, slots = stay.place
         self._ends[tier][self._next] = ended
         chunks = list(zip(slot_keys(entry.key, entry.units), slots, strict=True))
-        self.transfers[tier].begin(self._next, owner, write, chunks, time.monotonic())
+        self.transfers[tier].begin(self._next, owner, write, chunks, time.monotonic(), taken)
         self._next += 1
 
     def _with_permit(self, call: Call) -> None:

@@ -29,8 +29,10 @@ class RealTiers:
 
     def start(self) -> None:
         """Raises EngineError."""
-        for level in self.levels:
+        for number, level in enumerate(self.levels):
             level.device.start()
+            for above, other in enumerate(self.levels[:number]):
+                level.device.transfers.take_from(above, other.device.transfers.store)
         self._begin()
 
     def empty(self) -> None:

@@ -52,6 +52,7 @@ class Slices:
         self._at_once = max(1, _SLICE_BYTES // store.slot_bytes)
         self._waiting = deque[tuple[Operation, float]]()
         self.forget, self.close = store.forget, store.close
+        self.core, self.take_from = store.core, store.take_from
 
     @property
     def pending(self) -> int:

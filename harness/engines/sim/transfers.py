@@ -35,9 +35,17 @@ class Finished(NamedTuple):
     failed: tuple[int, ...]
 
 
+class Taken(NamedTuple):
+    """Where the bytes of a write are already: slots of another tier's store in memory."""
+
+    tier: int
+    slots: Sequence[int]
+
+
 class _Transfer:
-    def __init__(self, write: bool, operations: int, began_s: float) -> None:
+    def __init__(self, write: bool, operations: int, began_s: float, *, taken: bool) -> None:
         self.write, self.left, self.began_s, self.ended_s = write, operations, began_s, began_s
+        self.taken = taken
         self.error: str | None = None
         self.failed: list[int] = []
 
@@ -47,15 +55,16 @@ class _Way:
 
     def __init__(self) -> None:
         self.total_s, self.device_s, self.ended_s = array("d"), array("d"), array("d")
-        self.moved_bytes = array("q")
+        self.moved_bytes, self.taken_bytes = array("q"), array("q")
         # Of whole transfers: their times, and when they ended.
         self.whole_s, self.whole_ended_s = array("d"), array("d")
 
-    def add(self, one: Ended) -> None:
+    def add(self, one: Ended, *, taken: bool) -> None:
         self.total_s.append(one.ended_s - one.queued_s)
         self.device_s.append(one.ended_s - one.began_s)
         self.ended_s.append(one.ended_s)
         self.moved_bytes.append(one.bytes)
+        self.taken_bytes.append(one.bytes if taken else 0)
 
 
 class Transfers:
@@ -67,6 +76,7 @@ class Transfers:
         self._of_operation: dict[int, tuple[int, int]] = {}
         self._ended: list[Finished] = []
         self._next_operation = 0
+        self._source_of: dict[int, int] = {}
         self.read_bytes = 0
         self.begin_record()
 
@@ -83,16 +93,37 @@ class Transfers:
     def pending(self) -> bool:
         return bool(self._open or self._ended)
 
-    def begin(self, transfer: int, owner: str, write: bool, chunks: Sequence[tuple[int, int]], now_s: float) -> None:
-        """Queues a transfer of (key, slot) chunks for the request `owner`. now_s: of time.monotonic()."""
+    def take_from(self, tier: int, store: Store) -> None:
+        """Lets writes take bytes from the store of that tier, if it is in memory."""
+        number = self.store.take_from(store)
+        if number is not None:
+            self._source_of[tier] = number
+
+    def takes_from(self, tier: int) -> bool:
+        return tier in self._source_of
+
+    def begin(
+        self,
+        transfer: int,
+        owner: str,
+        write: bool,
+        chunks: Sequence[tuple[int, int]],
+        now_s: float,
+        taken: Taken | None = None,
+    ) -> None:
+        """Queues a transfer of (key, slot) chunks for the request `owner`. now_s: of time.monotonic(). taken: where a
+        write takes its bytes from; None: the store makes them."""
         digest = self._asked.setdefault(owner, hashlib.sha256())
         digest.update(b"".join(b"%s %d\n" % (b"W" if write else b"R", key) for key, _ in chunks))
         self._first_s = now_s if self._first_s is None else self._first_s
-        self._open[transfer] = _Transfer(write, len(chunks), now_s)
+        self._open[transfer] = _Transfer(write, len(chunks), now_s, taken=taken is not None)
+        sources: Sequence[tuple[int, int] | None] = [None] * len(chunks)
+        if taken is not None:
+            sources = [(self._source_of[taken.tier], slot) for slot in taken.slots]
         operations = []
-        for key, slot in chunks:
+        for (key, slot), source in zip(chunks, sources, strict=True):
             self._of_operation[self._next_operation] = transfer, key
-            operations.append(Operation(self._next_operation, write, slot, key))
+            operations.append(Operation(self._next_operation, write, slot, key, source))
             self._next_operation += 1
         self.store.submit(operations)
 
@@ -110,7 +141,7 @@ class Transfers:
         transfer.left -= 1
         transfer.ended_s = max(transfer.ended_s, one.ended_s)
         if one.error is None:
-            self._ways[_WAYS[one.write]].add(one)
+            self._ways[_WAYS[one.write]].add(one, taken=transfer.taken)
             self.read_bytes += 0 if one.write else one.bytes
         else:
             self._errors[one.error] += 1
@@ -175,6 +206,7 @@ class Transfers:
             operations=len(within),
             asked_bytes=len(within) * self.chunk_bytes,
             moved_bytes=sum(way.moved_bytes[i] for i in within),
+            taken_bytes=sum(way.taken_bytes[i] for i in within),
             device_bytes=device_bytes,
             latency_s=LatencyParts(total=percentiles(total_s), device=percentiles(device_s), host=percentiles(host_s)),
             transfer_s=percentiles(self._whole(name, until_s)),

@@ -54,10 +54,12 @@ def kv_lines(kv: KvFigures) -> Iterator[str]:
             for way, one in (("reads", tier.read), ("writes", tier.write))
             if one.operations
         )
+        taken = tier.write.taken_bytes
+        above = f"; of its writes, {format_bytes(taken)} were taken straight from memory above" if taken else ""
         stands = ", which stands in RAM," if name == "gpu" and tier.device != "gpu" else ""
         yield (
             f"{name}{stands} holds {tier.entries:,} entries, {format_bytes(tier.held_bytes)};"
-            f" whole entries: {ways or 'none moved'}."
+            f" whole entries: {ways or 'none moved'}{above}."
         )
     yield bottleneck(kv)
 

@@ -14,6 +14,7 @@ from harness.measure.run import run
 from harness.report.refresh import seal
 from harness.results.folder import read_rows
 from harness.results.manifest import read_manifest
+from simulator.storage import CoreStore
 from tests.support.paths import ROOT
 from tests.unit.engines.test_placement import Plain
 from tests.unit.engines.test_storage_mode import command, figures
@@ -114,11 +115,14 @@ def test_what_moves_is_what_the_policy_says(tmp_path: Path, name: str, rule: str
     assert kv["dropped_bytes"] == counts["dropped"] * CHUNK_BYTES
     tiers = kv["by_tier"].values()
     for way, bytes_asked in (
-        ("read", kv["load_read_bytes"] + kv["demoted_bytes"]),
+        ("read", kv["load_read_bytes"]),
         ("write", kv["prefill_write_bytes"] + kv["demoted_bytes"]),
     ):
         assert sum(tier[way]["moved_bytes"] for tier in tiers) == bytes_asked
         assert all(tier[way]["moved_bytes"] == tier[way]["asked_bytes"] for tier in tiers)
+    # What moves down is in memory here: the tier below takes it from there, and no operation reads it first.
+    assert sum(tier["write"]["taken_bytes"] for tier in tiers) == kv["demoted_bytes"]
+    assert not any(tier["read"]["taken_bytes"] for tier in tiers)
     held = counts["written"] - counts["dropped"]
     assert sum(tier["held_bytes"] for tier in tiers) == held * CHUNK_BYTES and found["failed_operations"] == 0
 
@@ -167,6 +171,15 @@ def test_steady_state_counts_what_ends_inside(tmp_path: Path) -> None:
     assert abs(phases["measure"] - found["requests_finished"]) <= 1, "the two clocks begin a moment apart"
     assert found["elapsed_s"] == pytest.approx(1.0) and found["complete"]
     assert found["output_tokens"] == 10 * found["requests_finished"]
+
+
+def test_what_lies_in_a_gpu_is_read_before_it_moves_down(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(CoreStore, "take_from", lambda *_: None)
+    folder = run(request(tmp_path, config(SIZES["gpu, cpu and disk"], {"decode_read_tokens": 0})), Quiet())
+    kv = figures(folder)["kv"]
+    read = sum(tier["read"]["moved_bytes"] for tier in kv["by_tier"].values())
+    assert read == kv["load_read_bytes"] + kv["demoted_bytes"] and kv["demoted_bytes"] > 0
+    assert not any(tier["write"]["taken_bytes"] for tier in kv["by_tier"].values())
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="a reference device needs root")

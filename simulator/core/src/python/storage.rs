@@ -93,6 +93,12 @@ impl Store {
         self.held()?.as_mut().ok_or_else(closed)?.submit(ops).map_err(PyValueError::new_err)
     }
 
+    /// The number by which writes here name `other`'s slots as their source; None: those are not in memory.
+    fn take_from(&self, other: PyRef<'_, Store>) -> PyResult<Option<usize>> {
+        let Some(slots) = other.held()?.as_ref().ok_or_else(closed)?.slots() else { return Ok(None) };
+        self.held()?.as_mut().ok_or_else(closed)?.take_from(slots).map(Some).map_err(PyValueError::new_err)
+    }
+
     fn poll(&self, py: Python<'_>, least: usize, timeout_s: f64) -> PyResult<Vec<Ended>> {
         let timeout = Duration::try_from_secs_f64(timeout_s)
             .map_err(|_| PyValueError::new_err(format!("timeout_s must be a time, not {timeout_s}")))?;

@@ -18,8 +18,9 @@ pub struct Buffer {
 }
 
 // SAFETY: this value alone owns the memory. Users of the pointer keep Store's rule: one side at a time touches a
-// frame's buffer.
+// frame's buffer, and no operation writes a slot that another store reads.
 unsafe impl Send for Buffer {}
+unsafe impl Sync for Buffer {}
 
 impl Buffer {
     /// huge: with huge pages where the kernel has some; an 8 MiB transfer then pins 4 of them, not 2,048.

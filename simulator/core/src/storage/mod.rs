@@ -5,8 +5,10 @@
 //! of their ends. A failed operation is a `Done` with an error; no device makes this code panic.
 
 mod buffer;
+mod config;
 mod file;
 mod files;
+mod memory;
 mod open;
 mod queue;
 #[cfg(test)]
@@ -14,62 +16,15 @@ mod queue;
 mod tests;
 
 use std::collections::VecDeque;
-use std::path::{Path, PathBuf};
+use std::path::Path;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use buffer::{BLOCK, Places};
+pub use config::{Done, Op, StoreConfig};
+pub use memory::Slots;
 use open::{Device, open_device};
 use queue::{Answer, Call, Kind, TICK};
-
-#[derive(Clone, Debug)]
-#[cfg_attr(feature = "python", derive(pyo3::FromPyObject))]
-pub struct StoreConfig {
-    /// "file" (in `folder`), "ram", or "null", which moves nothing.
-    pub device: String,
-    /// "slab": slots of one file; "files": a file a chunk, which the store writes and reads as LMCache's `adapter` does
-    /// (files.rs). The adapter decides what runs at once: `depth` and `io` have no effect, and `fsync` is refused.
-    pub layout: String,
-    pub adapter: String,
-    pub model_name: String,
-    pub folder: PathBuf,
-    /// Bytes of a chunk. A slot has as many, rounded up to the 4 KiB that direct I/O moves.
-    pub chunk_bytes: u64,
-    pub slots: u64,
-    pub depth: u32,
-    /// "io_uring", "threads", or "auto": io_uring where the kernel lets us.
-    pub io: String,
-    pub direct: bool,
-    /// A write ends once its data is durable (fdatasync).
-    pub fsync: bool,
-    /// The store compares each read with what it wrote.
-    pub verify: bool,
-    pub preallocate: bool,
-    pub reserve_bytes: u64,
-    pub keep_files: bool,
-}
-
-#[derive(Clone, Debug)]
-#[cfg_attr(feature = "python", derive(pyo3::FromPyObject))]
-pub struct Op {
-    pub id: u64,
-    pub write: bool,
-    pub slot: u64,
-    /// The chunk's name; its content carries it.
-    pub key: u64,
-}
-
-/// Times are CLOCK_MONOTONIC in seconds: when the operation was queued, given to the device, and ended (durable, if
-/// asked).
-#[derive(Clone, Debug)]
-pub struct Done {
-    pub id: u64,
-    pub write: bool,
-    pub queued_s: f64,
-    pub began_s: f64,
-    pub ended_s: f64,
-    pub bytes: u64,
-    pub error: Option<String>,
-}
 
 /// An operation that waits, and the operations that wait for its end.
 struct Queued {
@@ -99,6 +54,7 @@ pub struct Store {
     /// Memory to read into and to write from, one place a frame, allocated on first use.
     reads: Option<Places>,
     writes: Option<Places>,
+    sources: Vec<Slots>,
     done: Vec<Done>,
     io: String,
     device: Device,
@@ -132,6 +88,7 @@ impl Store {
             free: (0..places).rev().collect(),
             reads: None,
             writes: None,
+            sources: Vec::new(),
             done: Vec::new(),
             io,
             device,
@@ -179,10 +136,30 @@ impl Store {
         }
     }
 
+    /// The slots that other stores may take bytes from; None: they are not in memory.
+    pub fn slots(&self) -> Option<Slots> {
+        let Device::Ram(memory) = &self.device else { return None };
+        Some(Slots { memory: Arc::clone(memory), each: self.slot_bytes, count: self.config.slots })
+    }
+
+    /// The number by which writes name these slots as their source. Error: their size is another one.
+    pub fn take_from(&mut self, slots: Slots) -> Result<usize, String> {
+        if slots.each != self.slot_bytes {
+            return Err(format!("slots of {} bytes do not fit those of {}", slots.each, self.slot_bytes));
+        }
+        self.sources.push(slots);
+        Ok(self.sources.len() - 1)
+    }
+
     /// Queues the operations as one transfer. Error: a slot does not exist (nothing is queued then).
     pub fn submit(&mut self, ops: Vec<Op>) -> Result<(), String> {
         if let Some(op) = ops.iter().find(|op| op.slot >= self.config.slots) {
             return Err(format!("slot {} is not one of the store's {}", op.slot, self.config.slots));
+        }
+        let absent =
+            |&(number, slot): &(usize, u64)| self.sources.get(number).is_none_or(|slots| slot >= slots.count);
+        if let Some((number, slot)) = ops.iter().filter_map(|op| op.source).find(absent) {
+            return Err(format!("slot {slot} is not one of source {number}"));
         }
         let queued_s = monotonic_s();
         self.pending += ops.len();
@@ -263,39 +240,58 @@ impl Store {
     }
 
     fn begin(&mut self, index: usize) -> Result<(), String> {
-        let Some(Frame { op: Op { write, slot, key, .. }, .. }) = self.frames[index] else { return Ok(()) };
+        let Some(Frame { op, .. }) = &self.frames[index] else { return Ok(()) };
+        let Op { write, slot, key, source, .. } = *op;
         if matches!(self.device, Device::Null) {
             self.moved(index, self.slot_bytes);
             return Ok(());
         }
-        let memory = if write { &mut self.writes } else { &mut self.reads };
-        if memory.is_none() {
-            let huge = !matches!(self.device, Device::Files { .. });
-            let made = Places::new(self.frames.len(), self.slot_bytes, huge, write);
-            *memory = Some(made.map_err(|error| format!("no memory for transfers: {error}"))?);
-        }
-        let Some(memory) = memory else { return Ok(()) };
-        if write {
-            buffer::stamp(memory.bytes_mut(index), key);
-        }
-        if let Device::Ram(all) = &mut self.device {
-            let start = slot as usize * self.slot_bytes;
-            let held = &mut all.bytes_mut()[start..start + self.slot_bytes];
-            match write {
-                true => held.copy_from_slice(memory.bytes_mut(index)),
-                false => memory.bytes_mut(index).copy_from_slice(held),
+        if !write || source.is_none() {
+            let memory = self.places(write)?;
+            if write {
+                buffer::stamp(memory.bytes_mut(index), key);
             }
-            self.moved(index, self.slot_bytes);
-            return Ok(());
         }
-        self.call(index)
+        let Device::Ram(held) = &self.device else { return self.call(index) };
+        let (held, other) = (held.at(slot as usize * self.slot_bytes), self.memory_of(index));
+        // SAFETY: a slot of ours, and a place or another store's slot: slot_bytes each, aligned to blocks.
+        unsafe {
+            match write {
+                true => memory::copy(other, held, self.slot_bytes),
+                false => std::ptr::copy_nonoverlapping(held, other, self.slot_bytes),
+            }
+        }
+        self.moved(index, self.slot_bytes);
+        Ok(())
+    }
+
+    /// Memory to write from or to read into, made on first use.
+    fn places(&mut self, write: bool) -> Result<&mut Places, String> {
+        let (count, huge) = (self.frames.len(), !matches!(self.device, Device::Files { .. }));
+        let places = if write { &mut self.writes } else { &mut self.reads };
+        if places.is_none() {
+            let made = Places::new(count, self.slot_bytes, huge, write);
+            *places = Some(made.map_err(|error| format!("no memory for transfers: {error}"))?);
+        }
+        places.as_mut().ok_or_else(String::new)
+    }
+
+    /// Where a frame's operation has its bytes outside of the store's own device.
+    fn memory_of(&self, index: usize) -> *mut u8 {
+        let op = self.frames[index].as_ref().map(|frame| &frame.op);
+        match op {
+            Some(&Op { write: true, source: Some((number, slot)), .. }) => self.sources[number].at(slot),
+            Some(&Op { write: true, .. }) => {
+                self.writes.as_ref().map_or(std::ptr::null_mut(), |all| all.at(index, 0))
+            }
+            _ => self.reads.as_ref().map_or(std::ptr::null_mut(), |all| all.at(index, 0)),
+        }
     }
 
     /// Hands the rest of a frame's data, or its sync, to the file.
     fn call(&mut self, index: usize) -> Result<(), String> {
         let Some(frame) = &self.frames[index] else { return Ok(()) };
-        let memory = if frame.op.write { &self.writes } else { &self.reads };
-        let Some(memory) = memory else { return Ok(()) };
+        let memory = self.memory_of(index);
         let (queue, start) = match &mut self.device {
             Device::File { queue, .. } => (queue, frame.op.slot * self.slot_bytes as u64),
             Device::Files { queue, .. } => (queue, 0),
@@ -309,7 +305,7 @@ impl Store {
         let call = Call {
             token: index as u64,
             kind,
-            at: memory.at(index, frame.moved),
+            at: memory.wrapping_add(frame.moved),
             len: self.op_bytes - frame.moved,
             file: frame.op.key,
             offset: start + frame.moved as u64,
@@ -396,7 +392,7 @@ impl Drop for Store {
         }
         if self.in_flight() > 0 {
             // The queue broke with transfers in flight: they may still write to this memory, so it leaks.
-            std::mem::forget((self.reads.take(), self.writes.take()));
+            std::mem::forget((self.reads.take(), self.writes.take(), std::mem::take(&mut self.sources)));
         }
     }
 }

@@ -11,7 +11,7 @@ use super::queue::{Perform, Queue, Ring, Threads, perform};
 pub enum Device {
     File { queue: Queue, slab: Slab },
     Files { queue: Queue, folder: Folder },
-    Ram(Buffer),
+    Ram(Arc<Buffer>),
     Null,
 }
 
@@ -22,7 +22,7 @@ pub fn open_device(config: &StoreConfig, total: u64) -> Result<(Device, String),
         "ram" => {
             let memory = Buffer::new(total as usize, true)
                 .map_err(|error| format!("{total} bytes of memory: {error}; lower the capacity"))?;
-            Ok((Device::Ram(memory), "memory".to_string()))
+            Ok((Device::Ram(Arc::new(memory)), "memory".to_string()))
         }
         "file" => open_file(config, total),
         other => Err(format!("device {other:?} is not known; use file, ram or null")),

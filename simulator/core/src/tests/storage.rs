@@ -1,4 +1,5 @@
 use std::fs;
+use std::path::PathBuf;
 
 use super::files::Adapter;
 use super::*;
@@ -34,7 +35,7 @@ fn files(base: &StoreConfig) -> StoreConfig {
 }
 
 fn ops(write: bool, keys: std::ops::Range<u64>) -> Vec<Op> {
-    keys.map(|key| Op { id: key, write, slot: key % 16, key }).collect()
+    keys.map(|key| Op { id: key, write, slot: key % 16, key, source: None }).collect()
 }
 
 fn all(store: &mut Store, ops: Vec<Op>) -> Vec<Done> {
@@ -56,7 +57,7 @@ fn what_was_written_is_read_again_by_every_way() {
             assert!(done.iter().all(|one| one.error.is_none() && one.bytes == 131_072), "{done:?}");
             assert!(done.iter().all(|one| one.queued_s <= one.began_s && one.began_s <= one.ended_s));
         }
-        let other = all(&mut store, vec![Op { id: 0, write: false, slot: 3, key: 4 }]);
+        let other = all(&mut store, vec![Op { id: 0, write: false, slot: 3, key: 4, source: None }]);
         assert!(other[0].error.as_ref().is_some_and(|text| text.starts_with("content differs")));
         assert_eq!(store.pending(), 0);
     }
@@ -65,10 +66,49 @@ fn what_was_written_is_read_again_by_every_way() {
 }
 
 #[test]
+fn a_copy_around_the_caches_is_a_copy() {
+    for len in [4096, (1 << 20) - 64, 1 << 20, (3 << 20) + 4096, (1 << 20) + 8] {
+        let mut from = buffer::Buffer::new(len, true).unwrap();
+        let mut to = buffer::Buffer::new(len + 4096, true).unwrap();
+        from.bytes_mut().iter_mut().enumerate().for_each(|(at, byte)| *byte = (at * 31 % 251) as u8);
+        // SAFETY: two mappings, each at least as long.
+        unsafe { memory::copy(from.at(0), to.at(0), len) };
+        assert_eq!(from.bytes_mut()[..len], to.bytes_mut()[..len]);
+        assert!(to.bytes_mut()[len..].iter().all(|&byte| byte == 0), "{len}: more than was asked for");
+    }
+}
+
+#[test]
+fn a_source_outlives_its_store() {
+    let at = folder("sources");
+    let mut memory = Store::new(config("ram", at.clone())).unwrap();
+    assert_eq!(all(&mut memory, ops(true, 0..16)).len(), 16);
+    let mut store = Store::new(config("file", at.clone())).unwrap();
+    let number = store.take_from(memory.slots().unwrap()).unwrap();
+    store
+        .submit(
+            (0..16)
+                .map(|key| Op { id: key, write: true, slot: key, key, source: Some((number, key)) })
+                .collect(),
+        )
+        .unwrap();
+    drop(memory);
+    let done = store.poll(usize::MAX, Duration::from_secs(30)).unwrap();
+    assert!(
+        done.len() == 16 && done.iter().all(|one| one.error.is_none() && one.bytes == 131_072),
+        "{done:?}"
+    );
+    assert!(all(&mut store, ops(false, 0..16)).iter().all(|one| one.error.is_none()));
+    assert!(store.slots().is_none(), "a file lends no memory");
+    drop(store);
+    fs::remove_dir(at).unwrap();
+}
+
+#[test]
 fn null_moves_nothing_and_answers_everything() {
     let mut store = Store::new(config("null", PathBuf::new())).unwrap();
     assert_eq!(all(&mut store, ops(true, 0..1000)).len(), 1000);
-    assert!(store.submit(vec![Op { id: 0, write: true, slot: 16, key: 0 }]).is_err());
+    assert!(store.submit(vec![Op { id: 0, write: true, slot: 16, key: 0, source: None }]).is_err());
 }
 
 #[test]
