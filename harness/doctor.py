@@ -385,7 +385,7 @@ def _mooncake() -> Check:
     if not missing:
         return Check("mooncake", True, f"its libraries are there; {MOONCAKE_LISTENS}")
     cure = f"sudo apt-get install -y {' '.join(missing)}"
-    return Check("mooncake", None, f"no {', '.join(missing)}; only for cache.pool", cure)
+    return Check("mooncake", None, f"no {', '.join(missing)}; only for cache.pool and cache.remote's mooncake", cure)
 
 
 def _bpftrace() -> Check:

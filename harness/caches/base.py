@@ -31,7 +31,8 @@ class CachePlan(msgspec.Struct, frozen=True, kw_only=True):
     """What an engine asks for. folder: the run's. python: the environment of engine and server. shared_memory: KV
     passes through it. kv_bytes_per_token: of the engine's model. attached: use this server instead of one of our own.
     number: which of several servers it is, for its files' names; folder_number: which of several folders it has.
-    beside: the servers made before it over the same store; () where it has a store of its own, or none.
+    beside: the servers made before it over the same store; () where it has a store of its own, or none. store_args:
+    more arguments for the store's server.
     """
 
     engine: str
@@ -47,6 +48,7 @@ class CachePlan(msgspec.Struct, frozen=True, kw_only=True):
     number: int = 0
     folder_number: int = 0
     beside: tuple[CacheServer, ...] = ()
+    store_args: tuple[str, ...] = ()
 
     @property
     def disk_folder(self) -> Path:

@@ -44,7 +44,7 @@ def make_server(plan: CachePlan) -> LMCacheServer:
     beside = [server for server in plan.beside if isinstance(server, LMCacheServer)]
     if beside:
         return LMCacheServer(plan, backend, beside[0].store, beside)
-    own = StorePlan(remote=remote, folder=plan.folder, python=plan.python, cores=plan.cores)
+    own = StorePlan(remote=remote, folder=plan.folder, python=plan.python, cores=plan.cores, args=plan.store_args)
     return LMCacheServer(plan, backend, STORES[remote.adapter].make(own))
 
 

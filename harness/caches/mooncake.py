@@ -17,17 +17,16 @@ import contextlib
 import json
 import re
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import NamedTuple
 
-import httpx
-
 from harness.caches.base import CachePlan, CacheResolved, Connection, EngineSide, Reading
 from harness.caches.files import BucketFiles
-from harness.collectors.prometheus import Metrics, scrape
+from harness.caches.mooncake_pool import CLIENT_SIDE, MooncakePool, PoolPlan
+from harness.collectors.prometheus import Metrics
 from harness.errors import EngineError
-from harness.processes.child import Child, child_environment, control_client, free_port
+from harness.processes.child import Child
 
 _SETTLE_TIMEOUT_S = 120.0
 _HEARTBEAT_S = 1
@@ -59,10 +58,19 @@ class MooncakeServer:
     def __init__(self, plan: CachePlan) -> None:
         self._plan, disk = plan, plan.cache.disk
         self.backend = BucketFiles(plan.disk_folder, direct=disk.odirect) if disk else None
-        self._master: Child | None = None
-        self._client: Child | None = None
-        self._http = control_client(30)
-        self._rpc = self._web = self._port = 0
+        self._pool = MooncakePool(
+            PoolPlan(
+                engine=plan.engine,
+                python=plan.python,
+                log=plan.log,
+                segment_bytes=plan.cache.pool or 0,
+                cores=plan.cores,
+                master_args=plan.args,
+                start_timeout_s=plan.start_timeout_s,
+                offload=self._offload(),
+                stored=tuple(self.backend.scratch) if self.backend else (),
+            )
+        )
         self._moved_at_s = time.monotonic()
         self._evicted = 0
         # What moved when a settling last looked, and since when nothing has.
@@ -73,39 +81,9 @@ class MooncakeServer:
     # ---- lifecycle
 
     def start(self) -> None:
-        self._rpc, self._web, self._port = free_port(), free_port(), free_port()
         if self.backend is not None:
             self.backend.prepare()
-        stored = self.backend.scratch if self.backend else ()
-        self._master = self._child("Mooncake master", self._master_command(), stored)
-        self._master.start()
-
-    def _child(self, name: str, argv: list[str], stored: Sequence[Path] = ()) -> Child:
-        env = child_environment({"MC_TCP_BIND_ADDRESS": "127.0.0.1", "GLOG_logtostderr": "1"} | self._offload())
-        log = self._plan.log(name.replace(" ", "-").lower())
-        return Child(name, argv, log=log, env=env, cores=self._plan.cores, stored=stored, grace_s=5.0)
-
-    def _master_command(self) -> list[str]:
-        argv = [self._program("mooncake_master"), "--rpc_address=127.0.0.1", f"--rpc_port={self._rpc}"]
-        argv += ["--metrics_host=127.0.0.1", f"--metrics_port={self._web}"]
-        argv += ["--enable_offload=true", "--offload_on_evict=true"] if self.backend else []
-        return [*argv, *self._plan.args]
-
-    def _client_command(self) -> list[str]:
-        argv = [self._program("mooncake_client"), "--host=127.0.0.1", f"--port={self._port}", "--protocol=tcp"]
-        argv += [f"--master_server_address=127.0.0.1:{self._rpc}", "--metadata_server=P2PHANDSHAKE"]
-        argv += [f"--global_segment_size={self._plan.cache.pool}"]
-        return [*argv, *(["--enable_offload=true"] if self.backend else [])]
-
-    def _program(self, name: str) -> str:
-        """Of the engine's environment. Raises EngineError."""
-        path = self._plan.python.parent / name
-        if not path.exists():
-            raise EngineError(
-                f"{path}: no such program; install mooncake-transfer-engine-non-cuda there, or run"
-                f" scripts/engine_env {self._plan.engine}"
-            )
-        return str(path)
+        self._pool.start()
 
     def _offload(self) -> dict[str, str]:
         disk = self._plan.cache.disk
@@ -122,65 +100,35 @@ class MooncakeServer:
         }
 
     async def ready(self) -> None:
-        """Starts the client once the master answers, and waits until its segment is there."""
-        cure = "try its command by hand, or `harness doctor`"
-        assert self._master is not None, "ready before start"
-        await self._master.wait_until(self._answers, self._plan.start_timeout_s, cure)
-        stored = self.backend.scratch if self.backend else ()
-        self._client = self._child("Mooncake client", self._client_command(), stored)
-        self._client.start()
-        await self._client.wait_until(self._mounted, self._plan.start_timeout_s, cure)
-
-    async def _answers(self) -> bool:
-        with contextlib.suppress(httpx.HTTPError):
-            return (await self._http.get(f"{self._url}/health")).status_code == 200
-        return False
-
-    async def _mounted(self) -> bool:
-        metrics = await self._metrics()
-        return bool(metrics.total("master_total_capacity_bytes"))
-
-    @property
-    def _url(self) -> str:
-        return f"http://127.0.0.1:{self._web}"
+        await self._pool.ready()
 
     @property
     def children(self) -> tuple[Child, ...]:
-        return tuple(child for child in (self._master, self._client) if child is not None)
+        return self._pool.children
 
     @property
     def pids(self) -> tuple[int, ...]:
         """The client's: it alone reads and writes files."""
-        return self._client.pids if self._client else ()
+        return self._pool.client.pids if self._pool.client else ()
 
     def connection(self) -> Connection:
         disk = self._plan.cache.disk
         buffer_bytes = (disk.buffer if disk else None) or BUFFER_BYTES
-        told = Addresses(f"127.0.0.1:{self._rpc}", disk is not None, buffer_bytes)
+        told = Addresses(self._pool.master, disk is not None, buffer_bytes)
         return CONNECTIONS[self._plan.engine](told, self._plan)
 
     async def resolved(self) -> CacheResolved:
         """The segment's bytes as the master has them."""
-        metrics = await self._metrics()
+        metrics, version = await self._pool.metrics(), self._pool.version()
         return CacheResolved(
             pool_bytes=metrics.total("master_total_capacity_bytes"),
-            versions=_versions(self._plan.python),
+            versions={"mooncake": version} if version else {},
         )
 
     async def stop(self, *, keep: bool = False) -> None:
-        for child in reversed(self.children):
-            await child.stop(keep=keep)
-        if not keep:
-            await self._http.aclose()
+        await self._pool.stop(keep=keep)
 
     # ---- what it holds, and has counted
-
-    async def _metrics(self) -> Metrics:
-        try:
-            return await scrape(self._http, f"{self._url}/metrics")
-        except httpx.HTTPError as error:
-            log = self._plan.log("mooncake-master")
-            raise EngineError(f"Mooncake at {self._url} no longer reports its metrics ({error!r}); see {log}") from None
 
     async def settle(self, engine: EngineSide) -> Reading:
         def tell(size: int | None, ours: int) -> int | None:
@@ -194,7 +142,8 @@ class MooncakeServer:
         ram, files = (tell(size, ours) for size, ours in zip(served_bytes(metrics), self._ours, strict=True))
         counters = {"pool_hit_tokens": ram, "disk_hit_tokens": files, "stores_begun": begun, "stores_ended": ended}
         if self.backend is not None:
-            own = self._client.storage_read_bytes() if self._client else None
+            client = self._pool.client
+            own = client.storage_read_bytes() if client else None
             counters["disk_device_read_bytes"] = self.backend.read_bytes(own)
         return Reading(counters=counters)
 
@@ -209,7 +158,7 @@ class MooncakeServer:
         deadline = time.monotonic() + _SETTLE_TIMEOUT_S
         seen, since_s = None, time.monotonic()
         while True:
-            metrics = await self._metrics()
+            metrics = await self._pool.metrics()
             now_s, here = time.monotonic(), _moving(metrics)
             if here != seen:
                 seen, since_s, self._moved_at_s = here, now_s, now_s
@@ -221,8 +170,8 @@ class MooncakeServer:
                 return metrics
             if now_s > deadline:
                 raise EngineError(
-                    f"Mooncake at {self._url} still stores after {_SETTLE_TIMEOUT_S:g} s ({ended} of {begun} objects);"
-                    " is the disk full, or the pool too small for this prompt length?"
+                    f"Mooncake at {self._pool.url} still stores after {_SETTLE_TIMEOUT_S:g} s ({ended} of {begun}"
+                    " objects); is the disk full, or the pool too small for this prompt length?"
                 )
             await asyncio.sleep(0.03)
 
@@ -238,27 +187,14 @@ class MooncakeServer:
         elif tier == "pool" and self.backend is not None:
             await self._push_out()
         else:
-            await self._remove_all()
+            await self._pool.remove_all(lambda: self.backend is None or not self.backend.holds_any)
         after = served_bytes(await self._settled())
         moved = [(new or 0) - (old or 0) for new, old in zip(after, before, strict=True)]
         self._ours = (self._ours[0] + moved[0], self._ours[1] + moved[1])
 
-    async def _remove_all(self) -> None:
-        """The client drops its files with its next heartbeat: what is put before that could go with them."""
-        for _ in range(50):
-            try:
-                await self._http.post(f"{self._url}/api/v1/remove_all", params={"force": "true"})
-            except httpx.HTTPError as error:
-                raise EngineError(f"Mooncake at {self._url} no longer answers ({error!r})") from None
-            files_gone = self.backend is None or not self.backend.holds_any
-            if files_gone and not (await self._metrics()).total("master_key_count"):
-                return
-            await asyncio.sleep(0.1)
-        raise EngineError(f"Mooncake at {self._url} keeps objects after remove_all; is a request still running?")
-
     async def _push_out(self) -> None:
         """Objects leave the RAM only by eviction, and none within its lease."""
-        metrics = await self._metrics()
+        metrics = await self._pool.metrics()
         if not metrics.total("master_allocated_bytes"):
             return
         await asyncio.sleep(max(0.0, self._moved_at_s + lease_s(self._plan.args) - time.monotonic()))
@@ -266,11 +202,11 @@ class MooncakeServer:
             str(self._plan.python),
             "-I",
             str(_PUSH),
-            f"127.0.0.1:{self._rpc}",
-            self._url,
+            self._pool.master,
+            self._pool.url,
             str(self._plan.cache.pool),
         ]
-        pusher = self._child("Mooncake push", argv)
+        pusher = self._pool.child("Mooncake push", argv)
         pusher.start()
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(pusher.ended(), _SETTLE_TIMEOUT_S)
@@ -331,16 +267,8 @@ def lease_s(args: Iterable[str]) -> float:
     return int(found[-1][1]) * _LEASE_UNITS_S[found[-1][2]] if found else LEASE_S
 
 
-def _versions(python: Path) -> dict[str, str]:
-    """Of the package in the engine's environment, by its folder's name."""
-    folders = python.parent.parent.glob("lib/python3*/site-packages/mooncake_transfer_engine*.dist-info")
-    names = [folder.name.removesuffix(".dist-info") for folder in folders]
-    return {"mooncake": names[0].rpartition("-")[2]} if names else {}
-
-
 # ---- how each engine reaches it
 
-_CLIENT_SIDE = {"MC_TCP_BIND_ADDRESS": "127.0.0.1"}
 # Engines put and get without copies: what they need beside is small.
 _LOCAL_BUFFER_BYTES = 64 * 2**20
 
@@ -362,7 +290,7 @@ def _for_vllm(told: Addresses, plan: CachePlan) -> Connection:
     connector = {"kv_connector": "MooncakeStoreConnector", "kv_role": "kv_both"}
     environment = {"MOONCAKE_CONFIG_PATH": str(path.absolute()), "MOONCAKE_REQUESTER_LOCAL_HOSTNAME": "127.0.0.1"}
     environment["VLLM_MOONCAKE_DISK_STAGING_USABLE_RATIO"] = str(0.9 * min(1.0, told.buffer_bytes / BUFFER_BYTES))
-    return Connection(arguments=("--kv-transfer-config", json.dumps(connector)), environment=_CLIENT_SIDE | environment)
+    return Connection(arguments=("--kv-transfer-config", json.dumps(connector)), environment=CLIENT_SIDE | environment)
 
 
 def _for_sglang(told: Addresses, _plan: CachePlan) -> Connection:
@@ -374,7 +302,7 @@ def _for_sglang(told: Addresses, _plan: CachePlan) -> Connection:
         "MOONCAKE_GLOBAL_SEGMENT_SIZE": "0",
         "MOONCAKE_LOCAL_HOSTNAME": "127.0.0.1",
     }
-    return Connection(arguments=("--hicache-storage-backend", "mooncake"), environment=_CLIENT_SIDE | environment)
+    return Connection(arguments=("--hicache-storage-backend", "mooncake"), environment=CLIENT_SIDE | environment)
 
 
 CONNECTIONS: dict[str, Callable[[Addresses, CachePlan], Connection]] = {"vllm": _for_vllm, "sglang": _for_sglang}

@@ -79,19 +79,20 @@ class Remote(Strict):
     ends it with the run.
 
     capacity: the store's size.
-    adapter: LMCache's storage adapter; resp speaks with Redis and Valkey, s3 with an object store.
+    adapter: LMCache's storage adapter; resp speaks with Redis and Valkey, s3 with an object store, mooncake with a
+    Mooncake pool.
     endpoint: HOST:PORT of a store that runs already, and is empty; a run empties it again.
     bucket: of s3; LMCache asks for it as BUCKET.HOST.
     region: of s3, as signatures name it.
     tls: whether s3 answers by https.
-    threads: LMCache's connections (resp) or threads (s3); null leaves its default.
+    threads: LMCache's connections (resp) or threads (s3, mooncake); null leaves its default.
     credentials: what the store asks for, by names of environment variables.
     network: a reference network before the store; null: the network that there is. The simulator takes its times from
     it unless engines.sim.devices.remote names others.
     """
 
     capacity: Bytes
-    adapter: Literal["resp", "s3"] = "s3"
+    adapter: Literal["resp", "s3", "mooncake"] = "s3"
     endpoint: Annotated[str, Field(pattern=HOST_AND_PORT)] | None = None
     bucket: Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]$")] = "kv-harness"
     region: Annotated[str, Field(pattern=r"^[a-z0-9-]{1,32}$")] = "us-east-1"
@@ -102,6 +103,13 @@ class Remote(Strict):
 
     @model_validator(mode="after")
     def _consistent(self) -> Remote:
+        if self.adapter == "mooncake" and self.endpoint is not None:
+            raise ValueError("mooncake: the harness starts the pool, whose master proves the tier; remove endpoint")
+        if self.adapter == "mooncake" and self.network is not None:
+            raise ValueError(
+                "mooncake's data takes ports of its own, before which no reference network can stand; remove network"
+                " (engines.sim.devices.remote gives the simulator its times)"
+            )
         if self.endpoint is None and (self.credentials is not None or self.tls):
             raise ValueError("credentials and tls are for a store that runs already; add endpoint, or remove them")
         if self.tls and (self.network is not None or self.adapter != "s3"):

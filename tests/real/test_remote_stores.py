@@ -1,15 +1,17 @@
-"""Redis and an S3 store alone, each behind a reference network: life, account, refusals; what remains when one dies."""
+"""Redis and an S3 store alone, each behind a reference network, and a Mooncake pool: life, account, refusals; what
+remains when one dies."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import os
 import socket
 import subprocess
 import sys
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,12 +21,14 @@ import redis
 
 from harness.caches.stores import STORES
 from harness.caches.stores.base import RemoteStore, StorePlan
+from harness.caches.stores.mooncake import MooncakeStore
 from harness.caches.stores.redis import RedisStore, redis_program
 from harness.caches.stores.s3 import s3_program
 from harness.errors import PreflightError
 from harness.experiment.cache import Remote
 from harness.processes.child import child_environment, free_port
 from tests.contract.cases import PYTHON
+from tests.support.paths import ROOT
 from tests.support.real_runs import Served
 
 boto3 = pytest.importorskip("boto3", reason="boto3 is not installed: nothing puts objects into the S3 store")
@@ -32,8 +36,18 @@ pytestmark = pytest.mark.real
 NEEDS = {
     "resp": pytest.mark.skipif(redis_program() is None, reason="no redis-server; sudo apt-get install redis-server"),
     "s3": pytest.mark.skipif(s3_program() is None, reason="no versitygw; `scripts/store_env` makes it"),
+    "mooncake": pytest.mark.skipif(
+        not PYTHON.with_name("mooncake_master").exists(), reason="no Mooncake; `scripts/engine_env vllm` makes it"
+    ),
 }
-every_store = pytest.mark.parametrize("adapter", [pytest.param(name, marks=NEEDS[name]) for name in STORES])
+# Nothing stands before a Mooncake pool, and test_mooncake.py kills its processes.
+BEHIND_A_NETWORK = [name for name in STORES if name != "mooncake"]
+
+
+def for_stores(adapters: Iterable[str]) -> pytest.MarkDecorator:
+    return pytest.mark.parametrize("adapter", [pytest.param(name, marks=NEEDS[name]) for name in adapters])
+
+
 MIB = 2**20
 CHUNKS, CHUNK_BYTES = 8, 2 * MIB
 NETWORK = {"bandwidth": "200MB/s", "latency": "200us"}
@@ -42,7 +56,8 @@ NAMES = [f"model@00000000@0@{number:064x}" for number in range(CHUNKS)]
 
 def plan(folder: Path, adapter: str, **more: Any) -> StorePlan:
     (folder / "logs").mkdir(parents=True, exist_ok=True)
-    return StorePlan(remote=Remote(capacity="256MiB", adapter=adapter, **more), folder=folder)  # type: ignore[arg-type]
+    remote = Remote.model_validate({"capacity": "256MiB", "adapter": adapter, **more})
+    return StorePlan(remote=remote, folder=folder, python=PYTHON if adapter == "mooncake" else Path(sys.executable))
 
 
 @contextlib.asynccontextmanager
@@ -64,6 +79,9 @@ class Client:
         spec, env = store.spec(), store.environment()
         self._redis: Any = None
         self._s3: Any = None
+        self._plugin = (spec["adapter_params"], env) if isinstance(store, MooncakeStore) else None
+        if self._plugin is not None:
+            return
         if isinstance(store, RedisStore):
             self._redis = redis.Redis(host=spec["host"], port=spec["port"], password=env.get("LMCACHE_RESP_PASSWORD"))
             return
@@ -74,7 +92,22 @@ class Client:
             aws_access_key_id=env["AWS_ACCESS_KEY_ID"], aws_secret_access_key=env["AWS_SECRET_ACCESS_KEY"],
         )  # fmt: skip
 
+    def _of_plugin(self, what: str) -> Any:
+        """The answer of LMCache's plugin, in LMCache's environment."""
+        assert self._plugin is not None
+        params, env = self._plugin
+        argv = [str(PYTHON), str(ROOT / "tests/oracle/mooncake_chunks.py"), json.dumps(params), what, str(CHUNK_BYTES)]
+        asked = subprocess.run(
+            [*argv, *NAMES], env=child_environment(env), capture_output=True, text=True, timeout=120, check=False
+        )
+        told = [line for line in asked.stdout.splitlines() if line.startswith("RESULT ")]
+        assert told, asked.stderr
+        return json.loads(told[0].removeprefix("RESULT "))
+
     def put(self) -> None:
+        if self._plugin is not None:
+            assert self._of_plugin("put") == {"stored": CHUNKS}
+            return
         for name in NAMES:
             body = os.urandom(CHUNK_BYTES)
             if self._redis is not None:
@@ -83,12 +116,16 @@ class Client:
                 self._s3.put_object(Bucket=self._bucket, Key=name, Body=body)
 
     def get(self) -> int:
-        """Bytes that came."""
+        """Bytes that came, unharmed."""
+        if self._plugin is not None:
+            return CHUNK_BYTES * int(self._of_plugin("get")["right"])
         if self._redis is not None:
             return sum(len(self._redis.get(name) or b"") for name in NAMES)
         return sum(len(self._s3.get_object(Bucket=self._bucket, Key=name)["Body"].read()) for name in NAMES)
 
     def names(self) -> list[str]:
+        if self._plugin is not None:
+            return [str(name) for name in self._of_plugin("get")["found"]]
         if self._redis is not None:
             return [key.decode() for key in self._redis.scan_iter()]
         return [each["Key"] for each in self._s3.list_objects_v2(Bucket=self._bucket).get("Contents", ())]
@@ -98,10 +135,12 @@ class Client:
             self._s3.delete_object(Bucket=self._bucket, Key=name)
 
 
-@every_store
+@for_stores(STORES)
 def test_a_store_counts_what_it_sends_and_is_emptied(adapter: str, tmp_path: Path) -> None:
+    network = {"network": NETWORK} if adapter in BEHIND_A_NETWORK else {}
+
     async def live() -> None:
-        async with started(plan(tmp_path, adapter, network=NETWORK)) as store:
+        async with started(plan(tmp_path, adapter, **network)) as store:
             client = Client(store)
             await asyncio.to_thread(client.put)
             before = await store.account(0)
@@ -111,7 +150,7 @@ def test_a_store_counts_what_it_sends_and_is_emptied(adapter: str, tmp_path: Pat
             after = await store.account(CHUNKS)
             assert got == CHUNKS * CHUNK_BYTES and after.reads - before.reads == CHUNKS
             assert got <= after.sent_bytes - before.sent_bytes < 1.01 * got + 65536
-            assert took_s >= got / 200e6  # the network lets no byte through earlier
+            assert not network or took_s >= got / 200e6  # the network lets no byte through earlier
             assert (after.device_bytes or 0) - (before.device_bytes or 0) < 0.01 * got
             await store.clear(client.forget)
             assert client.names() == []
@@ -261,7 +300,7 @@ def listening(connection: Any) -> int | None:
     return connection.laddr.port if connection.status == psutil.CONN_LISTEN else None
 
 
-@every_store
+@for_stores(BEHIND_A_NETWORK)
 @pytest.mark.parametrize("victim", ["store", "network", "harness"])
 def test_whoever_is_killed_nothing_stays_running_listening_or_on_disk(
     adapter: str, victim: str, tmp_path: Path

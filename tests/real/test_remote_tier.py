@@ -1,4 +1,5 @@
-"""Redis and an S3 store below a real vLLM and LMCache, in one sweep: each row proven by both sides' counters.
+"""Redis, an S3 store and a Mooncake pool below a real vLLM and LMCache, in one sweep: each row proven by both sides'
+counters.
 
 A store that dies in mid-run, or while warming, ends the run, which then goes on. No secret is in the run's folder."""
 
@@ -40,25 +41,26 @@ pytestmark = [
 WORD = "hush-of-a-store-4711"
 STATES = ["recompute", "gpu", "cpu", "remote"]
 COLD = [*STATES, "remote_cold"]
-SAMPLES, TOKENS, CHUNKS, BYTES = 6, 640, 10, 640 * 32768
-REDIS, S3 = "store=redis", "store=s3"
+SAMPLES, FEW, TOKENS, CHUNKS, BYTES = 6, 2, 640, 10, 640 * 32768
+REDIS, S3, MOONCAKE = "store=redis", "store=s3", "store=mooncake"
 
 
 def written(tmp_path: Path, port: int) -> Path:
-    """A user's Redis with a password, then an S3 store of the run's own behind a reference network."""
+    """A user's Redis with a password, an S3 store of the run's own behind a reference network, a pool of its own."""
     word = {"secret": "A_STORES_WORD"}
     theirs = {"capacity": "1GiB", "adapter": "resp", "endpoint": f"127.0.0.1:{port}", "credentials": word}
     ours = {"capacity": "1GiB", "adapter": "s3", "network": NETWORK}
     s3 = {"cache.remote": ours, "measure.tiers": COLD, "measure.warm_up": 5}
+    pool = {"cache.remote": {"capacity": "1GiB", "adapter": "mooncake"}, "measure.samples": FEW}
     config = {
         **EXPERIMENT,
         "measure": {"tiers": STATES, "samples": SAMPLES},
         "cache": {"block_tokens": 32, "chunk_tokens": 64, "gpu": "512MiB", "cpu": "1GiB", "remote": theirs},
         "engines": {"vllm": {"python": str(PYTHON), "accelerator": "rtx-a5000-nfs"}},
-        "sweep": {"store": {"redis": {"cache.remote": theirs}, "s3": s3}},
+        "sweep": {"store": {"redis": {"cache.remote": theirs}, "s3": s3, "mooncake": pool}},
     }
     path = tmp_path / "experiment.yaml"
-    path.write_text(yaml.safe_dump(config))
+    path.write_text(yaml.safe_dump(config, sort_keys=False))
     return path
 
 
@@ -108,7 +110,7 @@ def holding(folder: Path, secrets: Sequence[str]) -> list[Path]:
     return [path for path in files if any(secret.encode() in path.read_bytes() for secret in secrets)]
 
 
-def test_both_stores_are_proven_the_run_outlives_their_ends_and_keeps_their_secrets(
+def test_all_stores_are_proven_the_run_outlives_their_ends_and_keeps_their_secrets(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("A_STORES_WORD", WORD)
@@ -138,10 +140,10 @@ def test_both_stores_are_proven_the_run_outlives_their_ends_and_keeps_their_secr
         with redis.Redis(port=port, password=WORD) as client:
             assert client.dbsize() == 0, "a run empties the store that it was given"
     found = measured(folder)
-    assert len(found) == SAMPLES * (len(STATES) + len(COLD))
+    assert len(found) == SAMPLES * (len(STATES) + len(COLD)) + FEW * len(STATES)
     assert len({(row.cell, row.expected_tier, row.sample) for row in found}) == len(found)
     assert {(row.verdict, row.error) for row in found} == {("proven", None)}
-    assert {(row.cell, row.attempt) for row in found} == {(REDIS, 0), (REDIS, 1), (S3, 2)}
+    assert {(row.cell, row.attempt) for row in found} == {(REDIS, 0), (REDIS, 1), (S3, 2), (MOONCAKE, 2)}
     assert_from_stores(folder)
     assert len(set(secrets)) == 3 and holding(folder, secrets) == [] and not left_behind(tmp_path)
 
@@ -182,6 +184,7 @@ def assert_from_stores(folder: Path) -> None:
         (REDIS, "remote"),
         (S3, "remote"),
         (S3, "remote_cold"),
+        (MOONCAKE, "remote"),
     }
     for moved in (sample.observed for sample in samples):
         assert moved.hit_tokens == {"gpu": 0, "cpu": 0, "remote": TOKENS}

@@ -40,9 +40,22 @@ def _check_s3(remote: Remote, python: Path) -> None:
     check_s3(remote, python)
 
 
+def _mooncake(plan: StorePlan) -> RemoteStore:
+    from harness.caches.stores.mooncake import MooncakeStore
+
+    return MooncakeStore(plan)
+
+
+def _check_mooncake(_remote: Remote, python: Path) -> None:
+    from harness.caches.stores.mooncake import check_mooncake
+
+    check_mooncake(python)
+
+
 STORES: dict[str, StoreKind] = {
     "resp": StoreKind(make=_redis, check=_check_redis),
     "s3": StoreKind(make=_s3, check=_check_s3, has_disk=True),
+    "mooncake": StoreKind(make=_mooncake, check=_check_mooncake),
 }
 
 

@@ -19,13 +19,14 @@ LOOPBACK = "127.0.0.1"
 
 class StorePlan(msgspec.Struct, frozen=True, kw_only=True):
     """What a cache server asks for. folder: the run's. python: of the cache server's environment. cores: of the store's
-    own processes; None: any."""
+    own processes; None: any. args: more arguments for the store's server, where it takes any."""
 
     remote: Remote
     folder: Path
     python: Path = Path(sys.executable)
     cores: tuple[int, ...] | None = None
     start_timeout_s: float = 60.0
+    args: tuple[str, ...] = ()
 
     @property
     def scratch(self) -> Path:
@@ -67,7 +68,7 @@ class RemoteStore(Protocol):
         """How LMCache's server names it; no secret is in it."""
 
     def environment(self) -> dict[str, str]:
-        """What LMCache's server finds secrets in."""
+        """What LMCache's server needs in its environment to reach it: secrets, and code of ours."""
 
     async def clear(self, forget: Forget) -> None:
         """Removes every chunk. The cache server is idle."""

@@ -153,6 +153,7 @@ def _cache_servers(experiment: Experiment, model: ModelSpec, folder: Path) -> Se
         shared_memory=settings.device == "cpu" and settings.transport == "shm",
         kv_bytes_per_token=model.kv_bytes_per_token,
         args=settings.mooncake_args if cache.pool else settings.lmcache_args,
+        store_args=settings.mooncake_args if cache.remote else (),
         start_timeout_s=settings.start_timeout,
         attached=attached,
     )

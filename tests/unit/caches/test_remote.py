@@ -35,6 +35,8 @@ def remote(**config: Any) -> Remote:
         ({"adapter": "s3", **THEIRS, "credentials": {"secret": "WORD"}}, "credentials.user is missing"),
         ({**THEIRS, "tls": True}, "tls is for s3 without a reference network"),
         ({"network": {"bandwidth": "0B/s"}}, "a bandwidth of 0 would never answer"),
+        ({"adapter": "mooncake", **THEIRS}, "the harness starts the pool, .* remove endpoint"),
+        ({"adapter": "mooncake", "network": {"bandwidth": "1GB/s"}}, "no reference network can stand; remove network"),
     ],
 )
 def test_what_cannot_be_is_refused(config: dict[str, Any], told: str) -> None:
@@ -51,7 +53,7 @@ def test_a_store_needs_cpu_ram_above_it_and_no_disk_beside_it() -> None:
         CACHES["mp"].check(both)
 
 
-@pytest.mark.parametrize("adapter", STORES)
+@pytest.mark.parametrize("adapter", STORES.keys() - {"mooncake"})
 def test_secrets_are_in_the_servers_environment_alone(
     adapter: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
