@@ -171,7 +171,8 @@ class Calibration(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     intervals: dict[str, tuple[float, float]] = {}
 
     def __post_init__(self) -> None:
-        absent = dict.fromkeys(name for name in CONSTANTS if name.partition(".")[0] in _unnamed(self.constants))
+        unnamed = _unnamed(self.constants)
+        absent = dict.fromkeys(name for name in CONSTANTS if name.partition(".")[0] in unnamed)
         msgspec.structs.force_setattr(self, "constants", dict.fromkeys(HOST_STEP, 0.0) | absent | self.constants)
         if not 0 <= self.host_spread < math.inf:
             raise ValueError(f"host_spread: {self.host_spread} is not a possible spread")

@@ -216,7 +216,9 @@ def test_an_engine_keeps_its_contract(case: Case, check: Check, tmp_path: Path) 
 def test_a_real_engine_keeps_its_contract_in_one_life(case: Case, tmp_path: Path) -> None:
     """Also: it may be stopped before it serves, and twice, and leaves nothing."""
     asyncio.run(stopped_before_it_serves(case, tmp_path))
-    asyncio.run(checked(case, tmp_path, CHECKS))
+    # tests/real/test_restart.py restarts a vLLM in a run, and counts the same; a start takes half a minute.
+    left_out = {"vllm": a_restart_keeps_what_lies_in_storage_and_nothing_else}.get(case.engine)
+    asyncio.run(checked(case, tmp_path, [check for check in CHECKS if check is not left_out]))
     assert left_in(tmp_path) == []
 
 

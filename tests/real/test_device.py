@@ -72,24 +72,27 @@ def test_bandwidth_and_latency_are_those_of_the_limit(name: str, file_system: st
     device = create(name, spec(file_system, bandwidth="40MiB/s"))
     rate = 40 * MIB
     fio(device.mount, "--rw=write", "--bs=1M", "--size=120M", "--ioengine=psync")
-    found = busy_bytes_per_s(device, "--rw=read", "--bs=1M", "--size=120M", "--ioengine=io_uring", "--iodepth=16")
-    assert found == pytest.approx(rate, rel=0.02)
+    asked = ("--rw=read", "--bs=1M", "--size=120M", "--ioengine=io_uring", "--iodepth=16")
+    assert is_kept(device, rate, 0.02, *asked)
     assert single_reads_d2c_s(device, 16) == pytest.approx(MIB / rate, rel=0.05)
 
 
-def busy_bytes_per_s(device: refdevice.Device, *options: str) -> float:
-    """What a fio job moved a second while the device had work: on a busy machine fio does not keep its queue filled.
+def is_kept(device: refdevice.Device, bytes_per_s: float, within: float, *options: str) -> bool:
+    """Whether a fio job moves so much a second, by a relative error, while the device has work: on a busy machine fio
+    does not keep its queue filled.
 
-    The most of three jobs: a machine that takes its cores away for a moment makes a device slower, and never faster.
+    A job that was slower runs again, twice at most: a machine that takes its cores away for a moment makes a device
+    slower, and never faster.
     """
-
-    def once() -> float:
+    for _ in range(3):
         before = block_statistics(device)
         fio(device.mount, *options)
         moved = [b - a for a, b in zip(before, block_statistics(device), strict=True)]
-        return (moved[2] + moved[6]) * 512 / (moved[9] / 1000)
-
-    return max(once() for _ in range(3))
+        found = (moved[2] + moved[6]) * 512 / (moved[9] / 1000)
+        print(f"{found / MIB:.2f} MiB/s of {bytes_per_s / MIB:.2f}")
+        if found >= (1 - within) * bytes_per_s:
+            return found <= (1 + within) * bytes_per_s
+    return False
 
 
 def block_statistics(device: refdevice.Device) -> list[int]:
@@ -125,12 +128,9 @@ def test_each_limit_is_kept_for_itself(name: str) -> None:
     limited = DeviceSettings.model_validate({"size": "512MiB", **limits, "read_iops": 500})
     device = create(name, limited)
     deep = ["--ioengine=io_uring", "--iodepth=32"]
-    written = busy_bytes_per_s(device, "--rw=write", "--bs=1M", "--size=80M", *deep)
-    assert written == pytest.approx(40 * MIB, rel=0.03)
-    read = busy_bytes_per_s(device, "--rw=read", "--bs=1M", "--size=80M", *deep)
-    assert read == pytest.approx(80 * MIB, rel=0.05)
-    small = busy_bytes_per_s(device, "--rw=randread", "--bs=4k", "--size=80M", "--number_ios=500", *deep)
-    assert small == pytest.approx(500 * 4096, rel=0.03)
+    assert is_kept(device, 40 * MIB, 0.03, "--rw=write", "--bs=1M", "--size=80M", *deep)
+    assert is_kept(device, 80 * MIB, 0.05, "--rw=read", "--bs=1M", "--size=80M", *deep)
+    assert is_kept(device, 500 * 4096, 0.03, "--rw=randread", "--bs=4k", "--size=80M", "--number_ios=500", *deep)
     alone = fio(device.mount, "--rw=randread", "--bs=4k", "--number_ios=50", "--size=80M", "--thinktime=5ms")
     assert alone["p50_s"] == pytest.approx(0.006, rel=0.1)  # 1/500 s at the device and 4 ms on the way
 

@@ -27,7 +27,7 @@ pytestmark = pytest.mark.skipif(not PYTHON.exists(), reason="no engine environme
 RANDOM_CASES = int(os.environ.get("HARNESS_ORACLE_CASES", "60"))
 # vLLM decides in Python and takes a second for 50 requests of this trace, LMCache one for 100.
 VLLM_TRACE_REQUESTS = 800
-LMCACHE_TRACE_REQUESTS = 5000
+LMCACHE_TRACE_REQUESTS = 3000
 Journal = list[list[Any]]
 
 

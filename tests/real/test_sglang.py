@@ -1,11 +1,13 @@
 """Real SGLang and HiCache at a GPU's pace: tiers proven, conversations counted, what is not SGLang's, nothing left."""
 
 import asyncio
+import contextlib
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 import yaml
 
@@ -13,6 +15,7 @@ from harness.engines.accelerator import PLUGIN
 from harness.errors import EngineError
 from harness.experiment.read import load_experiment
 from harness.measure.run import RunRequest, run
+from harness.processes import warden
 from harness.report.refresh import seal
 from harness.results.folder import read_rows, read_samples
 from harness.results.manifest import read_manifest
@@ -58,9 +61,21 @@ def request(tmp_path: Path, **changes: Any) -> RunRequest:
 
 def left(tmp_path: Path) -> list[str]:
     """What runs, listens or lies anywhere after the run: also SGLang's snapshots of its load, pages and objects."""
-    snapshots = Path("/dev/shm").glob("sglang_loads_*")
+    there, theirs = set(Path("/dev/shm").glob("sglang_loads_*")), set[Path]()
+    for pid in (pid for pid, _, _ in warden.living() if _is_another_s(pid, tmp_path)):
+        theirs |= warden.shared_memory([pid], "/dev/shm/sglang_loads_")
+    snapshots = there - theirs
     files = (*tmp_path.glob("**/*.bin"), *tmp_path.glob("**/kv-harness-*"))
     return [*left_behind(tmp_path), *map(str, (*snapshots, *files))]
+
+
+def _is_another_s(pid: int, tmp_path: Path) -> bool:
+    """Whether it is, or is below, a server that another worker's test has started."""
+    with contextlib.suppress(psutil.Error):
+        process = psutil.Process(pid)
+        lines = [" ".join(each.cmdline()) for each in (process, *process.parents())]
+        return any("sglang.launch_server" in line and str(tmp_path) not in line for line in lines)
+    return False
 
 
 def test_every_state_is_proven_by_each_request_s_tokens_and_the_report_says_what_is_replaced(tmp_path: Path) -> None:

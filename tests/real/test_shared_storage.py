@@ -13,6 +13,7 @@ from harness.results.folder import read_samples
 from tests.real.test_vllm import PYTHON
 from tests.support.real_runs import left_behind
 from tests.unit.measure.test_run_loop import Quiet, measured
+from traces.request import RequestRecord
 
 pytestmark = [
     pytest.mark.real,
@@ -24,52 +25,50 @@ pytestmark = [
 # turns alternate between the instances. Nothing is evicted below the GPU: LMCache would evict by the clock.
 GENTLE = (
     "workload.users=3", "workload.rounds=4", "workload.rate_per_s=1", "workload.duration=10s",
-    "workload.output_tokens=2", "cache.gpu=64MiB", "sweep.workload.history_tokens=[1000]",
+    "workload.output_tokens=2", "cache.gpu=64MiB", "sweep.workload.history_tokens=null", "report.against=null",
 )  # fmt: skip
 COUNTED = ("computed_tokens", "gpu_hit_tokens", "external_tokens", "cpu_hit_tokens", "remote_hit_tokens",
            "remote_loaded_chunks", "stores_begun", "stores_ended")  # fmt: skip
 
 
-def asked(folder: Path, engine: str, *overrides: str) -> RunRequest:
-    settings = (f"engines.vllm.python={PYTHON}", *GENTLE, *overrides)
+# Placed states of the same two engines: a shared store's is proven by what the other one stored.
+PLACED: dict[str, Any] = {
+    "workload": {"kind": "prefix", "prompt_tokens": 1281, "hit_rate": 0.8},
+    "measure": {"tiers": ["recompute", "cpu", "remote"], "samples": 2},
+}
+SWEEP = ("sweep.caches=[cpu_store]", f"sweep.together={{routed: {{}}, placed: {PLACED}}}")
+# All cores: the study's own two have a load that this one is not.
+CORES = "engines.vllm.cores={}"
+
+
+def asked(folder: Path, engine: str) -> RunRequest:
+    settings = (f"engines.vllm.python={PYTHON}", CORES, *GENTLE, *SWEEP)
     plan = load_experiment(Path("shared_storage"), settings)
     return RunRequest(name="study", cells=plan.cells(), engine=engine, experiment=plan.origin(), folder=folder)
 
 
-def test_the_study_s_load_hits_what_the_other_instance_stored_and_the_simulator_counts_the_same(
-    tmp_path: Path,
-) -> None:
-    chosen = "sweep.caches=[cpu_store]"
-    real, simulated = (run(asked(tmp_path / engine, engine, chosen), Quiet()) for engine in ("vllm", "sim"))
-    ours, theirs = ({row.id: row for row in measured(folder)} for folder in (real, simulated))
+def rows_of(folder: Path) -> tuple[dict[str, RequestRecord], list[RequestRecord]]:
+    """Those of the study's load, by their names, and those of the placed states."""
+    rows = measured(folder)
+    return {row.id: row for row in rows if row.expected_tier is None}, [row for row in rows if row.expected_tier]
+
+
+def test_what_the_other_instance_stored_is_hit_and_counted_as_the_simulator_says(tmp_path: Path) -> None:
+    """The study's load, and each state by itself, in one life of the engines."""
+    real, simulated = (run(asked(tmp_path / engine, engine), Quiet()) for engine in ("vllm", "sim"))
+    (ours, placed), (theirs, _) = rows_of(real), rows_of(simulated)
     assert len(ours) > 10 and ours.keys() == theirs.keys()
     for name, row in ours.items():
         other = theirs[name]
         assert (row.error, row.instance, row.cached_tokens) == (None, other.instance, other.cached_tokens), name
-    [seen], [expected] = ([sample.observed for sample in read_samples(folder)] for folder in (real, simulated))
+    [seen], [expected] = (
+        [sample.observed for sample in read_samples(folder) if sample.verdict is None] for folder in (real, simulated)
+    )
     for here, there in zip((seen, *seen.by_instance), (expected, *expected.by_instance), strict=True):
         assert {name: here.named().get(name) for name in COUNTED} == {name: there.named()[name] for name in COUNTED}
     assert all(one.hit_tokens["remote"] for one in seen.by_instance), "each hit what the other had stored"
     loaded_bytes = seen.loaded_chunks["remote"] * 256 * 24 * 1024
     assert loaded_bytes <= seen.sent_bytes["remote"] < 1.05 * loaded_bytes, "the store says that it sent them, once"
-    assert not left_behind(tmp_path)
-
-
-def test_a_shared_store_s_state_is_proven_by_what_another_instance_stored(tmp_path: Path) -> None:
-    prefix: dict[str, Any] = {"kind": "prefix", "prompt_tokens": 641, "hit_rate": 0.8}
-    plan = load_experiment(
-        Path("remote_tier"),
-        [
-            f"engines.vllm.python={PYTHON}", "model=tiny-llama", "engines.vllm.accelerator=rtx-a5000-nfs",
-            "deployment={instances: 2, shared: [remote]}", f"workload={prefix}", "cache.chunk_tokens=128",
-            "measure={tiers: [recompute, cpu, remote], samples: 2}", "sweep.store=[redis]",
-            "cache.remote.capacity=512MiB",
-        ],
-    )  # fmt: skip
-    request = RunRequest(
-        name="placed", cells=plan.cells(), engine="vllm", experiment=plan.origin(), folder=tmp_path / "out"
-    )
-    rows = measured(run(request, Quiet()))
-    assert {(row.verdict, row.verdict_reason, row.instance) for row in rows} == {("proven", None, 1)}
-    assert {row.expected_tier for row in rows} == {"recompute", "cpu", "remote"}
+    assert {(row.verdict, row.verdict_reason, row.instance) for row in placed} == {("proven", None, 1)}
+    assert {row.expected_tier for row in placed} == {"recompute", "cpu", "remote"} and len(placed) == 6
     assert not left_behind(tmp_path)

@@ -9,6 +9,7 @@ import yaml
 from harness.commands.validate import planned_cells
 from harness.experiment.read import load_experiment
 from harness.validation.validate import Validation, validate
+from tests.contract.cases import ONE_PROCESS
 from tests.real.test_vllm import PYTHON
 from tests.support.real_runs import left_behind
 from tests.unit.measure.test_run_loop import Quiet
@@ -24,7 +25,7 @@ EXPERIMENT: dict[str, Any] = {
     "workload": {"kind": "prefix", "prompt_tokens": 705, "hit_rate": 1.0},
     "measure": {"tiers": ["recompute", "gpu", "cpu", "disk_cold"], "samples": 3},
     "cache": {"block_tokens": 32, "chunk_tokens": 64, "gpu": "256MiB", "cpu": "1GiB", "disk": {"capacity": "2GiB"}},
-    "engines": {"vllm": {"python": str(PYTHON)}},
+    "engines": {"vllm": {"python": str(PYTHON), **ONE_PROCESS}},
     "sizes": {
         "single": {},
         "pairs": {"workload.concurrency": 2},

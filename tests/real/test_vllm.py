@@ -22,6 +22,7 @@ from harness.results.folder import read_samples
 from harness.results.manifest import read_manifest
 from harness.validation.validate import Validation, validate
 from simulator.models import load_model
+from tests.contract.cases import ONE_PROCESS
 from tests.support.paths import ROOT
 from tests.support.real_runs import harness, left_behind
 from tests.unit.measure.test_run_loop import Quiet, measured
@@ -40,7 +41,7 @@ EXPERIMENT: dict[str, Any] = {
     "workload": {"kind": "prefix", "prompt_tokens": 641, "hit_rate": 1.0},
     "measure": {"tiers": ["recompute", "gpu", "cpu", "disk", "disk_cold"], "samples": 2},
     "cache": {"block_tokens": 32, "chunk_tokens": 64, "gpu": "512MiB", "cpu": "1GiB", "disk": {"capacity": "2GiB"}},
-    "engines": {"vllm": {"python": str(PYTHON)}},
+    "engines": {"vllm": {"python": str(PYTHON), **ONE_PROCESS}},
 }
 
 

@@ -23,7 +23,8 @@ VICTIMS = (
 
 def test_however_a_run_ends_it_leaves_nothing_loses_no_row_and_goes_on(tmp_path: Path) -> None:
     path, folder = tmp_path / "experiment.yaml", tmp_path / "out"
-    path.write_text(yaml.safe_dump({**EXPERIMENT, "measure": {**EXPERIMENT["measure"], "samples": 6}}))
+    changes = {"engines": {"vllm": {"python": str(PYTHON)}}, "measure": {**EXPERIMENT["measure"], "samples": 6}}
+    path.write_text(yaml.safe_dump(EXPERIMENT | changes))
     killed_and_resumed([str(path), "--engine", "vllm", "--out", str(folder)], folder, VICTIMS, rows=30)
 
 

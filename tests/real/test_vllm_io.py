@@ -19,6 +19,7 @@ from harness.measure.run import run
 from harness.report.io.tables import DIRECTIONS
 from harness.report.refresh import seal
 from harness.results.traced import Direction, TraceFigures, read_io
+from tests.contract.cases import ONE_PROCESS
 from tests.real.test_vllm import PYTHON, request
 from tests.support.real_runs import left_behind
 from tests.unit.measure.test_run_loop import Quiet, measured
@@ -84,7 +85,7 @@ def test_sixteen_chunks_are_written_once_and_read_once_a_repetition(tmp_path: Pa
         cache={"block_tokens": 32, "chunk_tokens": 32, "gpu": "512MiB", "cpu": "1GiB", "disk": {"capacity": "768MiB"}},
         # One file system, as each takes a start of vLLM; the kept evidence in results/io has three.
         storage={"trace": True, "device": {"bandwidth": "200MiB/s", "size": "1GiB", "file_system": "ext4"}},
-        engines={"vllm": {"python": str(PYTHON)}, "sim": simulated},
+        engines={"vllm": {"python": str(PYTHON), **ONE_PROCESS}, "sim": simulated},
     )
     folder = run(asked, Quiet())
     assert {row.verdict for row in measured(folder)} == {"proven"}
