@@ -161,6 +161,32 @@ def test_a_sample_stores_what_it_computes_where_a_tier_below_memory_takes_it(sta
     assert stored_below_memory(one, state) == 0
 
 
+@pytest.mark.parametrize(
+    ("number", "counter", "contradicted"),
+    [
+        (0, "gpu_hit_tokens", True),
+        (0, "computed_tokens", True),
+        (0, "stores_ended", False),
+        (1, "gpu_hit_tokens", False),
+    ],
+)
+def test_only_the_instance_that_was_asked_may_serve_tokens(number: int, counter: str, contradicted: bool) -> None:
+    one = probe()
+    two = one.experiment.deployment.model_copy(update={"instances": 2})
+    one.experiment = one.experiment.model_copy(update={"deployment": two})
+    assert one.asked == 1
+    each = [Counters.of({**ZEROS, **({counter: 64} if place == number else {})}) for place in range(2)]
+    observed = msgspec.structs.replace(moved("gpu", one), by_instance=tuple(each))
+    told = f"instance 0 served tokens ({counter} (64)), gpu asks 1"
+    assert prove(one, "gpu", observed, [row()]) == (("contradicted", told) if contradicted else ("proven", None))
+
+
+def test_an_engine_of_unknown_kv_size_is_held_to_no_stored_bytes() -> None:
+    one = probe()
+    one.resolved = Resolved(kv_bytes_per_token=None, cpu_bytes=2**30)
+    assert stored_below_memory(one, "recompute") == 0
+
+
 @pytest.mark.parametrize("state", ["disk", "disk_cold"])
 def test_an_engine_of_unknown_kv_size_is_held_to_no_bytes_from_the_device(state: str) -> None:
     one = probe()
