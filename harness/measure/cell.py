@@ -78,7 +78,8 @@ class TierMeasurement:
         self._probe = Probe(cell.key, cell.experiment, workload, resolved, engine.capabilities)
         self._sampler = Sampler(self._measure)
         self._memory = memory
-        self._most_bytes = max(map(self._free_for, self._measure.tiers))
+        self._memory_of = {tier: self._memory_for(tier) for tier in self._measure.tiers}
+        self._most_bytes = max(free_bytes for free_bytes, _ in self._memory_of.values())
         self._cached_bytes = 0  # of files, in the page cache, since they were removed or dropped
         self._errors = 0
         self._placed_s: float | None = None  # what placing took for the last sample that needed a restart
@@ -134,7 +135,7 @@ class TierMeasurement:
         warm: list[RequestRecord] = []
         rows: list[RequestRecord] = []
         await self._place(tier, index, warm.append)
-        need_bytes, taken_bytes = self._free_for(tier), self._taken_by(tier)
+        need_bytes, taken_bytes = self._memory_of[tier]
         touch_s_per_gib = await self._hold(max(need_bytes, self._most_bytes - self._cached_bytes))
         fresh = needs_fresh_prefix(engine.capabilities, tier)
         before, host = await engine.metrics(), _watch(engine, self._cell, self._folder.path)
@@ -195,25 +196,22 @@ class TierMeasurement:
             emit(row)
 
         await place(self._engine, self._probe, tier, index, warm, stores_begin)
-        if empties_files(self._probe, tier):
+        if self._most_bytes and empties_files(self._probe, tier):
             self._cached_bytes = 0
 
     async def _hold(self, size_bytes: int) -> float | None:
         return await asyncio.to_thread(self._memory.hold, size_bytes) if size_bytes > 0 else None
 
-    def _free_for(self, tier: str) -> int:
+    def _memory_for(self, tier: str) -> tuple[int, int]:
         """Bytes of free memory that a sample which reads the device, or stores below memory, has to find: a virtual
-        machine's host may have taken them, and other work on the store's core, the client's, would wait with it."""
+        machine's host may have taken them, and other work on the store's core, the client's, would wait with it. And
+        what it leaves of them in the page cache."""
         if self._engine.capabilities.virtual_time:
-            return 0
+            return 0, 0
         read_bytes = sum(expected_counters(self._probe, tier).device_read_bytes.values())
         stored_bytes = stored_below_memory(self._probe, tier)
-        return int(_FREE_TIMES * (read_bytes + min(_STORED_TIMES * stored_bytes, _STORED_AT_MOST_BYTES)))
-
-    def _taken_by(self, tier: str) -> int:
-        """Bytes that a sample leaves in the page cache."""
-        read_bytes = sum(expected_counters(self._probe, tier).device_read_bytes.values())
-        return read_bytes + stored_below_memory(self._probe, tier)
+        free_bytes = read_bytes + min(_STORED_TIMES * stored_bytes, _STORED_AT_MOST_BYTES)
+        return int(_FREE_TIMES * free_bytes), read_bytes + stored_bytes
 
     def _add(self, tier: str, rows: list[RequestRecord], placing_s: float = 0.0, took_s: float = 0.0) -> None:
         metric = self._measure.until.metric if self._measure.until else "ttft_s"
