@@ -14,11 +14,11 @@ from pathlib import Path
 import httpx
 import msgspec
 
+from harness.caches.stores.base import LOOPBACK
 from harness.collectors.prometheus import Metrics, scrape
 from harness.errors import EngineError
 from harness.processes.child import Child, child_environment, control_client, free_port
 
-LOOPBACK = "127.0.0.1"
 # Of every process that speaks with the pool.
 CLIENT_SIDE = {"MC_TCP_BIND_ADDRESS": LOOPBACK}
 MASTER_PROGRAM = "mooncake_master"

@@ -13,8 +13,8 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
-from harness.caches.mooncake_pool import CLIENT_SIDE, LOOPBACK, MASTER_PROGRAM, MooncakePool, PoolPlan, install_cure
-from harness.caches.stores.base import Forget, StoreAccount, StorePlan
+from harness.caches.mooncake_pool import CLIENT_SIDE, MASTER_PROGRAM, MooncakePool, PoolPlan, install_cure
+from harness.caches.stores.base import LOOPBACK, Forget, StoreAccount, StorePlan
 from harness.errors import PreflightError
 from harness.processes.child import Child
 
