@@ -12,7 +12,6 @@ from __future__ import annotations
 import hashlib
 import itertools
 import shutil
-import statistics
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -36,9 +35,10 @@ from harness.results.manifest import CellEntry, read_manifest
 from harness.results.summary import FREE_LOAD
 from harness.validation.comparable import check_apart, check_held_out, check_host, check_modelled, check_sides
 from harness.validation.document import CalibrationFacts, Judgement, document, write_document
-from harness.validation.equivalence import MARGIN, Comparison, PointResult, compare
+from harness.validation.equivalence import MARGIN, Comparison, compare
 from harness.validation.known_limits import notes
 from harness.validation.points import Point, Side, point_name, read_side, repeated
+from harness.validation.sample_again import more_cells
 from harness.validation.schedule import in_turns
 from simulator.calibration import Calibration, load_calibration
 
@@ -47,10 +47,7 @@ LOAD_REPEATS = 3
 SIM_SAMPLES = 5
 # Where its host's times vary, they stand for all orders in which requests sent together may run.
 _VARIED_SAMPLES = 60
-MOST_SAMPLES = 400
 MOST_PASSES = 4
-# What a real engine and its cache server take to start, before the first sample: counted against the budget.
-START_S = 60.0
 
 
 class Micro(msgspec.Struct, frozen=True, kw_only=True):
@@ -257,55 +254,6 @@ def with_repeats(cells: Sequence[Cell]) -> list[Cell]:
         found.append(Cell(first, cell.overrides, cell.experiment))
         found += [Cell(key, cell.overrides, again) for key in others]
     return found
-
-
-def more_cells(comparison: Comparison, reference: Side, cells: Sequence[Cell], left_s: float) -> list[Cell]:
-    """Cells that sample points again that did not resolve, cheapest first, as far as the time goes.
-
-    A point whose interval no feasible number of samples would resolve is left as it is; so are free loads. Tiers of
-    one cell are interleaved: all for as many rounds as the least one needs, then the others without it, and so on.
-    """
-    by_key = {cell.key: cell for cell in cells}
-    wanted: list[tuple[float, int, PointResult]] = []
-    for point in comparison.points:
-        needed = [f.needed for f in point.figures if f.gates and f.needed is not None]
-        extra = max(needed, default=0) - _samples(point)
-        if point.tier != FREE_LOAD and 0 < extra <= MOST_SAMPLES and point.cell in by_key:
-            wanted.append((extra * _cost_s(reference.points[point.cell, point.tier]), extra, point))
-    chosen: dict[str, dict[str, int]] = {}
-    engines: set[str] = set()
-    for cost_s, extra, point in sorted(wanted, key=lambda each: each[0]):
-        experiment = by_key[point.cell].experiment
-        engine = repr((experiment.deployment, experiment.cache, experiment.storage))
-        cost_s += 0.0 if engine in engines else START_S
-        if cost_s <= left_s:
-            left_s -= cost_s
-            engines.add(engine)
-            chosen.setdefault(point.cell, {})[point.tier] = extra
-    return [again for key, cell in by_key.items() for again in _sampled_again(cell, chosen.get(key, {}))]
-
-
-def _sampled_again(cell: Cell, extra: dict[str, int]) -> list[Cell]:
-    """extra: samples a tier. Repeats of the cell whose tiers shrink as they have enough."""
-    steps = sorted(set(extra.values()))
-    found = []
-    for number, (before, samples) in enumerate(itertools.pairwise([0, *steps]), 1):
-        tiers = [tier for tier in cell.experiment.measure.tiers if extra.get(tier, 0) >= samples]
-        measure = {"tiers": tiers, "samples": samples - before, "until": None, "budget": None}
-        found.append(Cell(f"{cell.key}#{number}", cell.overrides, changed(cell.experiment, measure=measure)))
-    return found
-
-
-def _samples(point: PointResult) -> int:
-    return max((f.samples for f in point.figures), default=0)
-
-
-def _cost_s(point: Point) -> float:
-    """Seconds that one more sample takes, placing the prefix included: from the end of the one before to its end."""
-    samples = [sample for repeat in point.repeats.values() for sample in repeat.samples]
-    durations = [sample.ended_s - sample.started_s for sample in samples]
-    # Placing is other tiers' business too, so that the time between samples is not this one's own: twice its length.
-    return 2 * statistics.median(durations) + 0.5 if durations else 1.0
 
 
 # ---- the simulated side

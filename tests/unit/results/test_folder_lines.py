@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import resource
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -50,7 +51,7 @@ def test_a_long_manifest_is_saved_once_a_second_where_the_engine_begins_again(
 ) -> None:
     RunFolder.create(tmp_path / "run", made()).close()
     now = [1.5]
-    monkeypatch.setattr(results.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
     folder = RunFolder.resume(tmp_path / "run")
     folder.expect_again()
 
@@ -66,7 +67,7 @@ def test_a_long_manifest_is_saved_once_a_second_where_the_engine_begins_again(
 
 
 def test_where_no_engine_begins_again_a_cell_is_saved_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(results.time, "monotonic", lambda: 7.0)
+    monkeypatch.setattr(time, "monotonic", lambda: 7.0)
     folder = RunFolder.create(tmp_path / "run", made())
     folder.manifest.cell("b").status = "complete"
     folder.save_cells()
@@ -126,7 +127,7 @@ def test_a_folder_whose_lock_cannot_be_made_is_refused(tmp_path: Path) -> None:
 def test_a_folder_of_no_run_is_new_and_its_parents_are_made(tmp_path: Path) -> None:
     results.make_folder(tmp_path / "deep" / "verdict")
     assert (tmp_path / "deep" / "verdict").is_dir()
-    with pytest.raises(ResultsError, match="verdict: exists already; choose another --out$"):
+    with pytest.raises(ResultsError, match=r"verdict: exists already; choose another --out$"):
         results.make_folder(tmp_path / "deep" / "verdict")
     (tmp_path / "file").touch()
     with pytest.raises(ResultsError, match=r"cannot be made \(Not a directory\); choose a writable --out$"):

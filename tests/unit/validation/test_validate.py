@@ -20,10 +20,12 @@ from harness.records import SchedulerLimits
 from harness.report.validation.html import comparison_findings, write_comparison
 from harness.results.folder import read_rows
 from harness.results.manifest import CellEntry, encode_manifest, read_manifest
+from harness.stats import Equivalence
 from harness.validation.document import read_document
-from harness.validation.equivalence import compare
+from harness.validation.equivalence import Figure, PointResult, compare
 from harness.validation.points import axes, read_side
-from harness.validation.validate import MOST_SAMPLES, Validation, more_cells, sim_cell, validate
+from harness.validation.sample_again import more_cells, more_samples
+from harness.validation.validate import Validation, sim_cell, validate
 from simulator.calibration import STEP
 from simulator.models import load_model
 from tests.support.noisy_runs import noisy_copy, sim_run, wrong_calibration
@@ -236,16 +238,44 @@ def test_what_does_not_resolve_is_sampled_again_while_the_time_lasts(tmp_path: P
     cells = request(tmp_path, "cpu-2core", (None,)).cells
     real = read_side([noisy_copy(run, tmp_path / "real", seed=1, spread=0.15)])
     comparison = compare(real, read_side([run]))
-    needed = {p.tier: max((f.needed or 0 for f in p.figures if f.gates), default=0) for p in comparison.points}
-    unclear = [tier for tier, samples in needed.items() if 10 < samples <= 10 + MOST_SAMPLES]
+    asked = {point.tier: more_samples(point) for point in comparison.points}
+    unclear = [tier for tier, samples in asked.items() if samples]
     more = more_cells(comparison, real, cells, left_s=1e6)
     rounds = [(cell.experiment.measure.tiers, cell.experiment.measure.samples or 0) for cell in more]
     assert len(unclear) > 1 and list(rounds[0][0]) == unclear, "all tiers are interleaved at first"
-    assert [len(tiers) for tiers, _ in rounds] == list(range(len(rounds), 0, -1))
+    several = [len(tiers) for tiers, _ in rounds]
+    assert several == sorted(set(several), reverse=True), "fewer tiers in each"
     assert all(cell.key.startswith("base#") for cell in more)
-    for tier, samples in needed.items():
-        assert sum(n for tiers, n in rounds if tier in tiers) == (samples - 10 if tier in unclear else 0)
+    for tier, samples in asked.items():
+        assert sum(n for tiers, n in rounds if tier in tiers) == samples
     assert more_cells(comparison, real, cells, left_s=61.0) == []
+
+
+@pytest.mark.parametrize(
+    ("had", "needed", "low", "verdict", "reason", "more"),
+    [
+        (20, 45, -0.06, "not resolvable", None, 25),
+        (20, 21, -0.06, "not resolvable", None, 10),  # at least half as many again
+        (20, 20, -0.06, "not resolvable", None, 10),
+        (20, 400, -0.06, "not resolvable", None, 40),  # at most twice as many
+        (20, 421, -0.06, "not resolvable", None, 0),  # no feasible number
+        (20, None, -0.06, "not resolvable", None, 0),
+        (7, 1243, -0.30, "not resolvable", None, 14),  # so few samples do not say that none is feasible
+        (3, None, None, "not resolvable", None, 7),  # too few for an interval
+        (3, None, None, "not resolvable", "its steps ended late", 0),
+        (20, None, -0.02, "pass", None, 0),
+        (20, None, -0.2, "fail", None, 0),
+    ],
+)
+def test_a_point_is_sampled_again_as_often_as_its_samples_ask(
+    had: int, needed: int | None, low: float | None, verdict: Equivalence, reason: str | None, more: int
+) -> None:
+    counts = Figure(metric="ttft_p50_s", reference=1, candidate=1, error=0, low=low, high=low, verdict=verdict,
+                    samples=had, needed=needed, reason=reason)  # fmt: skip
+    silent = msgspec.structs.replace(counts, verdict="not resolvable", needed=had + 99, gates=False)
+    point = PointResult(cell="base", tier="cpu", axes={}, figures=(counts, silent), counts=(), noise=(),
+                        wasserstein_s=None, left_out=0, verdict=verdict)  # fmt: skip
+    assert more_samples(point) == more
 
 
 def test_samples_of_a_second_pass_count_with_those_of_the_first(tmp_path: Path) -> None:
