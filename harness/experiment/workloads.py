@@ -333,13 +333,14 @@ WORKLOAD_KINDS = ("prefix", "synthetic", "sessions", "rounds", "qa", "personas",
 def hit_tokens(prompt_tokens: int, hit_rate: float, chunk_tokens: int) -> int:
     """Tokens of the shared prefix: the hit rate's share of the whole chunks that can hit (the last token never).
 
-    Raises ValueError where the share is not a whole number of chunks: a hit rate is exact or refused.
+    Raises ValueError where the share is not a whole number of chunks: a hit rate is exact, to the digits that the error
+    itself proposes, or refused.
     """
     chunks = (prompt_tokens - 1) // chunk_tokens
     share = hit_rate * chunks
-    if abs(share - round(share)) > 1e-6:
+    if abs(share - round(share)) > max(1e-6, min(5e-5 * chunks, 0.05)):
         near = sorted({int(share), int(share) + 1})
-        rates = " or ".join(f"{n / chunks:.4g}" for n in near)
+        rates = " or ".join(f"{n / chunks:.{4 if chunks < 1000 else 6}g}" for n in near)
         raise ValueError(
             f"hit_rate {hit_rate:g} of {chunks} chunks is not a whole number of chunks; use {rates}, or a prompt of"
             f" k*{chunk_tokens}+1 tokens where {hit_rate:g}*k is whole"
