@@ -39,11 +39,19 @@ pub struct Server {
     /// Ends of transfers that no request waits for. A step may run past them: the server handles each, as of its own
     /// time, before the engine next looks at the tiers.
     quiet: Ends,
+    /// Until when it works on the questions that it was asked.
+    answering_until: Ticks,
 }
 
 impl Server {
     pub fn new(tiers: Tiers) -> Self {
-        Self { tiers, loud: Ends(VecDeque::new()), quiet: Ends(VecDeque::new()) }
+        Self { tiers, loud: Ends(VecDeque::new()), quiet: Ends(VecDeque::new()), answering_until: 0 }
+    }
+
+    /// When a question is answered that is asked now and takes so long: one interpreter answers one after another.
+    pub fn answer(&mut self, now: Ticks, takes: Ticks) -> Ticks {
+        self.answering_until = self.answering_until.max(now) + takes;
+        self.answering_until
     }
 
     /// When the next transfer ends. `any`: also those that no request waits for.
