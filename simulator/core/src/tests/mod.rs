@@ -12,6 +12,7 @@ use crate::time::{FOREVER, from_s, to_s};
 
 mod any;
 mod blocks_oracle;
+mod cache;
 mod cluster;
 mod eviction_oracle;
 mod front_end;

@@ -1,10 +1,11 @@
 //! What a step takes in, on small cases whose times follow from the cost constants.
 
-use super::{ask, config, lmcache, one, tiers};
+use super::{ask, config, lmcache, one, reply_id, tiers};
 use crate::engine::Engine;
+use crate::engine::config::EngineConfig;
 use crate::engine::request::Completion;
 use crate::keys::{block_keys, block_runs};
-use crate::time::{FOREVER, to_s};
+use crate::time::{FOREVER, from_s, to_s};
 
 /// A request: its name, its prompt as streams with their tokens, and how many tokens it generates.
 pub(super) type Asked<'a> = (&'a str, &'a [(i64, u64)], u64);
@@ -49,6 +50,21 @@ fn the_youngest_request_preempts_itself_and_no_older_one() {
     assert_eq!(long_gaps(&served[0]), 1);
     let ends = *served[0].tokens.last().expect("tokens");
     assert_eq!(served[1].tokens.iter().filter(|&&at| at < ends).count(), 5);
+}
+
+#[test]
+fn a_preempted_request_goes_ahead_of_one_whose_look_up_has_ended_meanwhile() {
+    let mut engine = Engine::new(config(25, Some(tiers(lmcache(), 100, Some(100))))).expect("good");
+    one(&mut engine, ask("fill", &[(3, 57)], 1));
+    assert_eq!(engine.advance(FOREVER).expect("no dead end"), []);
+    engine.reset(&["gpu", "cpu", "page_cache"]).expect("idle");
+    // 24 blocks. The disk takes 146 ms to read seven chunks, and the older request preempts the younger one meanwhile.
+    // When the older one ends, after 150 ms, the younger one needs 12 blocks, and the one that was read for 15.
+    let asked: [Asked; 3] = [("older", &[(1, 28)], 66), ("younger", &[(2, 28)], 40), ("read", &[(3, 57)], 1)];
+    let served = together(&mut engine, &asked);
+    assert_eq!(served.iter().map(|done| done.id.as_str()).collect::<Vec<_>>(), ["older", "younger", "read"]);
+    assert_eq!(served.iter().map(|done| done.preemptions).collect::<Vec<_>>(), [0, 1, 0]);
+    assert_eq!(served[2].sources.levels[1], 56);
 }
 
 /// Serves these after one whose only step takes as long as the others need to arrive. The others' completions, in the
@@ -139,4 +155,35 @@ fn an_engine_tells_the_longest_prefix_that_its_blocks_or_its_tiers_hold() {
     assert_eq!((again.sources.gpu, again.sources.levels[0]), (0, 56));
     assert_eq!(one(&mut engine, ask("third", &[(1, 61)], 1)).sources.gpu, 60);
     assert_eq!((engine.counters().gpu_hit_tokens, engine.counters().external_tokens), (60, 56));
+}
+
+#[test]
+fn two_loads_go_on_together_where_blocks_are_enough_for_both_prompts() {
+    let mut engine = Engine::new(config(100, Some(tiers(lmcache(), 100, None)))).expect("good");
+    let prompts: [[(i64, u64); 1]; 2] = [[(1, 33)], [(2, 33)]];
+    together(&mut engine, &[("fill 1", &prompts[0], 1), ("fill 2", &prompts[1], 1)]);
+    assert_eq!(engine.advance(FOREVER).expect("no dead end"), []);
+    engine.reset(&["gpu"]).expect("idle");
+    // The longer prompt keeps 25 of 99 blocks reserved while its first 8 are loaded; the other one needs 8 and one.
+    let served = together(&mut engine, &[("long", &[(1, 32), (3, 100)], 1), ("short", &prompts[1], 1)]);
+    assert!(served.iter().all(|done| done.sources.levels[0] == 32));
+    // The short one's load is over before the long one's first step of 64 tokens, so that both end with the second.
+    assert_eq!(served[0].first_token, served[1].first_token);
+}
+
+#[test]
+fn a_waiting_request_is_admitted_in_the_step_that_fills_a_block_of_its_prompt() {
+    // 9 blocks. The reader's prompt goes on with the writer's reply and needs all nine. It comes while the writer's
+    // second block is half full, which no reader finds: one block is lacking until the writer has computed 8 tokens.
+    for macro_steps in [true, false] {
+        let mut engine = Engine::new(EngineConfig { macro_steps, ..config(10, None) }).expect("good");
+        let prompt = [(1, 4), (reply_id("writer"), 24), (2, 5)];
+        engine.submit(ask("writer", &prompt[..1], 24), 0).expect("taken");
+        engine.submit(ask("reader", &prompt, 1), from_s(5e-3)).expect("taken");
+        let reader = engine.advance(FOREVER).expect("no dead end").remove(0);
+        let writer = engine.advance(FOREVER).expect("no dead end").remove(0);
+        assert_eq!((reader.id.as_str(), reader.sources.gpu), ("reader", 8));
+        // One token for the prompt, and one for each of four steps.
+        assert_eq!(writer.tokens.iter().filter(|&&at| Some(at) <= reader.first_token).count(), 5);
+    }
 }
