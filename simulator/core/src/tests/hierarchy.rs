@@ -7,6 +7,7 @@ use crate::engine::Engine;
 use crate::engine::config::EngineConfig;
 use crate::engine::request::Completion;
 use crate::eviction::kind::EvictionKind;
+use crate::keys::block_runs;
 use crate::tiers::config::{LevelConfig, TickConfig, TickShare, TierConfig, TierPolicy};
 use crate::tiers::device::DeviceConfig;
 use crate::time::to_s;
@@ -41,10 +42,13 @@ fn host() -> TierPolicy {
     TierPolicy { end_uses: true, max_prefetches: 1, ..lru() }
 }
 
-fn engine(policy: TierPolicy, levels: Vec<LevelConfig>) -> Engine {
+fn sglang(policy: TierPolicy, levels: Vec<LevelConfig>) -> EngineConfig {
     let tiers = TierConfig { policy, chunk_bytes: CHUNK_BYTES, chunk_tokens: 8, levels, private_levels: 1 };
-    let sglang = EngineConfig { reads_ahead: true, prefills_first: true, ..config(100, Some(tiers)) };
-    Engine::new(sglang).expect("a good configuration")
+    EngineConfig { reads_ahead: true, prefills_first: true, journal: true, ..config(100, Some(tiers)) }
+}
+
+fn engine(policy: TierPolicy, levels: Vec<LevelConfig>) -> Engine {
+    Engine::new(sglang(policy, levels)).expect("a good configuration")
 }
 
 fn levels(done: &Completion) -> [u64; 3] {
@@ -277,4 +281,36 @@ fn levels_that_contradict_each_other_are_refused() {
         refused(vec![level("cpu", 9), bad]),
         "the tier policy's pool_tick_s must be a number of 0 or more, not -1"
     );
+}
+
+#[test]
+fn what_comes_back_is_the_nodes_that_it_was_and_one_node_of_what_a_lower_level_held() {
+    // What levels have lost before they get the first half back, and after that; the least that is loaded.
+    for (before, after, least, from, node) in [
+        (&[][..], &[][..], 0, [64, 0, 0], 4),
+        (&[], &["cpu"], 0, [0, 64, 0], 16),
+        (&["cpu"], &[], 0, [32, 32, 0], 8),
+        (&["cpu", "pool"], &[], 0, [32, 0, 0], 8),
+        (&[], &[], 65, [0, 0, 0], 4),
+    ] {
+        let sglang = sglang(host(), vec![level("cpu", 400), pool(400)]);
+        let mut engine = Engine::new(EngineConfig { min_load_tokens: least, ..sglang }).expect("good");
+        // Nodes of 8, 4 and 4 blocks. Another prompt takes nearly all of the GPU's 99 blocks, twice.
+        ask_again(&mut engine, "half", &[(1, 33)]);
+        ask_again(&mut engine, "three quarters", &[(1, 49)]);
+        ask_again(&mut engine, "whole", &PROMPT);
+        ask_again(&mut engine, "other", &[(2, 390)]);
+        engine.reset(before).expect("idle");
+        ask_again(&mut engine, "half again", &[(1, 33)]);
+        ask_again(&mut engine, "another", &[(3, 390)]);
+        engine.reset(after).expect("idle");
+        assert_eq!(levels(&ask_again(&mut engine, "again", &PROMPT)), from);
+        engine.take_journal();
+        // 85 blocks: all of the other prompts' go, and of this one's, which are newer, the last node.
+        ask_again(&mut engine, "last", &[(4, 337)]);
+        let key = block_runs(&ask("again", &PROMPT, 1).prompt, 4)[0].key;
+        let evicted =
+            engine.take_journal().0.iter().filter(|note| note.numbers.first() == Some(&key)).count();
+        assert_eq!(evicted, node, "{from:?}");
+    }
 }
