@@ -60,6 +60,18 @@ fn a_search_finds_the_chunks_on_both_sides_of_a_cut() {
 }
 
 #[test]
+fn a_search_finds_what_is_left_of_more_extents_than_a_groups_count_can_count() {
+    // Keys of one group, each a prompt of its own: 300 extents come and 260 go.
+    let mut cache = Cache::new(400, EvictionKind::Lru, 0, false, false);
+    let prompts: Vec<ChunkRange> = (1..=300).map(|key| ChunkRange::of(vec![key])).collect();
+    prompts.iter().for_each(|prompt| store(&mut cache, prompt));
+    assert_eq!(cache.drop_some(260), 260);
+    cache.check();
+    let left: Vec<bool> = prompts.iter().map(|prompt| found(&cache, prompt) == [0]).collect();
+    assert_eq!(left, (1..=300).map(|number| number > 260).collect::<Vec<_>>());
+}
+
+#[test]
 fn a_division_gives_the_place_of_the_span_that_begins_at_the_chunk() {
     let (none, new) = (|len| Span::new(NONE, len), |len| Span::new(NEW, len));
     let mut spans = vec![none(3), new(5)];
