@@ -305,18 +305,6 @@ fn a_load_from_disk_is_serial() {
 }
 
 #[test]
-fn the_whole_prompt_must_fit_and_the_head_blocks_the_line() {
-    let mut engine = Engine::new(config(17, None)).expect("good");
-    for (id, tokens, output, at_s) in [("long", 40, 20, 0.0), ("head", 30, 4, 0.01), ("small", 4, 4, 0.02)] {
-        let submission = ask(id, &[(reply_id(id) + 7, tokens)], output);
-        engine.submit(submission, from_s(at_s)).expect("taken");
-    }
-    let order: Vec<String> =
-        (0..3).flat_map(|_| engine.advance(FOREVER).expect("no dead end")).map(|done| done.id).collect();
-    assert_eq!(order, ["long", "head", "small"]);
-}
-
-#[test]
 fn what_can_never_be_served_is_an_error_row() {
     let mut engine = Engine::new(config(11, None)).expect("good");
     let too_long = one(&mut engine, ask("big", &[(1, 38)], 4));

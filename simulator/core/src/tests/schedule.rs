@@ -53,6 +53,18 @@ fn the_youngest_request_preempts_itself_and_no_older_one() {
 }
 
 #[test]
+fn the_whole_prompt_must_fit_and_the_head_blocks_the_line() {
+    let mut engine = Engine::new(config(17, None)).expect("good");
+    for (id, tokens, output, at_s) in [("long", 40, 20, 0.0), ("head", 30, 4, 0.01), ("small", 4, 4, 0.02)] {
+        let submission = ask(id, &[(reply_id(id) + 7, tokens)], output);
+        engine.submit(submission, from_s(at_s)).expect("taken");
+    }
+    let order: Vec<String> =
+        (0..3).flat_map(|_| engine.advance(FOREVER).expect("no dead end")).map(|done| done.id).collect();
+    assert_eq!(order, ["long", "head", "small"]);
+}
+
+#[test]
 fn a_preempted_request_goes_ahead_of_one_whose_look_up_has_ended_meanwhile() {
     let mut engine = Engine::new(config(25, Some(tiers(lmcache(), 100, Some(100))))).expect("good");
     one(&mut engine, ask("fill", &[(3, 57)], 1));
