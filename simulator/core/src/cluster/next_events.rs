@@ -1,5 +1,7 @@
 //! Which instance acts next: a tournament tree of the instances' next events.
 
+use std::hint::select_unpredictable;
+
 use crate::time::{FOREVER, Ticks};
 
 /// The moment of each instance's next event. Setting one replays a match in each round.
@@ -23,11 +25,11 @@ impl NextEvents {
         let (mut place, mut winner) = (self.places + instance, (at, instance));
         while place > 1 {
             self.winners[place] = winner;
-            // Among equals the left one wins: the instance of the lowest number.
-            let (other, is_right) = (self.winners[place ^ 1], place & 1 == 1);
-            if other.0 < winner.0 || is_right && other.0 == winner.0 {
-                winner = other;
-            }
+            // Among equals the lowest number wins. No branch here: the processor would often guess wrong.
+            let other = self.winners[place ^ 1];
+            let wins = (other.0 < winner.0) | ((other.0 == winner.0) & (other.1 < winner.1));
+            winner.0 = select_unpredictable(wins, other.0, winner.0);
+            winner.1 = select_unpredictable(wins, other.1, winner.1);
             place /= 2;
         }
         self.winners[1] = winner;
