@@ -35,9 +35,16 @@ pub(super) struct Prefix {
 
 impl Engine {
     pub(super) fn schedule(&mut self) -> Batch {
-        if self.config.prefills_first {
-            return self.schedule_prefill_or_decode();
-        }
+        self.take_answers();
+        let mut batch = match self.config.prefills_first {
+            true => self.schedule_prefill_or_decode(),
+            false => self.schedule_running_first(),
+        };
+        batch.steady &= !self.end_pass();
+        batch
+    }
+
+    fn schedule_running_first(&mut self) -> Batch {
         let slots = std::mem::take(&mut self.slots);
         let mut batch = Batch { slots, steady: true, ..Batch::default() };
         self.watched = None;
