@@ -99,10 +99,10 @@ impl Engine {
                 continue;
             };
             let (range, matched) = (wanted.slice(0..asked.found), *matched);
-            *lookup = match server.tiers.read_ahead(self.now, name, &range, asked.at) {
-                true => Lookup::Ahead(matched),
-                false => Lookup::Read(ReadAhead::new(), matched),
-            };
+            let found = (asked.found as u64 * self.config.chunk_tokens).saturating_sub(matched.tokens);
+            let reads =
+                server.tiers.reads(found) && server.tiers.read_ahead(self.now, name, &range, asked.at);
+            *lookup = if reads { Lookup::Ahead(matched) } else { Lookup::Read(ReadAhead::new(), matched) };
         }
         self.note_transfers();
     }

@@ -28,7 +28,8 @@ impl Tiers {
         let (mut hit, mut room) = self.find(range);
         self.lock_hit(&hit);
         if hit.lower_chunks() > 0 {
-            if self.may_prefetch(now, slot, &hit, &mut room) {
+            let enough = self.reads(hit.lower_chunks().saturating_mul(self.config.chunk_tokens));
+            if enough && self.may_prefetch(now, slot, &hit, &mut room) {
                 let deadline = self.deadline(asked_at, hit.lower_chunks());
                 self.prefetch(now, Wanted { slot, deadline, ahead: false }, hit, room);
                 return None;
@@ -158,8 +159,7 @@ impl Tiers {
     pub(super) fn may_prefetch(&mut self, now: Ticks, slot: Slot, hit: &Hit, room: &mut Vec<Span>) -> bool {
         let policy = &self.config.policy;
         let limit = policy.prefetch_share.map(|share| share * self.config.levels[0].chunks as f64);
-        hit.lower_chunks().saturating_mul(self.config.chunk_tokens) >= policy.min_prefetch_tokens
-            && limit.is_none_or(|limit| (self.prefetching_chunks as f64) < limit)
+        limit.is_none_or(|limit| (self.prefetching_chunks as f64) < limit)
             && (policy.read_in_place || self.reserve(now, slot, &hit.range, room, false))
     }
 
@@ -286,6 +286,8 @@ impl Tiers {
         let beyond = hit.split_off(came);
         self.unlock_hit(&beyond);
         self.unlock_lower(&hit);
+        // Another read may have brought the first of them meanwhile.
+        let there = if ahead { self.first_holds(&hit.range) as usize } else { 0 };
         for (chunks, level) in hit.ranges().filter(|(_, level)| *level > 0) {
             self.counters.levels[level as usize].loaded_chunks += chunks.len() as u64;
         }
@@ -319,7 +321,8 @@ impl Tiers {
         if !ahead {
             return Ended::Lookup(slot, hit);
         }
-        let read = hit.ranges().filter(|(_, level)| *level > 0).collect();
+        let below = hit.ranges().filter(|(chunks, level)| *level > 0 && chunks.end > there);
+        let read = below.map(|(chunks, level)| (chunks.start.max(there)..chunks.end, level)).collect();
         self.release(&hit);
         Ended::Ahead(slot, read)
     }
