@@ -166,7 +166,7 @@ impl BlockPool {
     pub(super) fn loaded_to(&mut self, held: &Held) {
         let last = held.spans.last().map(|&(id, _)| self.extents[id as usize]);
         if let (Some(nodes), Some(extent)) = (&mut self.nodes, last) {
-            nodes.ended.extend(extent.key.map(|key| (key, extent.start + extent.blocks - 1)));
+            nodes.cut.extend(extent.key.map(|key| (key, extent.start + extent.blocks - 1)));
         }
     }
 
