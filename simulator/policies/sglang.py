@@ -54,11 +54,14 @@ SGLANG_HICACHE_BEST_EFFORT = msgspec.structs.replace(
 # prompt (mem_cache/unified_radix_cache.py 1240-1260), or what a prefetch brought. It evicts whole nodes
 # (components/full.py: _evict_device_next_node). A match that ends inside of a node cuts it and makes both parts new
 # (unified_tree_core.py: _split_node). A page that was computed again is freed (_insert_overlap_step).
-# A request's prefetch from storage begins when it is queued (_prefetch_kvcache), and again when the tree has lost some
-# of what it held then (_prefetch_after_device_hit_loss). At its turn the scheduler matches the tree and loads back from
-# the host 10 tokens or more, layer by layer, while the batch runs (unified_radix_cache.py 576;
-# managers/cache_controller.py, start_loading). Requests that find no page while they decode are preempted as vLLM's
-# are.
+# Requests are taken in between two steps (ingest_requests). With storage, each is matched then, which makes its prefix
+# the newest, and storage is asked for the rest (_prefetch_kvcache), and again when the tree has lost some of what it
+# held then (_prefetch_after_device_hit_loss). The next pass takes the answer, makes room on the host and has it read; a
+# later one takes what was read into the tree (check_hicache_events). A chunk of a prompt comes into the tree when the
+# next one is chosen, after the requests that came meanwhile (stash_chunked_request). At its turn the scheduler matches
+# the tree and loads back from the host 10 tokens or more, layer by layer, while the batch runs (unified_radix_cache.py
+# 576; managers/cache_controller.py, start_loading). Requests that find no page while they decode are preempted as
+# vLLM's are.
 SGLANG = EnginePolicy(
     name="sglang-0.5.23",
     null_blocks=0,

@@ -139,16 +139,20 @@ class Run:
 
     def result(self) -> dict[str, Any]:
         for index, asked in enumerate(self.case["requests"]):
-            if index in self.case["flushes"]:  # as Scheduler.flush_cache
-                self.cache.reset()
-                self.rows_pool.clear()
-                self.allocator.clear()
+            if index in self.case["flushes"]:
+                self.flush()
             self.serve(asked)
         stored = 0
         if self.case["storage"] is not None:
             stored = len(self.cache.cache_controller.storage_backend._keys)
         self.cache.shutdown()
         return {"rows": self.rows, "journal": self.journal, "stored": stored}
+
+    def flush(self) -> None:
+        """As Scheduler.flush_cache."""
+        self.cache.reset()
+        self.rows_pool.clear()
+        self.allocator.clear()
 
     def serve(self, asked: dict[str, Any]) -> None:
         prompt = array("q", [token for number, count in asked["prompt"] for token in stream(number, 0, count)])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -16,6 +17,8 @@ from traces.request import Request, Segment, reply_stream
 
 # Between two requests, in seconds of the simulator.
 APART_S = 1.0
+# Between the requests before a flush and those after it: longer than all of them take.
+FLUSH_APART_S = 1e6
 
 
 class Workload(msgspec.Struct, kw_only=True):
@@ -38,9 +41,10 @@ class Workload(msgspec.Struct, kw_only=True):
 
 
 class Crowd(msgspec.Struct, kw_only=True):
-    """Requests by the time at which they are sent, in steps of the engine; a GPU's cache alone, its size in pages.
+    """Requests by the time at which they are sent, in steps of the engine, and the sizes of the cache in pages.
 
-    chunk: tokens of prefill in a step. running: requests that may run at a time.
+    chunk: tokens of prefill in a step. running: requests that may run at a time. The others as in `Workload`; before a
+    flush all earlier requests end.
     """
 
     requests: list[tuple[float, Request]]
@@ -48,6 +52,11 @@ class Crowd(msgspec.Struct, kw_only=True):
     chunk: int
     device_pages: int
     running: int
+    host_pages: int | None = None
+    storage: str | None = None
+    prefetch: str = "wait_complete"
+    threshold: int = 1
+    flushes: list[int] = []
 
 
 class Simulated(NamedTuple):
@@ -122,6 +131,27 @@ def random_crowd(seed: int) -> Crowd:
     return Crowd(requests=sent, page=page, chunk=chunk, device_pages=room, running=running)
 
 
+def random_crowd_over_host(seed: int, storage: str | None = None) -> Crowd:
+    """Such requests over host memory that holds everything. Three times both are emptied."""
+    chance = random.Random(3 * 10**6 + seed)
+    crowd = random_crowd(seed)
+    flushes = sorted(chance.sample(range(10, len(crowd.requests)), 3))
+    later = [FLUSH_APART_S * sum(index >= flush for flush in flushes) for index in range(len(crowd.requests))]
+    return msgspec.structs.replace(
+        crowd,
+        requests=[(at + more, request) for more, (at, request) in zip(later, crowd.requests, strict=True)],
+        host_pages=3000,
+        storage=storage,
+        threshold=crowd.page * chance.choice([1, 2, 4]),
+        flushes=flushes,
+    )
+
+
+def random_crowd_over_storage(seed: int) -> Crowd:
+    """Such requests over host memory and storage."""
+    return random_crowd_over_host(seed, "fast")
+
+
 def asked_of(request: Request) -> dict[str, Any]:
     return {
         "id": request.id,
@@ -138,21 +168,31 @@ def asked_together(case: Crowd) -> dict[str, Any]:
 
 
 def simulate_together(case: Crowd, *, macro_steps: bool = True) -> Simulated:
-    """The same by SGLang's pack, at a step a second."""
+    """The same by SGLang's packs, at a step a second."""
+    page_bytes = case.page * load_model("tiny-llama").kv_bytes_per_token
     simulator = Simulator(
         load_model("tiny-llama"),
         calibration({}),
         "sglang-0.5.23",
-        tier_policy("sglang-0.5.23-hicache"),
+        msgspec.structs.replace(tier_policy("sglang-0.5.23-hicache-wait"), min_prefetch_tokens=case.threshold),
         gpu_blocks=case.device_pages,
         block_tokens=case.page,
         chunk_tokens=case.page,
+        cpu_bytes=None if case.host_pages is None else case.host_pages * page_bytes,
+        disk_bytes=None if case.storage is None else 10**6 * page_bytes,
+        odirect=True,
         max_num_batched_tokens=case.chunk,
         max_num_seqs=case.running,
         journal=True,
         macro_steps=macro_steps,
     )
-    rows = completions(simulator, case.requests)
+    rows: dict[str, Completion] = {}
+    for start, end in itertools.pairwise([0, *case.flushes, len(case.requests)]):
+        if start > 0:
+            simulator.drain()
+            simulator.reset(["gpu", "cpu"])
+        rows |= completions(simulator, case.requests[start:end])
+    simulator.drain()
     return Simulated(rows, *simulator.take_journal())
 
 

@@ -56,7 +56,7 @@ impl Engine {
         self.keys.clear();
         self.waiting.push_back(slot);
         if self.config.reads_ahead {
-            self.read_ahead(slot, 0);
+            self.came(slot);
         }
     }
 
@@ -137,8 +137,18 @@ impl Engine {
         request.stored_chunks = end;
     }
 
+    /// Stores what a step has computed, and makes it findable if the pool gets it then.
+    pub(super) fn keep_computed(&mut self, slot: Slot) {
+        if self.config.stores_replies || self.requests[slot].lacks_stores() {
+            self.store_chunks(slot);
+        }
+        if self.config.prefills_first {
+            self.insert_prompt(slot);
+        }
+    }
+
     /// Makes what a step has computed of a prompt findable.
-    pub(super) fn insert_prompt(&mut self, slot: Slot) {
+    fn insert_prompt(&mut self, slot: Slot) {
         let request = &self.requests[slot];
         if request.blocks.findable.blocks < request.prompt / self.config.block_tokens {
             self.insert(slot, request.computed);

@@ -35,6 +35,7 @@ use crate::keys::Key;
 use crate::tiers::server::Server;
 use crate::tiers::{Ended, Slot, TierCounters, Tiers};
 use crate::time::{FOREVER, Ticks};
+use ahead::Questions;
 use arrivals::Arrivals;
 use blocks::BlockPool;
 use config::EngineConfig;
@@ -81,6 +82,7 @@ pub struct Engine {
     /// Waiting requests that hold blocks, with their load in flight or done: the scheduler considers them first.
     holding: VecDeque<Slot>,
     door: Door,
+    questions: Questions,
     /// Requests that prefill or load: the blocks that they still lack are reserved.
     prefilling: Vec<Slot>,
     counters: Counters,
@@ -131,6 +133,7 @@ impl Engine {
             waiting: VecDeque::new(),
             holding: VecDeque::new(),
             door: Door::default(),
+            questions: Questions::default(),
             prefilling: Vec::new(),
             counters: Counters::default(),
             watched: None,
@@ -261,6 +264,7 @@ impl Engine {
         match &self.step {
             Some(step) if self.shares_lower => step.end().min(self.next_arrival()).min(self.next_end(true)),
             Some(step) => step.end().min(self.next_stop()),
+            None if self.questions.any_asked() => self.now,
             None => self.next_arrival().min(self.next_end(true)),
         }
     }
@@ -390,13 +394,6 @@ impl Engine {
         }
     }
 
-    fn note_transfers(&mut self) {
-        if let Some(server) = &mut self.server {
-            server.take_begun();
-            self.name_owners();
-        }
-    }
-
     /// Ends the step in flight.
     #[inline(never)]
     fn end_step(&mut self) {
@@ -408,6 +405,7 @@ impl Engine {
             Some(Step::Decode(decode)) => self.end_decode(decode),
             None => {}
         }
+        self.take_in();
         self.note_transfers();
     }
 
@@ -416,16 +414,15 @@ impl Engine {
         self.steady = batch.steady;
         let mut slots = batch.slots;
         for slot in slots.drain(..) {
-            if self.config.stores_replies || self.requests[slot].lacks_stores() {
-                self.store_chunks(slot);
-            }
-            if self.config.prefills_first {
-                self.insert_prompt(slot);
-            }
-            let request = &mut self.requests[slot];
-            if request.computed < request.tokens_known() {
+            let prefills = self.requests[slot].computed < self.requests[slot].tokens_known();
+            if prefills && self.config.prefills_first {
                 continue;
             }
+            self.keep_computed(slot);
+            if prefills {
+                continue;
+            }
+            let request = &mut self.requests[slot];
             request.generated += 1;
             request.last_token = Some(self.now);
             if self.config.record_token_times {

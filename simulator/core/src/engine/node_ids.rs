@@ -18,6 +18,8 @@ pub struct Nodes {
     spare: Vec<NodeId>,
     /// The last blocks of nodes that were evicted: what the host keeps of them comes back as the same nodes.
     pub(super) ended: HashSet<(Key, u32)>,
+    /// The last blocks of matches that ended on the host: what was read into it as one node is two since.
+    pub(super) cut: HashSet<(Key, u32)>,
 }
 
 impl Nodes {

@@ -26,11 +26,11 @@ impl BlockPool {
             if mem::take(&mut adopted) {
                 self.part_node(held);
             }
-            let (blocks, ends) = self.until_end_of_node(key, blocks, held);
+            let (blocks, ends) = self.until_end_of_node(key, blocks, held, adds);
             let node = self.nodes.as_mut().map_or(NO_NODE, |nodes| nodes.add(&mut held.node, blocks));
             self.add(key, blocks, node, held);
             held.findable.advance(runs, blocks);
-            if ends && adds == Adds::Loaded {
+            if ends {
                 held.node = None;
             }
         }
@@ -128,22 +128,45 @@ impl BlockPool {
 
     /// How many of these blocks of a run a request may add at once: to where a node ended, or one if the pool has some
     /// of the run already. Then: whether a node of its own follows.
-    pub(super) fn until_end_of_node(&mut self, key: Key, blocks: u32, held: &Held) -> (u32, bool) {
+    pub(super) fn until_end_of_node(
+        &mut self,
+        key: Key,
+        blocks: u32,
+        held: &Held,
+        adds: Adds,
+    ) -> (u32, bool) {
         let Some(nodes) = &mut self.nodes else { return (blocks, false) };
         let start = held.findable.offset;
         let blocks = if self.first.contains_key(&key) { 1 } else { blocks };
-        if nodes.ended.is_empty() {
+        if nodes.ended.is_empty() && nodes.cut.is_empty() {
             return (blocks, false);
         }
-        let end = (start..start + blocks).find(|&number| nodes.ended.remove(&(key, number)));
-        (end.map_or(blocks, |number| number + 1 - start), end.is_some())
+        for number in start..start + blocks {
+            let (cut, ended) = (nodes.cut.remove(&(key, number)), nodes.ended.remove(&(key, number)));
+            if cut || ended {
+                return (number + 1 - start, cut || adds == Adds::Loaded);
+            }
+        }
+        (blocks, false)
+    }
+
+    /// A match ended behind this block of a prompt, which the host holds and the GPU does not: a node ends there.
+    pub(super) fn cut_on_host(&mut self, runs: &[BlockRun], block: u64) {
+        let (Some(nodes), mut left) = (&mut self.nodes, block) else { return };
+        for run in runs {
+            if left < u64::from(run.blocks) {
+                nodes.cut.insert((run.key, left as u32));
+                return;
+            }
+            left -= u64::from(run.blocks);
+        }
     }
 
     /// What a request loads ends with its prefix, which may end inside of a node: the rest is a node of its own.
     pub(super) fn loaded_to(&mut self, held: &Held) {
         let last = held.spans.last().map(|&(id, _)| self.extents[id as usize]);
         if let (Some(nodes), Some(extent)) = (&mut self.nodes, last) {
-            nodes.ended.extend(extent.key.map(|key| (key, extent.start + extent.blocks - 1)));
+            nodes.cut.extend(extent.key.map(|key| (key, extent.start + extent.blocks - 1)));
         }
     }
 

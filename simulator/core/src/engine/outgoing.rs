@@ -1,4 +1,4 @@
-//! Disk transfers that the caller makes on a real device: what the engine issues, and the caller's answers.
+//! Transfers that have begun, and those of the disk that the caller makes on a real device.
 
 use super::Engine;
 use crate::keys::Key;
@@ -7,6 +7,13 @@ use crate::tiers::{IoId, Tiers};
 use crate::time::Ticks;
 
 impl Engine {
+    pub(super) fn note_transfers(&mut self) {
+        if let Some(server) = &mut self.server {
+            server.take_begun();
+            self.name_owners();
+        }
+    }
+
     fn tiers(&mut self) -> Option<&mut Tiers> {
         self.server.as_mut().map(|server| &mut server.tiers)
     }

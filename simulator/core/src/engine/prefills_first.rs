@@ -8,7 +8,6 @@
 use std::mem;
 
 use super::Engine;
-use super::blocks::Held;
 use super::request::Status;
 use super::schedule::{Prefix, Verdict};
 use super::step::Batch;
@@ -92,16 +91,11 @@ impl Engine {
         }
         for index in (0..self.waiting.len().min(MOST_REFRESHED)).rev() {
             let slot = self.waiting[index];
-            let request = &self.requests[slot];
-            let known = request.tokens_known() / self.config.block_tokens;
-            let (local, mut held) = (self.pool.find(&request.runs, known), Held::default());
-            self.pool.take(&local, &mut held);
-            self.pool.release(&mut held);
-            self.touch_in_tiers(slot);
+            self.use_prefix(slot, self.requests[slot].tokens_known());
         }
     }
 
-    fn touch_in_tiers(&mut self, slot: Slot) {
+    pub(super) fn touch_in_tiers(&mut self, slot: Slot) {
         if let Some(server) = &mut self.server {
             server.tiers.touch(&self.requests[slot].chunks);
         }
@@ -145,6 +139,7 @@ impl Engine {
         self.touch_in_tiers(slot);
         let Some(tokens) = self.chosen(slot, &prefix, budget) else {
             self.pool.release(&mut self.requests[slot].blocks);
+            self.cut_on_host(slot, prefix.local.end.blocks);
             self.look_again(slot);
             return Verdict::Block;
         };

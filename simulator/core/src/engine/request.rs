@@ -102,11 +102,22 @@ pub enum Lookup {
     #[default]
     NotAsked,
     Pending,
+    /// The scheduler has asked what lower levels hold; a later pass takes the answer.
+    Asked(Asked, Matched),
     /// The tiers read ahead for the request, which has yet to ask.
     Ahead(Matched),
     /// They have, and this is what they brought.
     Read(ReadAhead, Matched),
     Answered(Hit),
+}
+
+/// When a scheduler asked for the tokens of a prompt that the GPU and the first level lack, and how many leading chunks
+/// of the prompt the levels then held.
+#[derive(Clone, Copy, Debug)]
+pub struct Asked {
+    pub at: Ticks,
+    pub found: usize,
+    pub lacking: u64,
 }
 
 /// What the GPU or the first level held of a prompt when the tiers were last asked to read ahead, and how often they

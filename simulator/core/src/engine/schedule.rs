@@ -35,9 +35,16 @@ pub(super) struct Prefix {
 
 impl Engine {
     pub(super) fn schedule(&mut self) -> Batch {
-        if self.config.prefills_first {
-            return self.schedule_prefill_or_decode();
-        }
+        self.take_answers();
+        let mut batch = match self.config.prefills_first {
+            true => self.schedule_prefill_or_decode(),
+            false => self.schedule_running_first(),
+        };
+        batch.steady &= !self.end_pass();
+        batch
+    }
+
+    fn schedule_running_first(&mut self) -> Batch {
         let slots = std::mem::take(&mut self.slots);
         let mut batch = Batch { slots, steady: true, ..Batch::default() };
         self.watched = None;
@@ -262,25 +269,28 @@ impl Engine {
     pub(super) fn note_sources(&mut self, slot: Slot, prefix: &Prefix) {
         let chunk = self.config.chunk_tokens;
         let request = &mut self.requests[slot];
-        let mut levels = [0; MOST_LEVELS];
+        let (mut levels, mut loaded_before) = ([0; MOST_LEVELS], 0);
         if let Lookup::Answered(hit) = &request.lookup {
             request.stored_chunks = hit.chunks();
             request.fetched = tokens_below_first(hit, chunk);
             let end = prefix.local_tokens + prefix.external_tokens;
-            let overlap = |chunks: Range<usize>| {
+            // What was read ahead for a request counts as read, also if another has loaded it to the GPU since.
+            let from = if self.config.reads_ahead { 0 } else { prefix.local_tokens };
+            let overlap = |chunks: &Range<usize>, from: u64, to: u64| {
                 let (start, beyond) = (chunks.start as u64 * chunk, chunks.end as u64 * chunk);
-                end.min(beyond).saturating_sub(prefix.local_tokens.max(start))
+                to.min(beyond).saturating_sub(from.max(start))
             };
             for (chunks, level) in hit.ranges().filter(|(_, level)| *level > 0) {
-                levels[level as usize] += overlap(chunks);
+                levels[level as usize] += overlap(&chunks, from, end);
+                loaded_before += overlap(&chunks, from, prefix.local_tokens);
             }
         }
         if request.preemptions == 0 {
-            let external = prefix.external_tokens;
+            let external = prefix.external_tokens + loaded_before;
             levels[0] = external - levels.iter().sum::<u64>();
             request.sources = Sources {
-                computed: request.prompt - prefix.local_tokens - external,
-                gpu: prefix.local_tokens,
+                computed: request.prompt - prefix.local_tokens - prefix.external_tokens,
+                gpu: prefix.local_tokens - loaded_before,
                 levels,
             };
             self.counters.computed_tokens += request.sources.computed;

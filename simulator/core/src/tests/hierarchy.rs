@@ -197,14 +197,15 @@ fn a_prefetch_is_waited_for_or_cut_off_when_the_engine_asks() {
 
 #[test]
 fn reads_ahead_pass_while_others_compute_one_after_another() {
-    // The first prompt computes for 8 x 2 ms and more: the pool's 2 ms a chunk are hidden behind it.
+    // The first prompt computes for three steps of 8 ms. The others come during the first one, and the pool answers
+    // during the second one: its 0.2 ms a chunk are hidden behind the third one.
     let read = bytes_per_s(CHUNK_BYTES as f64 / 2e-4);
     let mut engine = engine(host(), vec![level("cpu", 100), LevelConfig { read, ..level("pool", 100) }]);
     ask_again(&mut engine, "one", &PROMPT);
     ask_again(&mut engine, "other", &OTHER);
     engine.reset(&["gpu", "cpu"]).expect("idle");
     let sent = engine.now();
-    let asked = [("cold", &[(3, 64)][..], 1), ("first", &PROMPT, 1), ("second", &OTHER, 1)];
+    let asked = [("cold", &[(3, 192)][..], 1), ("first", &PROMPT, 1), ("second", &OTHER, 1)];
     let done = together(&mut engine, &asked);
     drain(&mut engine);
     let by_id = |id: &str| done.iter().find(|one| one.id == id).expect("it ended");
@@ -213,6 +214,22 @@ fn reads_ahead_pass_while_others_compute_one_after_another() {
     let cold_s = to_s(by_id("cold").first_token.expect("a token") - sent);
     // Both ran in the step after the cold one, which took no longer for the pool.
     assert!(last_s - cold_s < 3e-3, "{cold_s} {last_s}");
+}
+
+#[test]
+fn a_request_that_storage_is_asked_about_misses_the_first_step_after_it_came() {
+    // Two steps for the first prompt, with room for the second one beside its end.
+    let pool = || vec![level("cpu", 100), level("pool", 100)];
+    let asks_for = |min_prefetch_tokens| TierPolicy { min_prefetch_tokens, ..host() };
+    for (mut engine, waits) in [
+        (engine(host(), vec![level("cpu", 100)]), false),
+        (engine(asks_for(24), pool()), true),
+        (engine(asks_for(25), pool()), false),
+    ] {
+        let done = together(&mut engine, &[("first", &[(1, 96)][..], 1), ("second", &[(2, 25)][..], 1)]);
+        let token = |id: &str| done.iter().find(|one| one.id == id).expect("it ended").first_token;
+        assert_eq!(token("first") < token("second"), waits);
+    }
 }
 
 #[test]

@@ -3,33 +3,72 @@
 use std::ops::Range;
 
 use super::Tiers;
-use super::transfers::{Asked, Ended, Hit, LevelId, Op, ReadAhead, Slot};
+use super::lookup::Wanted;
+use super::transfers::{Ended, Hit, LevelId, Op, ReadAhead, Slot};
 use crate::chunks::PromptCursor;
 use crate::chunks::spans::Span;
 use crate::keys::ChunkRange;
 use crate::time::Ticks;
 
 impl Tiers {
-    /// Begins to read into the first level what only lower levels hold of a prompt, for a look-up to come. True:
-    /// `Ended::Ahead` follows, unless `stop_ahead` comes before.
-    pub fn read_ahead(&mut self, now: Ticks, slot: Slot, range: &ChunkRange) -> bool {
+    /// Below the first level there is another one.
+    pub fn has_lower(&self) -> bool {
+        !self.lower.is_empty()
+    }
+
+    /// So many tokens are enough to ask the lower levels for them.
+    pub fn reads(&self, tokens: u64) -> bool {
+        tokens >= self.config.policy.min_prefetch_tokens.max(1)
+    }
+
+    /// When the wait ends for what lower levels hold of so many tokens; it began at `asked_at`.
+    pub fn waits_until(&self, asked_at: Ticks, tokens: u64) -> Ticks {
+        self.deadline(asked_at, tokens / self.config.chunk_tokens)
+    }
+
+    /// How many leading chunks of a prompt the levels hold together. It uses those that only a lower level holds.
+    pub fn look_below(&mut self, now: Ticks, range: &ChunkRange) -> usize {
+        self.tick(now);
+        let (hit, _) = self.find(range);
+        for (level, lower) in (1..).zip(&mut self.lower) {
+            lower.touch(hit.spans_in(level));
+        }
+        hit.range.len()
+    }
+
+    /// Begins to read into the first level what only lower levels hold of a prompt, for a look-up to come, which was
+    /// wanted at `asked_at`. True: `Ended::Ahead` follows, unless `stop_ahead` comes before.
+    pub fn read_ahead(&mut self, now: Ticks, slot: Slot, range: &ChunkRange, asked_at: Ticks) -> bool {
         if self.lower.is_empty() || range.is_empty() {
             return false;
         }
         self.tick(now);
-        if self.prefetching >= self.config.policy.prefetches() {
-            self.waiting_lookups.push_back(Asked { slot, range: range.clone(), at: now, ahead: true });
-            return true;
+        let (hit, mut room) = self.find(range);
+        self.lock_hit(&hit);
+        let chunks = hit.lower_chunks();
+        if chunks == 0 || !self.may_prefetch(now, slot, &hit, &mut room) {
+            self.unlock_hit(&hit);
+            return false;
         }
-        self.start(now, (slot, range), now, true).is_none()
+        let wanted = Wanted { slot, deadline: self.deadline(asked_at, chunks), ahead: true };
+        if self.prefetching < self.config.policy.prefetches() {
+            self.prefetch(now, wanted, hit, room);
+        } else {
+            self.waiting_reads.push_back((wanted, hit, room));
+        }
+        true
     }
 
     /// Ends a read ahead with what has arrived, if it has had its time. None: the engine has to wait.
     pub fn stop_ahead(&mut self, now: Ticks, slot: Slot) -> Option<ReadAhead> {
-        let queued = self.waiting_lookups.iter().position(|asked| asked.ahead && asked.slot == slot);
-        if let Some(index) = queued {
-            let over = self.deadline(self.waiting_lookups[index].at, 0) <= now;
-            return over.then(|| self.waiting_lookups.remove(index)).map(|_| ReadAhead::new());
+        if let Some(index) = self.waiting_reads.iter().position(|(wanted, ..)| wanted.slot == slot) {
+            if self.waiting_reads[index].0.deadline > now {
+                return None;
+            }
+            let (_, hit, room) = self.waiting_reads.remove(index)?;
+            self.unlock_hit(&hit);
+            self.first.give_up(&room);
+            return Some(ReadAhead::new());
         }
         let id = self.transfers.ahead_of(slot)?;
         if !matches!(self.transfers.get(id), Some(Op::Prefetch(read, _)) if read.deadline <= now) {

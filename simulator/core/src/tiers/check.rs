@@ -44,6 +44,7 @@ impl Tiers {
             spans.flat_map(|span| self.first.keys(span)).collect::<Vec<_>>()
         };
         hits.iter().for_each(|hit| pin(hit.range.keys()));
+        self.waiting_reads.iter().for_each(|(_, hit, _)| pin(&keys(&mut hit.spans_in(0))));
         for op in self.transfers.iter() {
             match op {
                 Op::Load { hit, .. } | Op::Answer { hit, .. } => pin(hit.range.keys()),
@@ -74,7 +75,7 @@ impl Tiers {
         self.lower.iter().for_each(Level::check_idle);
         self.outbox.iter().for_each(Outbox::check_idle);
         assert_eq!((self.prefetching, self.prefetching_chunks, self.in_place.len()), (0, 0, 0));
-        assert!(self.waiting_lookups.is_empty());
+        assert!(self.waiting_lookups.is_empty() && self.waiting_reads.is_empty());
         assert_eq!(self.counters.stores_begun, self.counters.stores_ended);
     }
 }

@@ -303,6 +303,10 @@ impl Level {
         keys.map(|key| u64::from(self.in_page_cache.insert(key, ()).is_some())).sum()
     }
 
+    pub fn touch(&mut self, spans: impl Iterator<Item = Span>) {
+        self.held.touch_at(spans);
+    }
+
     pub fn lock(&mut self, spans: impl Iterator<Item = Span>) {
         self.held.lock(spans);
     }

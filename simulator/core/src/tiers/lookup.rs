@@ -10,43 +10,40 @@ use crate::keys::{ChunkRange, Key};
 use crate::time::{self, FOREVER, Ticks};
 
 /// For whom the tiers read, and until when they do.
-struct Wanted {
-    slot: Slot,
-    deadline: Ticks,
-    ahead: bool,
+#[derive(Debug)]
+pub(super) struct Wanted {
+    pub slot: Slot,
+    pub deadline: Ticks,
+    pub ahead: bool,
 }
 
 impl Tiers {
-    /// Finds and locks a prefix; begins to read what only lower levels hold. `asked_at`, `ahead`: as in `Asked`.
+    /// Finds and locks a prefix; begins to read what only lower levels hold. `asked_at`: when the look-up came.
     pub(super) fn start(
         &mut self,
         now: Ticks,
         (slot, range): (Slot, &ChunkRange),
         asked_at: Ticks,
-        ahead: bool,
     ) -> Option<Hit> {
         let (mut hit, mut room) = self.find(range);
         self.lock_hit(&hit);
         if hit.lower_chunks() > 0 {
-            if self.may_prefetch(now, slot, &hit, &mut room) {
+            let enough = self.reads(hit.lower_chunks().saturating_mul(self.config.chunk_tokens));
+            if enough && self.may_prefetch(now, slot, &hit, &mut room) {
                 let deadline = self.deadline(asked_at, hit.lower_chunks());
-                self.prefetch(now, Wanted { slot, deadline, ahead }, hit, room);
+                self.prefetch(now, Wanted { slot, deadline, ahead: false }, hit, room);
                 return None;
             }
             // Without room for all of them the hit ends before the first chunk that only a lower level holds.
             let beyond = hit.split_off(hit.first_lower_span());
             self.unlock_hit(&beyond);
         }
-        if ahead {
-            self.unlock_hit(&hit);
-            return Some(Hit::default());
-        }
         self.answered(slot, &hit);
         Some(hit)
     }
 
     /// The prefix that the levels hold, and the marks in the first level of the chunks that only lower levels hold.
-    fn find(&mut self, range: &ChunkRange) -> (Hit, Vec<Span>) {
+    pub(super) fn find(&mut self, range: &ChunkRange) -> (Hit, Vec<Span>) {
         let (mut hit, mut room, prompt) = (Hit::default(), Vec::new(), range.prompt());
         let (mut first_cursor, mut cursors) = (PromptCursor::new(), [PromptCursor::new(); MOST_LEVELS]);
         let mut number = 0;
@@ -102,14 +99,14 @@ impl Tiers {
     }
 
     /// Keeps each chunk where it was found.
-    fn lock_hit(&mut self, hit: &Hit) {
+    pub(super) fn lock_hit(&mut self, hit: &Hit) {
         self.first.lock(hit.spans_in(0));
         for (level, lower) in (1..).zip(&mut self.lower) {
             lower.lock(hit.spans_in(level));
         }
     }
 
-    fn unlock_hit(&mut self, hit: &Hit) {
+    pub(super) fn unlock_hit(&mut self, hit: &Hit) {
         self.first.unlock(hit.spans_in(0));
         self.unlock_lower(hit);
     }
@@ -159,16 +156,15 @@ impl Tiers {
     }
 
     /// Whether the tiers may read a hit's chunks from lower levels. Takes the room in the first level that they need.
-    fn may_prefetch(&mut self, now: Ticks, slot: Slot, hit: &Hit, room: &mut Vec<Span>) -> bool {
+    pub(super) fn may_prefetch(&mut self, now: Ticks, slot: Slot, hit: &Hit, room: &mut Vec<Span>) -> bool {
         let policy = &self.config.policy;
         let limit = policy.prefetch_share.map(|share| share * self.config.levels[0].chunks as f64);
-        hit.lower_chunks().saturating_mul(self.config.chunk_tokens) >= policy.min_prefetch_tokens
-            && limit.is_none_or(|limit| (self.prefetching_chunks as f64) < limit)
+        limit.is_none_or(|limit| (self.prefetching_chunks as f64) < limit)
             && (policy.read_in_place || self.reserve(now, slot, &hit.range, room, false))
     }
 
     /// Begins to read a hit's chunks from lower levels: level by level, from its device and then from the page cache.
-    fn prefetch(&mut self, now: Ticks, wanted: Wanted, hit: Hit, room: Vec<Span>) {
+    pub(super) fn prefetch(&mut self, now: Ticks, wanted: Wanted, hit: Hit, room: Vec<Span>) {
         let count = hit.lower_chunks();
         self.prefetching += 1;
         self.prefetching_chunks += count;
@@ -290,6 +286,8 @@ impl Tiers {
         let beyond = hit.split_off(came);
         self.unlock_hit(&beyond);
         self.unlock_lower(&hit);
+        // Another read may have brought the first of them meanwhile.
+        let there = if ahead { self.first_holds(&hit.range) as usize } else { 0 };
         for (chunks, level) in hit.ranges().filter(|(_, level)| *level > 0) {
             self.counters.levels[level as usize].loaded_chunks += chunks.len() as u64;
         }
@@ -310,17 +308,21 @@ impl Tiers {
         } else {
             self.answered(slot, &hit);
         }
+        if let Some((wanted, hit, room)) = self.waiting_reads.pop_front() {
+            self.prefetch(now, wanted, hit, room);
+        }
         while self.prefetching < self.config.policy.prefetches()
-            && let Some(Asked { slot, range, at, ahead }) = self.waiting_lookups.pop_front()
+            && let Some(Asked { slot, range, at }) = self.waiting_lookups.pop_front()
         {
-            if let Some(hit) = self.start(now, (slot, &range), at, ahead) {
-                self.begin(now, Op::Answer { slot, hit, ahead });
+            if let Some(hit) = self.start(now, (slot, &range), at) {
+                self.begin(now, Op::Answer { slot, hit });
             }
         }
         if !ahead {
             return Ended::Lookup(slot, hit);
         }
-        let read = hit.ranges().filter(|(_, level)| *level > 0).collect();
+        let below = hit.ranges().filter(|(chunks, level)| *level > 0 && chunks.end > there);
+        let read = below.map(|(chunks, level)| (chunks.start.max(there)..chunks.end, level)).collect();
         self.release(&hit);
         Ended::Ahead(slot, read)
     }

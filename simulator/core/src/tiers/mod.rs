@@ -34,6 +34,7 @@ use crate::time::{self, FOREVER, Ticks};
 use config::{MOST_LEVELS, Placement, TierConfig};
 use device::Device;
 use level::Level;
+use lookup::Wanted;
 use outbox::{Issued, Outbox};
 use ticker::Ticker;
 use transfers::{Asked, Op, Transfers};
@@ -88,6 +89,8 @@ pub struct Tiers {
     prefetching: u64,
     prefetching_chunks: u64,
     waiting_lookups: VecDeque<Asked>,
+    /// Reads ahead that wait for others to end, with the room in the first level that they have taken.
+    waiting_reads: VecDeque<(Wanted, Hit, Vec<Span>)>,
     /// Chunks of hits that the tiers read past the first level, and how often `release` will name them.
     in_place: KeyMap<u32>,
     /// The first level's ticks, and when the next one is due that lets chunks fall or concerns a lower level.
@@ -123,6 +126,7 @@ impl Tiers {
             prefetching: 0,
             prefetching_chunks: 0,
             waiting_lookups: VecDeque::new(),
+            waiting_reads: VecDeque::new(),
             in_place: KeyMap::default(),
             ticker: Ticker::new(config.policy.ticks().as_ref()),
             counters: TierCounters::default(),
@@ -186,10 +190,10 @@ impl Tiers {
         self.tick(now);
         self.journal.note("lookup", || id_and(slot as u64, range.keys()));
         if !self.lower.is_empty() && self.prefetching >= self.config.policy.prefetches() {
-            self.waiting_lookups.push_back(Asked { slot, range: range.clone(), at: now, ahead: false });
+            self.waiting_lookups.push_back(Asked { slot, range: range.clone(), at: now });
             return None;
         }
-        self.start(now, (slot, range), now, false)
+        self.start(now, (slot, range), now)
     }
 
     /// How many leading chunks of a prompt the levels hold together.
@@ -271,8 +275,7 @@ impl Tiers {
                 self.release(&hit);
                 Ended::Load(slot)
             }
-            Some(Op::Answer { slot, ahead: true, .. }) => Ended::Ahead(slot, ReadAhead::new()),
-            Some(Op::Answer { slot, hit, .. }) => Ended::Lookup(slot, hit),
+            Some(Op::Answer { slot, hit }) => Ended::Lookup(slot, hit),
             Some(Op::Prefetch(prefetch, read)) => self.read_on(now, prefetch, read),
             Some(Op::Rest(read)) => {
                 if let Err(end) = self.read_ended(now, read) {

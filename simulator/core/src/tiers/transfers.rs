@@ -158,13 +158,12 @@ fn chunks(spans: &[Span]) -> usize {
     spans.iter().map(|span| span.len as usize).sum()
 }
 
-/// A look-up, or a read ahead, that waits until other reads have ended.
+/// A look-up that waits until other reads have ended.
 #[derive(Debug)]
 pub(super) struct Asked {
     pub slot: Slot,
     pub range: ChunkRange,
     pub at: Ticks,
-    pub ahead: bool,
 }
 
 /// Chunks of a prompt that a read ahead has brought, and the level that each lay in.
@@ -252,7 +251,6 @@ pub(super) enum Op {
     Answer {
         slot: Slot,
         hit: Hit,
-        ahead: bool,
     },
     /// GPU to the first level: the marked chunks of a range; the `spilled` ones go to a lower level after that.
     Store {
