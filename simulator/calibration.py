@@ -126,12 +126,12 @@ class Held(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
 class Answers(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What a cache server works on the questions of an engine's connector, one after another, in seconds.
 
-    A look-up takes lookup_s and lookup_chunk_s for each whole chunk of the prompt; each question after that about what
-    came of it takes status_s. All 0: they are answered at once.
+    Asked for a look-up, it works lookup_s until it says that it has begun, and then find_chunk_s for each whole chunk
+    of the prompt. On each question about what came of it, it works status_s. All 0: it answers at once.
     """
 
     lookup_s: float = 0.0
-    lookup_chunk_s: float = 0.0
+    find_chunk_s: float = 0.0
     status_s: float = 0.0
 
     def __post_init__(self) -> None:
@@ -141,10 +141,6 @@ class Answers(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 
     def __bool__(self) -> bool:
         return any(msgspec.structs.astuple(self))
-
-    def each_s(self, chunks: int, questions: int) -> tuple[float, ...]:
-        """The time of each question about a prompt of so many chunks."""
-        return (self.lookup_s + self.lookup_chunk_s * chunks, *[self.status_s] * (questions - 1))[:questions]
 
 
 AT_ONCE = Answers()

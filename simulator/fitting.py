@@ -147,10 +147,12 @@ class _Problem:
         self.free = [n for n in CONSTANTS if n not in assumed and any(n in row for row in self.rows)]
         self.always = _always(fitted_on)
         if asked.answers:
-            poll_s, questions = assumed["poll_s"].value or 0.0, round(self.always["poll_s"])
+            poll_s = assumed["poll_s"].value or 0.0
             for point, row in zip(fitted_on.points, self.rows, strict=True):
-                each_s = asked.answers.each_s(point.prompt_tokens // point.chunk_tokens, questions)
-                row |= {"poll_s": looks(each_s, poll_s, self.host_spread).number} if "poll_s" in row else {}
+                number = looks(
+                    asked.answers, point.prompt_tokens // point.chunk_tokens, poll_s, self.host_spread
+                ).number
+                row |= {"poll_s": number} if "poll_s" in row else {}
         self.host = np.array([n in self.always or n.startswith("request_") for n in self.free])
         # A descent asks for the same slopes again and again.
         self._simulated_s: dict[tuple[int | float, ...], float] = {}

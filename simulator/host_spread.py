@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from simulator.calibration import Answers, CalibrationPoint
 from simulator.errors import CalibrationError
@@ -18,6 +19,8 @@ TELLING_SAMPLES = 5
 NORMAL_975 = 1.96
 # What a front end takes to parse a request.
 _PARSING = ("request_s", "request_token_s", "request_chunk_s")
+# A look-up, and what came of it (lmcache/integration/vllm/vllm_multi_process_adapter.py, check_lookup_result).
+_QUESTIONS = 2
 _DRAWS = 4000
 # Factors reach from 0 to 2 at most (core/src/engine/jitter.rs).
 _MOST_SPREAD = 1 / math.sqrt(3)
@@ -49,19 +52,19 @@ def host_spread(
         # Of a median, whose standard error is that of a mean times the root of π/2.
         spread_s = (point.high_s - point.low_s) / (2 * NORMAL_975) * math.sqrt(samples * 2 / math.pi)
         if answers:
-            each_s = answers.each_s(point.prompt_tokens // point.chunk_tokens, questions)
-            found.append(_spread(spread_s, math.hypot(*tasks), each_s, named["poll_s"]))
+            looks_at = functools.partial(looks, answers, point.prompt_tokens // point.chunk_tokens, named["poll_s"])
+            found.append(_spread(spread_s, math.hypot(*tasks), looks_at))
         elif any(tasks := [*tasks, *[named["poll_s"]] * questions]):
             found.append(spread_s / math.hypot(*tasks))
     return float(np.median(found)) if found else 0.0
 
 
-def _spread(spread_s: float, tasks_s: float, answers_s: tuple[float, ...], poll_s: float) -> float:
+def _spread(spread_s: float, tasks_s: float, looks_at: Callable[[float], Looks]) -> float:
     """The one with which tasks and looks together vary by spread_s. tasks_s: the tasks' root sum of squares."""
     low, high = 0.0, _MOST_SPREAD
     for _ in range(_HALVINGS):
         middle = (low + high) / 2
-        if math.hypot(middle * tasks_s, looks(answers_s, poll_s, middle).spread_s) < spread_s:
+        if math.hypot(middle * tasks_s, looks_at(middle).spread_s) < spread_s:
             low = middle
         else:
             high = middle
@@ -76,20 +79,26 @@ class Looks(NamedTuple):
 
 
 @functools.lru_cache(maxsize=4096)
-def looks(answers_s: tuple[float, ...], poll_s: float, spread: float) -> Looks:
-    """answers_s: of each question about a lone request, asked at the look that sees the answer before it. spread: of
-    each answer and each look, over its mean; as the simulator draws them. CalibrationError: looks take no time.
+def looks(answers: Answers, chunks: int, poll_s: float, spread: float) -> Looks:
+    """For the answers about a lone request of so many chunks; the connector asks on at the look that sees an answer.
+    spread: of each answer and each look, over its mean; as the simulator draws them. CalibrationError: looks take no
+    time.
     """
     if not poll_s > 0:
         raise CalibrationError("answers take time, and a look for one (poll_s) none: time both, or neither")
     random, reach = np.random.default_rng(0), min(1.0, spread / _MOST_SPREAD)
-    count, took_s = 0, np.zeros(_DRAWS)
-    for answer_s in answers_s:
-        left_s, waiting = answer_s * (1 + reach * random.uniform(-1, 1, _DRAWS)), np.ones(_DRAWS, dtype=bool)
+
+    def drawn(mean_s: float, count: int = _DRAWS) -> NDArray[np.float64]:
+        return mean_s * (1 + reach * random.uniform(-1, 1, count))
+
+    number, at_s = 0, np.zeros(_DRAWS)
+    begun_s = drawn(answers.lookup_s)
+    found_s = begun_s + drawn(answers.find_chunk_s * chunks)
+    for question in range(_QUESTIONS):
+        answered_s = begun_s if question == 0 else np.maximum(at_s, found_s) + drawn(answers.status_s)
+        waiting = np.ones(_DRAWS, dtype=bool)
         while waiting.any():
-            look_s = poll_s * (1 + reach * random.uniform(-1, 1, int(waiting.sum())))
-            count += len(look_s)
-            took_s[waiting] += look_s
-            left_s[waiting] -= look_s
-            waiting &= left_s > 0
-    return Looks(count / _DRAWS, float(took_s.std()))
+            number += int(waiting.sum())
+            at_s[waiting] += drawn(poll_s, int(waiting.sum()))
+            waiting &= at_s < answered_s
+    return Looks(number / _DRAWS, float(at_s.std()))

@@ -175,25 +175,29 @@ def _polls(samples: Sequence[Sample]) -> dict[str, Assumption]:
 
 
 def _answers(samples: Sequence[Sample], manifest: Manifest) -> Answers:
-    """What the cache server works on a connector's questions, where the accelerator has timed them: of lone requests,
-    whose questions wait for no other's, and of those that it answered at the first question after the look-up."""
+    """What the cache server works on a connector's questions, where the accelerator has timed them: of lone hits in
+    RAM, whose questions wait for no other's and for no storage."""
     cells = {cell.key: cell for cell in manifest.cells}
-    lookups, statuses, status_us = list[tuple[float, float]](), 0, 0
+    lookups_s, statuses, finds = list[float](), list[tuple[float, float]](), list[tuple[float, float]]()
     for sample in samples:
-        cell, moved = cells.get(sample.cell), sample.observed
-        count = moved.paced.get("lookups", 0)
-        if cell is None or cell.cache is None or not isinstance(cell.workload, PrefixWorkload) or not count:
+        cell, moved, state = cells.get(sample.cell), sample.observed, state_named(sample.tier)
+        if cell is None or cell.cache is None or not isinstance(cell.workload, PrefixWorkload):
             continue
-        if cell.workload.concurrency > 1:
+        if cell.workload.concurrency > 1 or state.served_by is None or state.from_device is not None:
+            continue
+        if not all(moved.paced.get(kind) for kind in ("lookups", "statuses", "finds")):
             continue
         chunks = cell.workload.prompt_tokens // cell.cache.chunk_tokens
-        lookups.append((chunks, moved.asked_us["lookups"] / count / 1e6))
-        if moved.paced["statuses"] == count:
-            statuses, status_us = statuses + count, status_us + moved.asked_us["statuses"]
-    if not statuses:
+        lookup_s, status_s, find_s = (
+            moved.asked_us[kind] / moved.paced[kind] / 1e6 for kind in ("lookups", "statuses", "finds")
+        )
+        lookups_s.append(lookup_s)
+        statuses.append((chunks, status_s))
+        finds.append((chunks, find_s))
+    if not lookups_s:
         return AT_ONCE
-    lookup_s, chunk_s = _line(lookups)
-    return Answers(lookup_s=lookup_s, lookup_chunk_s=chunk_s, status_s=status_us / statuses / 1e6)
+    # A question about many chunks waits until they are found: that of none is the question alone.
+    return Answers(lookup_s=fmean(lookups_s), find_chunk_s=_line(finds)[1], status_s=_line(statuses)[0])
 
 
 def _line(points: Sequence[tuple[float, float]]) -> tuple[float, float]:

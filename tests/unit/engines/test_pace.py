@@ -151,7 +151,7 @@ def test_a_question_lasts_until_its_answer_which_the_next_step_writes(
             self.result = result
 
     class Client:
-        def lookup(self, _key: str, *, readers: int) -> Future:
+        def lookup(self, _key: object, readers: int) -> Future:
             self.asked = readers
             return Future()
 
@@ -161,20 +161,21 @@ def test_a_question_lasts_until_its_answer_which_the_next_step_writes(
     clock, client, report = Clock(), Client(), Report(str(tmp_path / "pace.json"))
     monkeypatch.setattr("time.perf_counter", clock)
     time_questions(SimpleNamespace(scheduler_adapter=SimpleNamespace(req_clients={"url": client})), report)
-    lookup = client.lookup("key", readers=3)
+    lookup = client.lookup(SimpleNamespace(request_id="one"), 3)
     clock.now_s += 0.002
     lookup.set_result(None)
-    status = client.query_prefetch_status("request")
-    clock.now_s += 0.001
-    assert report.statuses.count == 0
-    status.set_result(4)
+    for found in (None, 4):
+        status = client.query_prefetch_status("one")
+        clock.now_s += 0.001
+        assert report.finds.count == 0
+        status.set_result(found)
     assert (client.asked, status.result) == (3, 4)
-    found = read_report(tmp_path / "pace.json")
-    assert found["lookups_paced"] == 0
+    assert read_report(tmp_path / "pace.json")["lookups_paced"] == 0
     report.add("steps", 0.5, 0.0)
-    found = read_report(tmp_path / "pace.json")
-    assert (found["lookups_paced"], found["lookups_asked_us"]) == (1, 2000)
-    assert (found["statuses_paced"], found["statuses_asked_us"]) == (1, 1000)
+    told = read_report(tmp_path / "pace.json")
+    assert (told["lookups_paced"], told["lookups_asked_us"]) == (1, 2000)
+    assert (told["statuses_paced"], told["statuses_asked_us"]) == (2, 2000)
+    assert (told["finds_paced"], told["finds_asked_us"]) == (1, 4000)
     time_questions(None, report)  # an engine without a cache server
 
 
@@ -241,7 +242,7 @@ def test_the_report_is_what_the_harness_reads(tmp_path: Path) -> None:
         found["steps_asked_us"] == 750_000 and found["steps_overrun_us"] == 2000 and found["loads_asked_us"] == 125_000
     )
     counters = Counters.of(found)
-    none = {"polls": 0, "stores": 0, "lookups": 0, "statuses": 0}
+    none = dict.fromkeys(("polls", "stores", "lookups", "statuses", "finds"), 0)
     assert counters.paced == {"steps": 2, "loads": 1, **none} and counters.named() == found
     assert len(path.read_text().splitlines()) == 1
 

@@ -101,8 +101,8 @@ def test_a_fit_finds_the_spread_in_lone_hits_and_only_where_it_is_the_host_s() -
         assert fitted_s == pytest.approx(point.measured_s, rel=0.03)
 
 
-# A look-up of four chunks takes 1.9 ms and a question about it 1, where an engine looks every 1.5 ms.
-ANSWERS = Answers(lookup_s=1.5e-3, lookup_chunk_s=1e-4, status_s=1e-3)
+# A look-up has begun after 1.3 ms. Four chunks are found at 2.5 ms, and a question of 1.5 ms is answered at 3.5.
+ANSWERS = Answers(lookup_s=1.3e-3, find_chunk_s=3e-4, status_s=1e-3)
 
 
 def answering(spread: float) -> Calibration:
@@ -111,12 +111,11 @@ def answering(spread: float) -> Calibration:
 
 def test_an_engine_looks_as_often_for_answers_as_the_fit_expects() -> None:
     """The mean over many runs, and the spread of looks beside that of all other tasks."""
-    each_s = ANSWERS.each_s(4, 2)
-    assert each_s == pytest.approx((1.9e-3, 1e-3)) and looks(each_s, 1.5e-3, 0.0) == pytest.approx((3, 0.0))
+    assert looks(ANSWERS, 4, 1.5e-3, 0.0) == pytest.approx((3, 0.0)) and looks(ANSWERS, 0, 1.5e-3, 0.0).number == 2
     others_s = ttfts_s(varied(0.0), 1, 1)[0] - 2 * 1.5e-3
     assert ttfts_s(answering(0.0), 1, 1)[0] - others_s == pytest.approx(3 * 1.5e-3)
     for spread in (0.2, 0.5):
-        expected = looks(each_s, 1.5e-3, spread)
+        expected = looks(ANSWERS, 4, 1.5e-3, spread)
         seen = [ttfts_s(answering(spread), seed, 1)[0] - others_s for seed in range(3000)]
         assert fmean(seen) == pytest.approx(expected.number * 1.5e-3, rel=0.03)
         assert pstdev(seen) == pytest.approx(math.hypot(spread * math.hypot(*TASKS_S[:4]), expected.spread_s), rel=0.05)

@@ -3,7 +3,8 @@
 //!
 //! LMCache's connector asks for a look-up, waits for its acknowledgement, and then asks what came of it, again and again
 //! while the server still reads. One thread of the server works on an engine's questions, one after another
-//! (lmcache/v1/multiprocess/affinity_pool.py), and the threads share an interpreter.
+//! (lmcache/v1/multiprocess/affinity_pool.py). Another one finds chunks once the look-up is acknowledged; both share an
+//! interpreter.
 
 use super::Engine;
 use super::request::Lookup;
@@ -45,8 +46,8 @@ impl Engine {
         if request.polls_left == 0 {
             return matches!(request.lookup, Lookup::Answered(_));
         }
-        if let Some(takes) = takes {
-            request.answer_at = server.answer(self.now, takes);
+        if let Some((answer, after)) = takes {
+            request.answer_at = server.answer(self.now, answer, after);
         }
         batch.poll(request.answer_at);
         false

@@ -10,12 +10,12 @@ use crate::time::{FOREVER, from_s, to_s};
 const MS: f64 = 1.0 / 1024.0;
 
 /// A step takes 2 ms and a look 1 ms; the connector asks twice.
-fn engine(lookup_ms: f64, lookup_chunk_ms: f64, status_ms: f64, disk_chunks: Option<u64>) -> Engine {
+fn engine(lookup_ms: f64, find_chunk_ms: f64, status_ms: f64, disk_chunks: Option<u64>) -> Engine {
     let cost = CostConfig {
         step_s: 2.0 * MS,
         poll_s: MS,
         lookup_s: lookup_ms * MS,
-        lookup_chunk_s: lookup_chunk_ms * MS,
+        find_chunk_s: find_chunk_ms * MS,
         status_s: status_ms * MS,
         ..CostConfig::default()
     };
@@ -43,8 +43,8 @@ fn a_schedule_sees_an_answer_at_its_first_look_after_that_and_asks_on() {
     // Answered at 1.5 ms, seen at 2; asked on, answered at 2.5, seen at 3.
     assert_eq!(first_tokens(engine(1.5, 0.0, 0.5, None), &[0.0]), [5.0]);
     assert_eq!(first_tokens(engine(1.0, 0.0, 1.0, None), &[0.0]), [4.0], "an answer of that moment is seen");
-    // Two whole chunks: answered at 2.5 ms, seen at 3.
-    assert_eq!(first_tokens(engine(1.5, 0.5, 0.5, None), &[0.0]), [6.0]);
+    // Two whole chunks, which it has found at 3.5 ms: the second answer comes at 4.
+    assert_eq!(first_tokens(engine(1.5, 1.0, 0.5, None), &[0.0]), [6.0]);
 }
 
 #[test]

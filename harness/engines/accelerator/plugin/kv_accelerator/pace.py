@@ -22,8 +22,8 @@ CARRIED_S = 1e-3
 LATE_S = 1e-3
 _PR_SET_TIMERSLACK = 29
 # A report is written in place: it is padded, so that a shorter one covers all of a longer one.
-_REPORT_BYTES = 1024
-_TALLIES = ("steps", "polls", "loads", "stores", "lookups", "statuses")
+_REPORT_BYTES = 2048
+_TALLIES = ("steps", "polls", "loads", "stores", "lookups", "statuses", "finds")
 
 
 def wake_precisely() -> None:
@@ -102,7 +102,8 @@ class Report:
     """Totals since the start, written after each step and transfer to a file of the harness. path None: no file.
 
     polls: schedules of an engine that has requests and can compute none, each with the time until the next schedule.
-    lookups, statuses: the connector's questions to the cache server, each with the time until its answer.
+    lookups, statuses: the connector's questions to the cache server, each with the time until its answer. finds: from
+    the first question about a request to the last answer.
     """
 
     path: str | None = None
@@ -112,6 +113,7 @@ class Report:
     stores: Tally = field(default_factory=Tally)
     lookups: Tally = field(default_factory=Tally)
     statuses: Tally = field(default_factory=Tally)
+    finds: Tally = field(default_factory=Tally)
 
     def __post_init__(self) -> None:
         self._lock = threading.Lock()
@@ -125,7 +127,7 @@ class Report:
             self._write()
 
     def answered(self, kind: str, took_s: float) -> None:
-        """kind: 'lookups' or 'statuses'. The next step writes it with its own: a question comes before each."""
+        """kind: 'lookups', 'statuses' or 'finds'. The next step writes it with its own: a question precedes it."""
         with self._lock:
             getattr(self, kind).add(took_s, 0.0)
 
