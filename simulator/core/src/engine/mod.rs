@@ -17,6 +17,7 @@ mod intake;
 mod jitter;
 mod lifecycle;
 pub mod live_tokens;
+mod looks;
 mod node_ids;
 mod nodes;
 mod outgoing;
@@ -321,7 +322,7 @@ impl Engine {
     /// A transfer of one of this engine's requests ended at `at`. True: the next schedule may decide otherwise.
     pub(crate) fn transfer_ended(&mut self, at: Ticks, ended: Ended) -> bool {
         match ended {
-            Ended::Lookup(slot, hit) => self.requests[slot].lookup = Lookup::Answered(hit),
+            Ended::Lookup(slot, hit) => self.requests[slot].found(hit, at),
             Ended::Ahead(slot, read) => self.read_was_ahead(slot, read),
             Ended::Overdue(_) => {}
             Ended::Load(slot) if self.requests[slot].status == Status::Loading => {
@@ -368,7 +369,7 @@ impl Engine {
             return;
         }
         let mut batch = self.schedule();
-        while batch.only_polls() && self.cost.poll == 0 && self.loading_until <= self.now {
+        while batch.only_polls() && self.looks_at_once(&batch) && self.loading_until <= self.now {
             // An engine with nothing else to do asks again at once.
             self.slots = batch.slots;
             batch = self.schedule();
@@ -378,7 +379,7 @@ impl Engine {
             batch = self.schedule();
         }
         self.note_transfers();
-        let polled = if batch.only_polls() { self.now + self.cost.vary(self.cost.poll) } else { 0 };
+        let polled = if batch.only_polls() { self.next_look(&batch) } else { 0 };
         let start = self.now.max(self.loading_until).max(polled);
         if !batch.slots.is_empty() {
             let end = (start + self.cost.step(&batch.work)).max(batch.loads_until);

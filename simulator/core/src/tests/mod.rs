@@ -18,6 +18,7 @@ mod front_end;
 mod fuzz;
 mod hierarchy;
 mod levels;
+mod looks;
 mod nodes;
 mod placement;
 mod schedule;
