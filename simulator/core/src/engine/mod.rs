@@ -41,7 +41,7 @@ use config::EngineConfig;
 use cost::Cost;
 use front_end::FrontEnd;
 use prefills_first::Door;
-use request::{Completion, Lookup, Request, Status, Submission};
+use request::{Completion, Request, Status, Submission};
 use step::{Batch, Step};
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

@@ -135,8 +135,7 @@ fn any_tiers(chunk_tokens: u64) -> impl Strategy<Value = TierConfig> {
 }
 
 fn front_end(shared_core: bool, answers: bool, polls: bool, asks: bool) -> CostConfig {
-    let (response_s, poll_s, asks) =
-        (7e-4 * f64::from(answers), 3e-4 * f64::from(polls), f64::from(asks));
+    let (response_s, poll_s, asks) = (7e-4 * f64::from(answers), 3e-4 * f64::from(polls), f64::from(asks));
     let (lookup_s, find_chunk_s, status_s) = (4e-4 * asks, 3e-5 * asks, 7e-4 * asks);
     CostConfig {
         shared_core,
