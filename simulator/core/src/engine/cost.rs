@@ -229,11 +229,6 @@ impl Cost {
         (self.vary(self.status), 0)
     }
 
-    /// Whether the engine asks again while the tiers read from lower levels.
-    pub fn asks_again(&self) -> bool {
-        self.status > 0
-    }
-
     /// What a task of the host takes this time whose mean that is.
     pub fn vary(&mut self, mean: Ticks) -> Ticks {
         self.jitter.of(mean)

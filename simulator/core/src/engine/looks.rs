@@ -1,8 +1,8 @@
 //! How the scheduler learns what the tiers hold: its connector asks the cache server, and each schedule looks whether the
 //! answer has come.
 //!
-//! LMCache's connector asks for a look-up, waits for its acknowledgement, and then asks what came of it, again and again
-//! while the server still reads. One thread of the server works on an engine's questions, one after another
+//! LMCache's connector asks for a look-up, waits for its acknowledgement, and then asks what came of it. While
+//! the server still reads, the scheduler here sees the answer when the read ends. One thread of the server works on an engine's questions, one after another
 //! (lmcache/v1/multiprocess/affinity_pool.py). Another one finds chunks once the look-up is acknowledged; both share an
 //! interpreter.
 
@@ -10,7 +10,7 @@ use super::Engine;
 use super::request::Lookup;
 use super::step::Batch;
 use crate::tiers::Slot;
-use crate::time::{FOREVER, Ticks};
+use crate::time::Ticks;
 
 impl Engine {
     /// Whether the tiers have said what they hold of a waiting request's prompt.
@@ -30,17 +30,14 @@ impl Engine {
         let mut takes = None;
         if let Lookup::NotAsked = request.lookup {
             batch.steady = false;
-            (request.lookup, request.found_at) = match server.tiers.lookup(self.now, name, &request.chunks) {
-                Some(hit) => (Lookup::Answered(hit), self.now),
-                None => (Lookup::Pending, FOREVER),
+            request.lookup = match server.tiers.lookup(self.now, name, &request.chunks) {
+                Some(hit) => Lookup::Answered(hit),
+                None => Lookup::Pending,
             };
             request.polls_left = self.config.lookup_polls;
             takes = Some(self.cost.lookup(request.chunks.len()));
         } else if request.polls_left > 0 && self.now >= request.answer_at {
             request.polls_left -= 1;
-            if request.still_reads() && self.cost.asks_again() {
-                request.polls_left = 1;
-            }
             takes = Some(self.cost.status());
         }
         if request.polls_left == 0 {

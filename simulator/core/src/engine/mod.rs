@@ -42,7 +42,7 @@ use config::EngineConfig;
 use cost::Cost;
 use front_end::FrontEnd;
 use prefills_first::Door;
-use request::{Completion, Request, Status, Submission};
+use request::{Completion, Lookup, Request, Status, Submission};
 use step::{Batch, Step};
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -326,7 +326,7 @@ impl Engine {
     /// A transfer of one of this engine's requests ended at `at`. True: the next schedule may decide otherwise.
     pub(crate) fn transfer_ended(&mut self, at: Ticks, ended: Ended) -> bool {
         match ended {
-            Ended::Lookup(slot, hit) => self.requests[slot].found(hit, at),
+            Ended::Lookup(slot, hit) => self.requests[slot].lookup = Lookup::Answered(hit),
             Ended::Ahead(slot, read) => self.read_was_ahead(slot, read),
             Ended::Overdue(_) => {}
             Ended::Load(slot) if self.requests[slot].status == Status::Loading => {

@@ -165,8 +165,6 @@ pub struct Request {
     pub polls_left: u64,
     /// When the last of them is answered.
     pub answer_at: Ticks,
-    /// When the tiers had found what they hold of the prompt.
-    pub found_at: Ticks,
     pub stored_chunks: u64,
     /// Tokens that a lower level than the first one held: they came as one piece.
     pub fetched: Range<u64>,
@@ -182,16 +180,6 @@ pub struct Request {
 }
 
 impl Request {
-    /// The tiers have found at that moment what they hold of the prompt.
-    pub fn found(&mut self, hit: Hit, at: Ticks) {
-        (self.lookup, self.found_at) = (Lookup::Answered(hit), at);
-    }
-
-    /// The last question is answered, and the answer was that the tiers still read what lower levels hold.
-    pub fn still_reads(&self) -> bool {
-        self.polls_left == 0 && self.answer_at < self.found_at
-    }
-
     /// Tokens known so far: prompt and generated ones.
     pub fn tokens_known(&self) -> u64 {
         self.prompt + self.generated

@@ -3,14 +3,14 @@
 use crate::engine::Engine;
 use crate::engine::config::EngineConfig;
 use crate::engine::cost::CostConfig;
-use crate::tests::{ask, config, lmcache, one, tiers};
+use crate::tests::{ask, config, lmcache, tiers};
 use crate::time::{FOREVER, from_s, to_s};
 
 /// About a millisecond, and whole in ticks.
 const MS: f64 = 1.0 / 1024.0;
 
 /// A step takes 2 ms and a look 1 ms; the connector asks twice.
-fn engine(lookup_ms: f64, find_chunk_ms: f64, status_ms: f64, disk_chunks: Option<u64>) -> Engine {
+fn engine(lookup_ms: f64, find_chunk_ms: f64, status_ms: f64) -> Engine {
     let cost = CostConfig {
         step_s: 2.0 * MS,
         poll_s: MS,
@@ -19,7 +19,7 @@ fn engine(lookup_ms: f64, find_chunk_ms: f64, status_ms: f64, disk_chunks: Optio
         status_s: status_ms * MS,
         ..CostConfig::default()
     };
-    let tiers = Some(tiers(lmcache(), 100, disk_chunks));
+    let tiers = Some(tiers(lmcache(), 100, None));
     Engine::new(EngineConfig { cost, lookup_polls: 2, ..config(400, tiers) }).expect("a good configuration")
 }
 
@@ -39,43 +39,26 @@ fn first_tokens(mut engine: Engine, sent_ms: &[f64]) -> Vec<f64> {
 
 #[test]
 fn a_schedule_sees_an_answer_at_its_first_look_after_that_and_asks_on() {
-    assert_eq!(first_tokens(engine(0.0, 0.0, 0.0, None), &[0.0]), [4.0]);
+    assert_eq!(first_tokens(engine(0.0, 0.0, 0.0), &[0.0]), [4.0]);
     // Answered at 1.5 ms, seen at 2; asked on, answered at 2.5, seen at 3.
-    assert_eq!(first_tokens(engine(1.5, 0.0, 0.5, None), &[0.0]), [5.0]);
-    assert_eq!(first_tokens(engine(1.0, 0.0, 1.0, None), &[0.0]), [4.0], "an answer of that moment is seen");
+    assert_eq!(first_tokens(engine(1.5, 0.0, 0.5), &[0.0]), [5.0]);
+    assert_eq!(first_tokens(engine(1.0, 0.0, 1.0), &[0.0]), [4.0], "an answer of that moment is seen");
     // Two whole chunks, which it has found at 3.5 ms: the second answer comes at 4.
-    assert_eq!(first_tokens(engine(1.5, 1.0, 0.5, None), &[0.0]), [6.0]);
+    assert_eq!(first_tokens(engine(1.5, 1.0, 0.5), &[0.0]), [6.0]);
 }
 
 #[test]
 fn requests_sent_one_after_another_are_answered_at_one_look_and_computed_together() {
-    assert_eq!(first_tokens(engine(0.0, 0.0, 0.0, None), &[0.0, 1.0]), [4.0, 6.0]);
+    assert_eq!(first_tokens(engine(0.0, 0.0, 0.0), &[0.0, 1.0]), [4.0, 6.0]);
     // Look-ups are answered at 1.5 and 3 ms, the questions of 2 and 3 ms at 3.5 and 4.
-    assert_eq!(first_tokens(engine(1.5, 0.0, 0.5, None), &[0.0, 1.0]), [6.0, 6.0]);
+    assert_eq!(first_tokens(engine(1.5, 0.0, 0.5), &[0.0, 1.0]), [6.0, 6.0]);
     // One question at a time: of three look-ups at once, the last one is answered at 4.5 ms.
-    assert_eq!(first_tokens(engine(1.5, 0.0, 0.0, None), &[0.0, 0.0, 0.0]), [7.0, 7.0, 9.0]);
+    assert_eq!(first_tokens(engine(1.5, 0.0, 0.0), &[0.0, 0.0, 0.0]), [7.0, 7.0, 9.0]);
 }
 
 #[test]
 fn where_looks_take_no_time_an_idle_engine_sees_an_answer_when_it_comes() {
-    let mut config = engine(1.5, 0.0, 0.5, None).config().clone();
+    let mut config = engine(1.5, 0.0, 0.5).config().clone();
     config.cost.poll_s = 0.0;
     assert_eq!(first_tokens(Engine::new(config).expect("good"), &[0.0]), [4.0]);
-}
-
-#[test]
-fn the_connector_asks_until_the_tiers_have_read_what_lower_levels_hold() {
-    let hit_ms = |status_ms| {
-        let mut engine = engine(0.0, 0.0, status_ms, Some(100));
-        one(&mut engine, ask("cold", &[(1, 17)], 1));
-        assert_eq!(engine.advance(FOREVER).expect("no dead end"), []);
-        engine.reset(&["gpu", "cpu", "page_cache"]).expect("idle");
-        let start = to_s(engine.now());
-        let done = one(&mut engine, ask("disk", &[(1, 17)], 1));
-        assert_eq!(done.sources.levels[1], 16);
-        (to_s(done.first_token.expect("a token")) - start) / MS
-    };
-    // It asks every 2 ms, and sees the first answer that came after the read's end at most half a millisecond later.
-    let (at_once, asked) = (hit_ms(0.0), hit_ms(1.5));
-    assert!(at_once < asked && asked <= at_once + 2.5, "{asked} {at_once}");
 }
