@@ -216,6 +216,9 @@ impl Engine {
         if names.contains(&"gpu") {
             self.pool.reset();
         }
+        if names.contains(&"cpu") {
+            self.pool.forget_nodes_of_host();
+        }
         if let Some(server) = &mut self.server {
             server.tiers.reset(names);
             if names.contains(&"page_cache") {

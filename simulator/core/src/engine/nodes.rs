@@ -162,6 +162,14 @@ impl BlockPool {
         }
     }
 
+    /// The host has lost all: what comes back from below it is one node.
+    pub(super) fn forget_nodes_of_host(&mut self) {
+        if let Some(nodes) = &mut self.nodes {
+            nodes.cut.clear();
+            nodes.ended.clear();
+        }
+    }
+
     /// What a request loads ends with its prefix, which may end inside of a node: the rest is a node of its own.
     pub(super) fn loaded_to(&mut self, held: &Held) {
         let last = held.spans.last().map(|&(id, _)| self.extents[id as usize]);
