@@ -17,6 +17,8 @@ from harness.validation.resampling import FEWEST_CLUSTERS
 MOST_SAMPLES = 400
 # What a real engine and its cache server take to start, before the first sample: counted against the budget.
 START_S = 60.0
+# More than a validation has passes: a resumed one tells the samples of those from these by the key.
+_AFTER = 1000
 
 
 def more_cells(comparison: Comparison, reference: Side, cells: Sequence[Cell], left_s: float) -> list[Cell]:
@@ -72,7 +74,7 @@ def _sampled_again(cell: Cell, extra: dict[str, int]) -> list[Cell]:
     for number, (before, samples) in enumerate(itertools.pairwise([0, *steps]), 1):
         tiers = [tier for tier in cell.experiment.measure.tiers if extra.get(tier, 0) >= samples]
         measure = {"tiers": tiers, "samples": samples - before, "until": None, "budget": None}
-        found.append(Cell(f"{cell.key}#{number}", cell.overrides, changed(cell.experiment, measure=measure)))
+        found.append(Cell(f"{cell.key}#{_AFTER + number}", cell.overrides, changed(cell.experiment, measure=measure)))
     return found
 
 

@@ -23,7 +23,7 @@ from harness.results.manifest import CellEntry, encode_manifest, read_manifest
 from harness.stats import Equivalence
 from harness.validation.document import read_document
 from harness.validation.equivalence import Figure, PointResult, compare
-from harness.validation.points import axes, read_side
+from harness.validation.points import axes, read_side, repeated
 from harness.validation.sample_again import more_cells, more_samples
 from harness.validation.validate import Validation, sim_cell, validate
 from simulator.calibration import STEP
@@ -246,6 +246,8 @@ def test_what_does_not_resolve_is_sampled_again_while_the_time_lasts(tmp_path: P
     several = [len(tiers) for tiers, _ in rounds]
     assert several == sorted(set(several), reverse=True), "fewer tiers in each"
     assert all(cell.key.startswith("base#") for cell in more)
+    passes = {key for number in (1, 8) for key in repeated("base", number)}
+    assert not passes & {cell.key for cell in more}, "a resumed validation takes them for samples of a pass"
     for tier, samples in asked.items():
         assert sum(n for tiers, n in rounds if tier in tiers) == samples
     assert more_cells(comparison, real, cells, left_s=61.0) == []
