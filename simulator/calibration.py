@@ -123,29 +123,6 @@ class Held(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
         )
 
 
-class Answers(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What a cache server works on the questions of an engine's connector, one after another, in seconds.
-
-    Asked for a look-up, it works lookup_s until it says that it has begun, and then find_chunk_s for each whole chunk
-    of the prompt. On each question about what came of it, it works status_s. All 0: it answers at once.
-    """
-
-    lookup_s: float = 0.0
-    find_chunk_s: float = 0.0
-    status_s: float = 0.0
-
-    def __post_init__(self) -> None:
-        for name, value in msgspec.structs.asdict(self).items():
-            if not 0 <= value < math.inf:
-                raise ValueError(f"answers.{name}: {value} is not a possible time")
-
-    def __bool__(self) -> bool:
-        return any(msgspec.structs.astuple(self))
-
-
-AT_ONCE = Answers()
-
-
 class Calibration(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Constants by name (CONSTANTS), null where unknown, with their provenance.
 
@@ -168,9 +145,7 @@ class Calibration(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     serial_chunks: one interpreter spends page_cache.read.chunk_s, a chunk's cost without the device, for all requests
     that read at once (LMCache's server with its adapter fs).
 
-    answers: what the cache server works on a connector's questions. An engine sees an answer at its first look after
-    that, and looks every poll_s while it has nothing to compute.
-    host_spread: the standard deviation of each of the host's tasks (front end, wait, poll, answers) over its mean; 0:
+    host_spread: the standard deviation of each of the host's tasks (front end, wait, poll, answer) over its mean; 0:
     each takes its mean time, so that requests sent at once run in one order.
 
     held: how it did in a kept validation; None: no kept one is of it.
@@ -189,7 +164,6 @@ class Calibration(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     synchronous_loads: bool = False
     shared_core: bool = False
     serial_chunks: bool = False
-    answers: Answers = AT_ONCE
     host_spread: float = 0.0
     held: Held | None = None
     good: bool | None = None
@@ -202,8 +176,6 @@ class Calibration(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         msgspec.structs.force_setattr(self, "constants", dict.fromkeys(HOST_STEP, 0.0) | absent | self.constants)
         if not 0 <= self.host_spread < math.inf:
             raise ValueError(f"host_spread: {self.host_spread} is not a possible spread")
-        if self.answers and self.constants.get("poll_s") == 0:
-            raise ValueError("answers: they take time, and a look for one (constants.poll_s) takes none")
         odd = set(self.constants) ^ set(CONSTANTS) | set(self.assumed) - set(CONSTANTS)
         if odd:
             raise ValueError(f"constants: {', '.join(sorted(odd))} missing or unknown; state each one, null if unknown")
@@ -251,10 +223,7 @@ def without_compute(calibration: Calibration) -> Calibration:
     free = {name: 0.0 for name in CONSTANTS if not name.startswith(("disk", "page_cache"))}
     free |= {name: 1e18 for name in free if name.endswith("bytes_per_s")}
     return msgspec.structs.replace(
-        calibration,
-        name=f"{calibration.name}, compute none",
-        constants={**calibration.constants, **free},
-        answers=AT_ONCE,
+        calibration, name=f"{calibration.name}, compute none", constants={**calibration.constants, **free}
     )
 
 

@@ -18,8 +18,7 @@ from numpy.typing import NDArray
 from scipy.optimize import nnls
 from scipy.special import stdtrit
 
-from simulator.calibration import AT_ONCE, CONSTANTS, Answers, Assumption, Calibration, CalibrationPoint, FittedOn
-from simulator.host_spread import NORMAL_975, TELLING_SAMPLES, host_spread, looks
+from simulator.calibration import CONSTANTS, Assumption, Calibration, CalibrationPoint, FittedOn
 from simulator.models import load_model
 from simulator.policies import tier_policy
 from simulator.probing import simulated_s
@@ -39,8 +38,12 @@ _PARTS = (
 )  # fmt: skip
 # Relative: the smallest error that a point's weight assumes, however precise the measurement.
 _MODEL_ERROR = 0.02
+_TELLING_SAMPLES = 5
+_NORMAL_975 = 1.96
 # From so many of the places that a fit without the host's spread has found, one with it sets out.
 _VARIED_STARTS = 3
+# What a front end takes to parse a request.
+_PARSING = ("request_s", "request_token_s", "request_chunk_s")
 
 Array = NDArray[np.float64]
 
@@ -64,7 +67,6 @@ def fit(
     shared_core: bool = False,
     serial_chunks: bool = False,
     host_varies: bool = False,
-    answers: Answers = AT_ONCE,
 ) -> Fit:
     """Constants by least squares of the relative error, none below 0; null where the points say nothing.
 
@@ -74,12 +76,11 @@ def fit(
 
     host_varies: whatever else a lone hit in the engine's own tier takes repeats, so that the spread of its times is the
     host's. Requests sent together then run in several orders, and points of such are fitted by their median.
-    answers: what the cache server works on questions, which is not fitted; poll_s has to be assumed, too.
     """
     asked = Calibration(
         name="fit", source="", date="", machine="", method="", fitted_on=fitted_on, assumed={},
         constants=dict.fromkeys(CONSTANTS), synchronous_loads=synchronous_loads, shared_core=shared_core,
-        serial_chunks=serial_chunks, answers=answers,
+        serial_chunks=serial_chunks,
     )  # fmt: skip
     problem = _Problem(asked, assumed)
     # A bound that nothing has reached shows no derivative: it is sought from starts at which it binds as well.
@@ -88,7 +89,7 @@ def fit(
     for parts, bound in itertools.product(_PARTS, problem.bounds()):
         ends.append(_descend(problem, problem.start(best, bound, parts)))
         best = min(best, ends[-1], key=problem.loss)
-    if host_varies and (spread := problem.spread(best)):
+    if host_varies and (spread := _host_spread(problem, best)):
         problem = _Problem(msgspec.structs.replace(asked, host_spread=spread), assumed)
         ends = [_descend(problem, end) for end in sorted(ends, key=problem.loss)[:_VARIED_STARTS]]
         best = min(ends, key=problem.loss)
@@ -102,6 +103,31 @@ def fit(
         intervals=_intervals(problem, offset, matrix, best),
         host_spread=problem.host_spread,
     )
+
+
+def _host_spread(problem: _Problem, slopes: Array) -> float:
+    """The spread of each of the host's tasks that gives lone hits in the engine's own tier theirs. Independent tasks
+    add their variances. Of the points, the median; 0 where no point tells."""
+    named, polls = problem.by_name(slopes), round(problem.always["poll_s"])
+    found = []
+    for point, row, alone in zip(problem.fitted_on.points, problem.rows, problem.lone, strict=True):
+        parsing_s = sum(named[name] * row.get(name, 0.0) for name in _PARSING)
+        # It parses in two halves (core/src/engine/front_end.rs).
+        tasks = [parsing_s / 2, parsing_s / 2, named["request_wait_s"], named["response_s"], *[named["poll_s"]] * polls]
+        served_by, samples = state_named(point.tier).served_by, point.samples or 0
+        own_hit = served_by is not None and not tier_named(served_by).offload
+        if (
+            alone
+            and own_hit
+            and samples >= _TELLING_SAMPLES
+            and point.high_s is not None
+            and point.low_s is not None
+            and any(tasks)
+        ):
+            # Of a median, whose standard error is that of a mean times the root of π/2.
+            spread_s = (point.high_s - point.low_s) / (2 * _NORMAL_975) * math.sqrt(samples * 2 / math.pi)
+            found.append(spread_s / math.hypot(*tasks))
+    return _rounded(float(np.median(found))) if found else 0.0
 
 
 def _always(fitted_on: FittedOn) -> dict[str, float]:
@@ -146,23 +172,9 @@ class _Problem:
         self.rows = [design(point, fitted_on) for point in fitted_on.points]
         self.free = [n for n in CONSTANTS if n not in assumed and any(n in row for row in self.rows)]
         self.always = _always(fitted_on)
-        if asked.answers:
-            poll_s = assumed["poll_s"].value or 0.0
-            for point, row in zip(fitted_on.points, self.rows, strict=True):
-                number = looks(
-                    asked.answers, point.prompt_tokens // point.chunk_tokens, poll_s, self.host_spread
-                ).number
-                row |= {"poll_s": number} if "poll_s" in row else {}
         self.host = np.array([n in self.always or n.startswith("request_") for n in self.free])
         # A descent asks for the same slopes again and again.
         self._simulated_s: dict[tuple[int | float, ...], float] = {}
-
-    def spread(self, slopes: Array) -> float:
-        """That of the host's tasks, where those take what the slopes say."""
-        points = zip(self.fitted_on.points, self.rows, self.lone, strict=True)
-        alone = [(point, row) for point, row, lone in points if lone]
-        questions = round(self.always["poll_s"])
-        return _rounded(host_spread(alone, self.by_name(slopes), self._asked.answers, questions))
 
     def by_name(self, slopes: Array) -> dict[str, float]:
         """All slopes; those that nothing tells are 0."""
@@ -257,8 +269,8 @@ def _weights(points: Sequence[CalibrationPoint]) -> Array:
     spreads: dict[tuple[str, str], list[float]] = {}
     for point in points:
         width = (point.high_s or point.measured_s) - (point.low_s or point.measured_s)
-        if (samples := point.samples or 1) >= TELLING_SAMPLES:
-            spread = width / (2 * NORMAL_975 * point.measured_s) * math.sqrt(samples)
+        if (samples := point.samples or 1) >= _TELLING_SAMPLES:
+            spread = width / (2 * _NORMAL_975 * point.measured_s) * math.sqrt(samples)
             spreads.setdefault((point.tier, point.metric), []).append(spread)
     typical = {of: float(np.median(found)) for of, found in spreads.items()}
     largest = max(typical.values(), default=0.0)
@@ -274,7 +286,7 @@ def _read_off(point: CalibrationPoint) -> float | None:
     """The relative error of a point without samples that states an interval."""
     if point.samples is not None or point.low_s is None or point.high_s is None:
         return None
-    return (point.high_s - point.low_s) / (2 * NORMAL_975 * point.measured_s)
+    return (point.high_s - point.low_s) / (2 * _NORMAL_975 * point.measured_s)
 
 
 def _solve(matrix: Array, target: Array, weights: Array) -> Array:

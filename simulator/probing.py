@@ -21,11 +21,10 @@ _SEEDS = range(15)
 def simulated_s(point: CalibrationPoint, calibration: Calibration, model: ModelSpec) -> float:
     """The point's metric, mean over its requests, by a fresh simulator with the calibration's constants.
 
-    Where the host's times vary, so does the order of requests sent together, and how often an engine looks for an
-    answer: the median over some seeds. A batch gets the GPU blocks that fitted_on has; other points get all that they
-    need.
+    Where the host's times vary, so does the order of requests sent together: the median over some seeds. A batch gets
+    the GPU blocks that fitted_on has; other points get all that they need.
     """
-    if point.concurrency == 1 and not calibration.answers:
+    if point.concurrency == 1:
         calibration = msgspec.structs.replace(calibration, host_spread=0.0)
     seeds = _SEEDS if calibration.host_spread else range(1)
     return median(_once_s(point, calibration, model, seed) for seed in seeds)

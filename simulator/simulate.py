@@ -19,7 +19,7 @@ from typing import Generic, NamedTuple, TypeVar
 import msgspec
 
 from simulator import _core
-from simulator.calibration import AT_ONCE, COST, Calibration
+from simulator.calibration import COST, Calibration
 from simulator.columns import CompletionColumns, RequestColumns
 from simulator.levels import DiskWays, Level, check_levels, core_levels, engine_facing, private_levels, standard_levels
 from simulator.models import ModelSpec
@@ -323,12 +323,11 @@ class Simulator(Driver[_core.Engine]):
         return counters_of(self.totals())
 
     def _cost(self) -> SimpleNamespace:
-        # A connector that answers at once never polls, and a fit to its points cannot know what that takes.
+        # A connector that answers at once never polls, and a fit to its points cannot know what a poll takes.
         polls = bool(self.levels) and self.tier_policy.connector.lookup_polls > 0
         constants = {name: self.calibration.constant(name) for name in COST if polls or name != "poll_s"}
         constants.setdefault("poll_s", 0.0)
         known = self.calibration
-        constants |= msgspec.structs.asdict(known.answers if polls else AT_ONCE)
         ways = {"synchronous_loads": known.synchronous_loads, "shared_core": known.shared_core}
         return SimpleNamespace(**constants, **ways, host_spread=known.host_spread, seed=self.seed % 2**64)
 

@@ -7,9 +7,8 @@ A fit is good only if leave-one-out says so: a fit to all other points predicts 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
-from statistics import fmean, linear_regression
 from typing import Any
 
 import msgspec
@@ -22,20 +21,10 @@ from harness.engines.sim.settings import SimSettings
 from harness.errors import ConfigError, PreflightError
 from harness.experiment.model import Experiment
 from harness.experiment.read import Cell, Plan
-from harness.experiment.workloads import PrefixWorkload
 from harness.records import Sample
 from harness.results.folder import read_samples, write_atomically
 from harness.results.manifest import Manifest, read_manifest
-from simulator.calibration import (
-    AT_ONCE,
-    HOST_STEP,
-    TRANSFER,
-    Answers,
-    Assumption,
-    Calibration,
-    CalibrationPoint,
-    FittedOn,
-)
+from simulator.calibration import HOST_STEP, TRANSFER, Assumption, Calibration, CalibrationPoint, FittedOn
 from simulator.errors import CalibrationError
 from simulator.models import load_model
 from traces.tiers import PAGE_CACHE, all_states, all_tiers, state_named
@@ -50,9 +39,6 @@ _STORES = "stores were not timed by themselves: in a step without a GPU they are
 _COPIES = "loads from CPU RAM are copied one after another: a copy has all the bandwidth there is"
 _IN_STEPS = "the points cannot tell it from the step's and the request's other costs, which hold it"
 _TIMED = "not fitted: timed inside the engine, from one look of its scheduler for an answer to the next"
-_ANSWERED = (
-    "not fitted: what a prompt's chunks take is in the cache server's answers, which are timed inside the engine"
-)
 _GIVEN = "not fitted: the reference accelerator keeps to it"
 _HIDDEN = "the device's limit hides how fast it would be; without it, reads are taken to be as from the page cache"
 
@@ -68,11 +54,9 @@ def calibrated(folder: Path, name: str, experiment: Experiment, engine: EngineNa
     fitted_on = _fitted_on(manifest, points, size, packs_of(experiment, engine))
     given = {name: Assumption(value=s, why=_GIVEN) for name, s in ENGINES[engine].given(experiment).items()}
     assumed = _assumed(points, load_model(experiment.model).kv_bytes_per_token) | given
-    samples = [sample for sample in read_samples(folder) if sample.cell.startswith(size)]
-    answers = _answers(samples, manifest)
-    assumed |= _polls(samples) | ({"request_chunk_s": Assumption(value=0.0, why=_ANSWERED)} if answers else {})
+    assumed |= _polls(read_samples(folder), size)
     ways = ENGINES[engine].traits(experiment)._asdict()
-    found = fit(fitted_on, assumed, **ways, host_varies=bool(given), answers=answers)
+    found = fit(fitted_on, assumed, **ways, host_varies=bool(given))
     known = [
         msgspec.structs.replace(point, fitted_s=float(f"{fitted_s:.6g}"), loo_error=round(error, 5))
         for point, fitted_s, error in zip(points, found.fitted_s, found.loo_error, strict=True)
@@ -88,7 +72,6 @@ def calibrated(folder: Path, name: str, experiment: Experiment, engine: EngineNa
         assumed=assumed,
         constants=found.constants,
         **ways,
-        answers=answers,
         host_spread=found.host_spread,
         good=good,
         verdict=verdict,
@@ -166,50 +149,12 @@ def _assumed(points: Sequence[CalibrationPoint], kv_bytes_per_token: int) -> dic
     return assumed | dict.fromkeys(HOST_STEP, Assumption(value=0.0, why=_IN_STEPS))
 
 
-def _polls(samples: Sequence[Sample]) -> dict[str, Assumption]:
+def _polls(samples: Iterable[Sample], size: str) -> dict[str, Assumption]:
     """What one look for an answer takes, where the accelerator beside the scheduler has timed them."""
-    seen = [sample.observed for sample in samples]
+    seen = [sample.observed for sample in samples if sample.cell.startswith(size)]
     count = sum(moved.paced.get("polls", 0) for moved in seen)
     took_us = sum(moved.asked_us.get("polls", 0) for moved in seen)
     return {"poll_s": Assumption(value=took_us / count / 1e6, why=_TIMED)} if count else {}
-
-
-def _answers(samples: Sequence[Sample], manifest: Manifest) -> Answers:
-    """What the cache server works on a connector's questions, where the accelerator has timed them: of lone hits in
-    RAM, whose questions wait for no other's and for no storage."""
-    cells = {cell.key: cell for cell in manifest.cells}
-    lookups_s, statuses, finds = list[float](), list[tuple[float, float]](), list[tuple[float, float]]()
-    for sample in samples:
-        cell, moved, state = cells.get(sample.cell), sample.observed, state_named(sample.tier)
-        if cell is None or cell.cache is None or not isinstance(cell.workload, PrefixWorkload):
-            continue
-        if cell.workload.concurrency > 1 or state.served_by is None or state.from_device is not None:
-            continue
-        if not all(moved.paced.get(kind) for kind in ("lookups", "statuses", "finds")):
-            continue
-        chunks = cell.workload.prompt_tokens // cell.cache.chunk_tokens
-        lookup_s, status_s, find_s = (
-            moved.asked_us[kind] / moved.paced[kind] / 1e6 for kind in ("lookups", "statuses", "finds")
-        )
-        lookups_s.append(lookup_s)
-        statuses.append((chunks, status_s))
-        finds.append((chunks, find_s))
-    if not lookups_s:
-        return AT_ONCE
-    # A question about many chunks waits until they are found: that of none is the question alone.
-    return Answers(lookup_s=fmean(lookups_s), find_chunk_s=_line(finds)[1], status_s=_line(statuses)[0])
-
-
-def _line(points: Sequence[tuple[float, float]]) -> tuple[float, float]:
-    """Where a line through the points begins, and its slope; neither below 0."""
-    xs, ys = zip(*points, strict=True)
-    if len(set(xs)) > 1:
-        slope, start = linear_regression(xs, ys)
-        if slope > 0 and start > 0:
-            return start, slope
-        if slope > 0:
-            return 0.0, linear_regression(xs, ys, proportional=True).slope
-    return fmean(ys), 0.0
 
 
 def _limit_decides(points: Sequence[CalibrationPoint], kv_bytes_per_token: int) -> bool:

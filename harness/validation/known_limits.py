@@ -21,8 +21,7 @@ Axes = Mapping[str, Any]
 LIMITS: tuple[tuple[str, Callable[[Axes], bool]], ...] = (
     (
         "requests sent at once race on an engine, e.g. the cache server answers for the second request before or after"
-        " the engine schedules the first; the simulator varies all of the host's tasks alike (host_spread), or none,"
-        " and its cache server does one thing after another (answers), where threads of one interpreter take turns",
+        " the engine schedules the first; the simulator varies all of the host's tasks alike (host_spread), or none",
         lambda axes: axes["workload"] == "prefix" and (axes["concurrency"] or 1) > 1,
     ),
     (

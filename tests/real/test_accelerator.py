@@ -76,18 +76,12 @@ def test_every_tier_is_proven_with_the_named_model_s_bytes_at_the_pace_that_was_
     for state, samples in observed(folder).items():
         for moved in samples:
             computes = state == "recompute"
-            polls, statuses = moved.paced["polls"], moved.paced["statuses"]
+            polls = moved.paced["polls"]
             # LMCache's connector answers at the third look, at the earliest; vLLM's core sleeps a millisecond between.
             assert polls >= 2 and moved.asked_us["polls"] > 1000 * polls
-            # The connector asks on while the server finds chunks, or reads them from storage.
-            assert statuses >= 1
-            assert moved.asked_us["finds"] > moved.asked_us["lookups"] + moved.asked_us["statuses"] > 0
             assert moved.paced == {
                 "steps": 2 if computes else 1,
                 "polls": polls,
-                "lookups": 1,
-                "statuses": statuses,
-                "finds": 1,
                 "loads": 0 if computes or state == "gpu" else 1,
                 "stores": 1 if computes else 0,
             }

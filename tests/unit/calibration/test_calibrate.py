@@ -17,7 +17,6 @@ from harness.calibration.points import micro_cells, points_of
 from harness.commands.calibrate import calibrate
 from harness.engines import ENGINES
 from harness.experiment.read import Plan, load_experiment
-from harness.experiment.workloads import PrefixWorkload
 from harness.measure.run import RunRequest, run
 from harness.records import AcceleratorFacts, Counters, HostSample, Sample
 from harness.results.manifest import encode_manifest, read_manifest
@@ -171,7 +170,6 @@ def test_what_an_accelerator_keeps_to_is_not_fitted(
     assert "cpu.read.latency_s" not in found.assumed, "what the host's messages take around a transfer is the host's"
 
 
-@pytest.mark.usefixtures("truth")
 def test_what_a_look_for_an_answer_takes_is_what_the_engine_has_timed(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -186,46 +184,10 @@ def test_what_a_look_for_an_answer_takes_is_what_the_engine_has_timed(
     assert "poll_s" not in calibrated(tmp_path / "run", "c", plan.experiment, "sim").assumed
 
 
-@pytest.mark.usefixtures("truth")
-def test_what_the_cache_server_works_on_questions_is_what_lone_requests_have_timed(
-    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Of hits in RAM. The more chunks, the longer the first question about them waits until they are found."""
-    plan = load_experiment(experiment(folder))
-    timed = []
-    for cell in micro_cells(plan.experiment, (64, 256), 600.0, passes=1):
-        workload = cell.experiment.workload
-        assert isinstance(workload, PrefixWorkload)
-        found_us = 50 * (workload.prompt_tokens // cell.experiment.cache.chunk_tokens)
-        off_us = 9000 * (workload.concurrency - 1)
-        us = {"lookups": 1000 + off_us, "statuses": 700 + found_us // 2 + off_us, "finds": 2000 + found_us + off_us}
-        answered = {"polls": (2, 3000)} | {kind: (1, took_us) for kind, took_us in us.items()}
-        timed += [questions(cell.key, tier, answered) for tier in ("gpu", "cpu")]
-        timed += [questions(cell.key, tier, answered | {"lookups": (1, 90_000)}) for tier in ("recompute", "disk")]
-    monkeypatch.setattr("harness.calibration.calibrate.read_samples", lambda _folder: timed)
-    found = fitted_to(lambda p: lone(p) and p.tier != "disk", tmp_path / "run", plan, "sim", monkeypatch)
-    assert found.answers.lookup_s == pytest.approx(1e-3) and found.answers.find_chunk_s == pytest.approx(5e-5)
-    assert found.answers.status_s == pytest.approx(0.7e-3)
-    assert found.assumed["request_chunk_s"].value == found.constants["request_chunk_s"] == 0.0
-    path = tmp_path / "answered.yaml"
-    write_calibration(path, found)
-    assert load_calibration(path) == found
-    monkeypatch.setattr("harness.calibration.calibrate.read_samples", lambda _folder: [])
-    again = calibrated(tmp_path / "run", "c", plan.experiment, "sim")
-    assert not again.answers and "request_chunk_s" not in again.assumed
-
-
 def timed_sample(cell: str, polls: int, took_us: int) -> Sample:
-    return questions(cell, "gpu", {"polls": (polls, took_us)})
-
-
-def questions(cell: str, tier: str, answered: dict[str, tuple[int, int]]) -> Sample:
-    moved = Counters(
-        paced={kind: count for kind, (count, _) in answered.items()},
-        asked_us={kind: us for kind, (_, us) in answered.items()},
-    )
+    moved = Counters(paced={"polls": polls}, asked_us={"polls": took_us})
     return Sample(
-        cell=cell, tier=tier, index=0, attempt=0, started_s=0.0, ended_s=1.0, verdict="proven", observed=moved,
+        cell=cell, tier="gpu", index=0, attempt=0, started_s=0.0, ended_s=1.0, verdict="proven", observed=moved,
         expected=Counters(), host=HostSample(),
     )  # fmt: skip
 

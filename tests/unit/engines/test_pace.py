@@ -5,7 +5,6 @@ import os
 import sys
 import threading
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import msgspec
@@ -24,7 +23,6 @@ from harness.engines.accelerator.plugin.kv_accelerator.pace import (
     Steps,
     wake_precisely,
 )
-from harness.engines.accelerator.plugin.kv_accelerator.questions import time_questions
 from harness.engines.accelerator.plugin.kv_accelerator.settings import Pacing
 from harness.engines.vllm.check import check
 from harness.errors import PreflightError, SettingsError
@@ -143,42 +141,6 @@ def test_a_look_for_an_answer_lasts_until_the_next_schedule() -> None:
     assert report.polls.count == 2
 
 
-def test_a_question_lasts_until_its_answer_which_the_next_step_writes(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    class Future:
-        def set_result(self, result: object) -> None:
-            self.result = result
-
-    class Client:
-        def lookup(self, _key: object, readers: int) -> Future:
-            self.asked = readers
-            return Future()
-
-        def query_prefetch_status(self, _request: str) -> Future:
-            return Future()
-
-    clock, client, report = Clock(), Client(), Report(str(tmp_path / "pace.json"))
-    monkeypatch.setattr("time.perf_counter", clock)
-    time_questions(SimpleNamespace(scheduler_adapter=SimpleNamespace(req_clients={"url": client})), report)
-    lookup = client.lookup(SimpleNamespace(request_id="one"), 3)
-    clock.now_s += 0.002
-    lookup.set_result(None)
-    for found in (None, 4):
-        status = client.query_prefetch_status("one")
-        clock.now_s += 0.001
-        assert report.finds.count == 0
-        status.set_result(found)
-    assert (client.asked, status.result) == (3, 4)
-    assert read_report(tmp_path / "pace.json")["lookups_paced"] == 0
-    report.add("steps", 0.5, 0.0)
-    told = read_report(tmp_path / "pace.json")
-    assert (told["lookups_paced"], told["lookups_asked_us"]) == (1, 2000)
-    assert (told["statuses_paced"], told["statuses_asked_us"]) == (2, 2000)
-    assert (told["finds_paced"], told["finds_asked_us"]) == (1, 4000)
-    time_questions(None, report)  # an engine without a cache server
-
-
 def test_what_a_step_waits_for_moves_its_end_by_what_is_left_of_it() -> None:
     clock, report = Clock(), Report()
     pace, asked_s = steps(clock, report), StepCost(**COST).of([(8, 0)])
@@ -242,8 +204,7 @@ def test_the_report_is_what_the_harness_reads(tmp_path: Path) -> None:
         found["steps_asked_us"] == 750_000 and found["steps_overrun_us"] == 2000 and found["loads_asked_us"] == 125_000
     )
     counters = Counters.of(found)
-    none = dict.fromkeys(("polls", "stores", "lookups", "statuses", "finds"), 0)
-    assert counters.paced == {"steps": 2, "loads": 1, **none} and counters.named() == found
+    assert counters.paced == {"steps": 2, "polls": 0, "loads": 1, "stores": 0} and counters.named() == found
     assert len(path.read_text().splitlines()) == 1
 
 

@@ -11,18 +11,8 @@ import pytest
 from numpy.typing import NDArray
 from scipy.optimize import nnls
 
-from simulator.calibration import (
-    HOST_STEP,
-    Answers,
-    Assumption,
-    Calibration,
-    CalibrationPoint,
-    FittedOn,
-    load_calibration,
-)
-from simulator.errors import CalibrationError
+from simulator.calibration import HOST_STEP, Assumption, Calibration, CalibrationPoint, FittedOn, load_calibration
 from simulator.fitting import fit
-from simulator.host_spread import looks
 from simulator.models import load_model
 from simulator.probing import simulated_s
 from simulator.simulate import Completion, Simulator
@@ -99,62 +89,6 @@ def test_a_fit_finds_the_spread_in_lone_hits_and_only_where_it_is_the_host_s() -
     assert fit(settings, assumed).host_spread == 0.0
     for point, fitted_s in zip(points, found.fitted_s, strict=True):
         assert fitted_s == pytest.approx(point.measured_s, rel=0.03)
-
-
-# A look-up has begun after 1.3 ms. Four chunks are found at 2.5 ms, and a question of 1.5 ms is answered at 3.5.
-ANSWERS = Answers(lookup_s=1.3e-3, find_chunk_s=3e-4, status_s=1e-3)
-
-
-def answering(spread: float) -> Calibration:
-    return msgspec.structs.replace(varied(spread), answers=ANSWERS)
-
-
-def test_an_engine_looks_as_often_for_answers_as_the_fit_expects() -> None:
-    """The mean over many runs, and the spread of looks beside that of all other tasks."""
-    assert looks(ANSWERS, 4, 1.5e-3, 0.0) == pytest.approx((3, 0.0)) and looks(ANSWERS, 0, 1.5e-3, 0.0).number == 2
-    others_s = ttfts_s(varied(0.0), 1, 1)[0] - 2 * 1.5e-3
-    assert ttfts_s(answering(0.0), 1, 1)[0] - others_s == pytest.approx(3 * 1.5e-3)
-    for spread in (0.2, 0.5):
-        expected = looks(ANSWERS, 4, 1.5e-3, spread)
-        seen = [ttfts_s(answering(spread), seed, 1)[0] - others_s for seed in range(3000)]
-        assert fmean(seen) == pytest.approx(expected.number * 1.5e-3, rel=0.03)
-        assert pstdev(seen) == pytest.approx(math.hypot(spread * math.hypot(*TASKS_S[:4]), expected.spread_s), rel=0.05)
-
-
-def test_requests_sent_together_are_answered_at_one_look_more_often_where_answers_take_time() -> None:
-    def together(calibration: Calibration) -> int:
-        return sum(
-            max(ttfts) - min(ttfts) < 0.01 for ttfts in (ttfts_s(calibration, seed, 2, 513) for seed in range(200))
-        )
-
-    assert together(answering(0.2)) > 2 * together(varied(0.2))
-
-
-def test_a_fit_leaves_answers_as_they_were_timed_and_finds_what_is_beside_them() -> None:
-    truth, model = answering(0.0), load_model("tiny-llama")
-    shapes = ((513, 1), (1537, 1), (3073, 1), (513, 2), (1537, 4))
-    points = [
-        CalibrationPoint(
-            tier="gpu", prompt_tokens=prompt, hit_tokens=prompt - 1, chunk_tokens=256, concurrency=count, measured_s=1.0
-        )
-        for prompt, count in shapes
-    ]
-    points = [msgspec.structs.replace(point, measured_s=simulated_s(point, truth, model)) for point in points]
-    settings = FittedOn(model="tiny-llama", max_num_batched_tokens=2048, max_num_seqs=64, points=tuple(points))
-    given = ("step_s", "token_s", "attention_s", "attention_context_s", "context_s", "poll_s", "request_chunk_s")
-    assumed = {name: Assumption(value=truth.constants[name] or 0.0, why="given") for name in given}
-    found = fit(settings, assumed, answers=ANSWERS)
-    assert found.fitted_s == [pytest.approx(point.measured_s, rel=0.01) for point in points]
-    with pytest.raises(CalibrationError, match="time both, or neither"):
-        fit(settings, assumed | {"poll_s": Assumption(value=0.0, why="none")}, answers=ANSWERS)
-
-
-def test_a_file_whose_answers_take_time_says_what_a_look_for_one_takes() -> None:
-    constants = varied(0.0).constants | {"poll_s": 0.0}
-    with pytest.raises(ValueError, match=r"a look for one \(constants\.poll_s\) takes none"):
-        msgspec.convert(msgspec.to_builtins(answering(0.0)) | {"constants": constants}, Calibration)
-    with pytest.raises(ValueError, match=r"answers\.status_s: -1 is not a possible time"):
-        Answers(status_s=-1)
 
 
 def test_a_fit_of_the_host_s_constants_alone_asks_scipy_for_no_empty_solution(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,10 +17,8 @@ use crate::time::{self, Ticks};
 /// prompt token (parsing) and request_chunk_s a prompt chunk (its questions to the cache server). Then request_wait_s
 /// passes, for all requests at once (messages between processes), until the scheduler sees the request. The front end
 /// spends response_s on a first and on a last token; those between count in the steps. A step that only asks the cache
-/// server for an answer takes poll_s. The cache server works on one thing after another: lookup_s until it says that a look-up has
-/// begun, find_chunk_s a prompt chunk on the look-up itself, and status_s on each question about it. host_spread: the standard deviation over
-/// its mean of each task of the front end, of that wait, of a poll and of an answer; `seed` says which of those times come
-/// (jitter.rs).
+/// server for an answer takes poll_s. host_spread: the standard deviation over its mean of each task of the front end, of
+/// that wait and of a poll; `seed` says which of those times come (jitter.rs).
 #[derive(Clone, Copy, Debug, Default)]
 #[cfg_attr(feature = "python", derive(pyo3::FromPyObject))]
 pub struct CostConfig {
@@ -38,9 +36,6 @@ pub struct CostConfig {
     pub request_chunk_s: f64,
     pub response_s: f64,
     pub poll_s: f64,
-    pub lookup_s: f64,
-    pub find_chunk_s: f64,
-    pub status_s: f64,
     pub host_spread: f64,
     pub seed: u64,
     /// The engine's own thread copies what requests load, one request after another, and no step runs meanwhile.
@@ -66,9 +61,6 @@ pub struct Cost {
     request_chunk: Ticks,
     pub response: Ticks,
     pub poll: Ticks,
-    lookup: Ticks,
-    find_chunk: Ticks,
-    status: Ticks,
     pub synchronous_loads: bool,
     jitter: Jitter,
 }
@@ -167,9 +159,6 @@ impl Cost {
             request_chunk: time::from_s(config.request_chunk_s),
             response: time::from_s(config.response_s),
             poll: time::from_s(config.poll_s),
-            lookup: time::from_s(config.lookup_s),
-            find_chunk: time::from_s(config.find_chunk_s),
-            status: time::from_s(config.status_s),
             synchronous_loads: config.synchronous_loads,
             jitter: Jitter::new(config.host_spread, config.seed),
         }
@@ -217,16 +206,6 @@ impl Cost {
     /// The time on the way to the scheduler, which requests spend at once.
     pub fn wait(&mut self) -> Ticks {
         self.vary(self.request_wait)
-    }
-
-    /// The time that the cache server works until it says that a look-up has begun, and then on that of so many chunks.
-    pub fn lookup(&mut self, chunks: usize) -> (Ticks, Ticks) {
-        (self.vary(self.lookup), self.vary(self.find_chunk * chunks as Ticks))
-    }
-
-    /// The time that it works on a question about a look-up.
-    pub fn status(&mut self) -> (Ticks, Ticks) {
-        (self.vary(self.status), 0)
     }
 
     /// What a task of the host takes this time whose mean that is.

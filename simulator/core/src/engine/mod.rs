@@ -17,7 +17,6 @@ mod intake;
 mod jitter;
 mod lifecycle;
 pub mod live_tokens;
-mod looks;
 mod node_ids;
 mod nodes;
 mod outgoing;
@@ -376,7 +375,7 @@ impl Engine {
             return;
         }
         let mut batch = self.schedule();
-        while batch.only_polls() && self.looks_at_once(&batch) && self.loading_until <= self.now {
+        while batch.only_polls() && self.cost.poll == 0 && self.loading_until <= self.now {
             // An engine with nothing else to do asks again at once.
             self.slots = batch.slots;
             batch = self.schedule();
@@ -386,7 +385,7 @@ impl Engine {
             batch = self.schedule();
         }
         self.note_transfers();
-        let polled = if batch.only_polls() { self.next_look(&batch) } else { 0 };
+        let polled = if batch.only_polls() { self.now + self.cost.vary(self.cost.poll) } else { 0 };
         let start = self.now.max(self.loading_until).max(polled);
         if !batch.slots.is_empty() {
             let end = (start + self.cost.step(&batch.work)).max(batch.loads_until);

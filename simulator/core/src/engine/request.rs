@@ -161,10 +161,8 @@ pub struct Request {
     pub lookup: Lookup,
     /// What was read ahead, once the first level has answered.
     pub was_ahead: Option<(ReadAhead, Matched)>,
-    /// How many of the connector's questions about the look-up have no answer yet that a schedule has seen.
+    /// How many more schedules pass before the engine sees the look-up's answer.
     pub polls_left: u64,
-    /// When the last of them is answered.
-    pub answer_at: Ticks,
     pub stored_chunks: u64,
     /// Tokens that a lower level than the first one held: they came as one piece.
     pub fetched: Range<u64>,

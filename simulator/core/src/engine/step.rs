@@ -31,17 +31,9 @@ pub struct Batch {
     pub loads_until: Ticks,
     /// The scheduler will ask again for a look-up's answer.
     pub polls: bool,
-    /// With `polls`: when the first of the answers comes that it waits for.
-    pub answer_at: Ticks,
 }
 
 impl Batch {
-    /// The scheduler will look again for an answer that comes at that moment.
-    pub fn poll(&mut self, answer_at: Ticks) {
-        self.answer_at = if self.polls { self.answer_at.min(answer_at) } else { answer_at };
-        (self.steady, self.polls) = (false, true);
-    }
-
     /// The step computes nothing; the scheduler only asks for the answers to look-ups.
     pub fn only_polls(&self) -> bool {
         self.slots.is_empty() && self.polls

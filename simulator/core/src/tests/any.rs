@@ -134,18 +134,9 @@ fn any_tiers(chunk_tokens: u64) -> impl Strategy<Value = TierConfig> {
     )
 }
 
-fn front_end(shared_core: bool, answers: bool, polls: bool, asks: bool) -> CostConfig {
-    let (response_s, poll_s, asks) = (7e-4 * f64::from(answers), 3e-4 * f64::from(polls), f64::from(asks));
-    let (lookup_s, find_chunk_s, status_s) = (4e-4 * asks, 3e-5 * asks, 7e-4 * asks);
-    CostConfig {
-        shared_core,
-        response_s,
-        poll_s,
-        lookup_s,
-        find_chunk_s,
-        status_s,
-        ..super::config(400, None).cost
-    }
+fn front_end(shared_core: bool, answers: bool, polls: bool) -> CostConfig {
+    let (response_s, poll_s) = (7e-4 * f64::from(answers), 3e-4 * f64::from(polls));
+    CostConfig { shared_core, response_s, poll_s, ..super::config(400, None).cost }
 }
 
 pub fn any_config() -> impl Strategy<Value = EngineConfig> {
@@ -153,11 +144,11 @@ pub fn any_config() -> impl Strategy<Value = EngineConfig> {
     (sizes, limits).prop_flat_map(|((gpu_blocks, block_tokens, blocks), (budget, seqs))| {
         let chunk_tokens = blocks * block_tokens;
         let tiers = prop::option::weighted(0.9, any_tiers(chunk_tokens));
-        (tiers, any::<(bool, bool, bool, bool, bool, bool)>(), any::<(bool, bool, bool)>()).prop_map(
+        (tiers, any::<(bool, bool, bool, bool, bool, bool)>(), any::<(bool, bool)>()).prop_map(
             move |(
                 tiers,
                 (shared_core, answers, polls, late, prefills_first, some),
-                (ahead, stores_replies, asks),
+                (ahead, stores_replies),
             )| {
                 EngineConfig {
                     reads_ahead: ahead,
@@ -170,7 +161,7 @@ pub fn any_config() -> impl Strategy<Value = EngineConfig> {
                     max_num_batched_tokens: budget,
                     max_num_seqs: seqs,
                     max_model_len: 300,
-                    cost: front_end(shared_core, answers, polls, asks),
+                    cost: front_end(shared_core, answers, polls),
                     ..super::config(gpu_blocks, tiers)
                 }
             },

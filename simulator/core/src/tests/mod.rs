@@ -19,7 +19,6 @@ mod front_end;
 mod fuzz;
 mod hierarchy;
 mod levels;
-mod looks;
 mod nodes;
 mod placement;
 mod schedule;

@@ -39,21 +39,11 @@ pub struct Server {
     /// Ends of transfers that no request waits for. A step may run past them: the server handles each, as of its own
     /// time, before the engine next looks at the tiers.
     quiet: Ends,
-    /// Until when its interpreter works on what it was asked.
-    busy_until: Ticks,
 }
 
 impl Server {
     pub fn new(tiers: Tiers) -> Self {
-        Self { tiers, loud: Ends(VecDeque::new()), quiet: Ends(VecDeque::new()), busy_until: 0 }
-    }
-
-    /// When a question is answered that is asked now and takes so long. Its interpreter does one thing after another: what
-    /// it was asked before, then this answer, and then what it has to do `after` it.
-    pub fn answer(&mut self, now: Ticks, answer: Ticks, after: Ticks) -> Ticks {
-        let at = self.busy_until.max(now) + answer;
-        self.busy_until = at + after;
-        at
+        Self { tiers, loud: Ends(VecDeque::new()), quiet: Ends(VecDeque::new()) }
     }
 
     /// When the next transfer ends. `any`: also those that no request waits for.

@@ -9,7 +9,6 @@ not start never sees it.
     noise.py      memory that neither compresses nor deduplicates; knows no engine
     model.py      vLLM: attention layers of the real shape, no weights, no arithmetic
     scheduler.py  vLLM: the stock scheduler; a step's output is given back when the step's time is over
-    questions.py  LMCache: what vLLM's connector asks its server, each question timed
     link.py       LMCache: its engine-driven transfers, on threads, with nothing copied
     sglang/       SGLang: its model, its steps, and HiCache's copies
 """

@@ -22,8 +22,7 @@ CARRIED_S = 1e-3
 LATE_S = 1e-3
 _PR_SET_TIMERSLACK = 29
 # A report is written in place: it is padded, so that a shorter one covers all of a longer one.
-_REPORT_BYTES = 2048
-_TALLIES = ("steps", "polls", "loads", "stores", "lookups", "statuses", "finds")
+_REPORT_BYTES = 1024
 
 
 def wake_precisely() -> None:
@@ -102,8 +101,6 @@ class Report:
     """Totals since the start, written after each step and transfer to a file of the harness. path None: no file.
 
     polls: schedules of an engine that has requests and can compute none, each with the time until the next schedule.
-    lookups, statuses: the connector's questions to the cache server, each with the time until its answer. finds: from
-    the first question about a request to the last answer.
     """
 
     path: str | None = None
@@ -111,9 +108,6 @@ class Report:
     polls: Tally = field(default_factory=Tally)
     loads: Tally = field(default_factory=Tally)
     stores: Tally = field(default_factory=Tally)
-    lookups: Tally = field(default_factory=Tally)
-    statuses: Tally = field(default_factory=Tally)
-    finds: Tally = field(default_factory=Tally)
 
     def __post_init__(self) -> None:
         self._lock = threading.Lock()
@@ -126,14 +120,9 @@ class Report:
             getattr(self, kind).add(asked_s, overrun_s)
             self._write()
 
-    def answered(self, kind: str, took_s: float) -> None:
-        """kind: 'lookups', 'statuses' or 'finds'. The next step writes it with its own: a question precedes it."""
-        with self._lock:
-            getattr(self, kind).add(took_s, 0.0)
-
     def _write(self) -> None:
         if self._file is not None:
-            tallies = {name: vars(getattr(self, name)) for name in _TALLIES}
+            tallies = {name: vars(getattr(self, name)) for name in ("steps", "polls", "loads", "stores")}
             os.pwrite(self._file, json.dumps(tallies).encode().ljust(_REPORT_BYTES - 1) + b"\n", 0)
 
 

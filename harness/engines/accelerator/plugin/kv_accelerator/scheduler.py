@@ -13,7 +13,6 @@ from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.core.sched.scheduler import Scheduler
 
 from .pace import wake_precisely
-from .questions import time_questions
 from .settings import pacing
 
 
@@ -21,7 +20,6 @@ class PacedScheduler(Scheduler):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._steps = pacing().steps
-        time_questions(self.connector, pacing().report)
         wake_precisely()
 
     def schedule(self, *args: Any, **kwargs: Any) -> SchedulerOutput:
