@@ -266,7 +266,11 @@ def _run_sim(request: Validation, calibration: str, real: Sequence[Path], progre
         raise NotComparable(f"{real[0]}: measured none of the points that the experiment asks for; name its own sizes")
     # Of an attempt that was judged before.
     shutil.rmtree(request.folder / "sim", ignore_errors=True)
-    unique = {cell.key: cell for cell in (sim_cell(entry, calibration, request.engine) for entry in entries)}
+    unique: dict[str, Cell] = {}
+    for entry in entries:
+        # The first one has all tiers of the point; one that samples again, those that did not resolve.
+        cell = sim_cell(entry, calibration, request.engine)
+        unique.setdefault(cell.key, cell)
     return run(_run_request(request, list(unique.values()), "sim", request.folder / "sim"), progress)
 
 

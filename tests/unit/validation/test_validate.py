@@ -15,7 +15,8 @@ from harness.commands.validate import validate as validate_command
 from harness.engines.sim.make import simulator_maker
 from harness.engines.sim.settings import SimSettings
 from harness.errors import NotComparable, ResultsError, SettingsError
-from harness.experiment.read import changed, load_experiment
+from harness.experiment.read import Cell, changed, load_experiment
+from harness.measure.run import RunRequest, run
 from harness.records import SchedulerLimits
 from harness.report.validation.html import comparison_findings, write_comparison
 from harness.results.folder import read_rows
@@ -120,6 +121,18 @@ def test_a_validation_goes_on_with_what_it_lacks(tmp_path: Path) -> None:
     assert more == {"load:base#1", "load:base#2", "load:base#3"} and not (tmp_path / "out" / "real-3").exists()
     judged = [[(p.cell, p.tier, p.verdict, p.counts) for p in document.points] for document in (whole, again)]
     assert judged[0] == judged[1] and again.overall.mape == pytest.approx(0, abs=1e-9)
+
+
+def test_a_validation_that_sampled_some_points_again_goes_on_with_all_of_them(tmp_path: Path) -> None:
+    asked = request(tmp_path, "cpu-2core", (None,))
+    whole = validate(asked, Quiet()).document
+    again = changed(asked.cells[0].experiment, measure={"tiers": ["cpu"], "samples": 3})
+    cells = [Cell(f"{asked.cells[0].key}#1001", asked.cells[0].overrides, again)]
+    folder = tmp_path / "out" / "real-2"
+    run(RunRequest(name="more", cells=cells, engine=asked.engine, experiment=asked.experiment, folder=folder), Quiet())
+    resumed = validate(msgspec.structs.replace(asked, resume=True), Quiet()).document
+    assert [(point.tier, point.verdict) for point in resumed.points] == [(p.tier, p.verdict) for p in whole.points]
+    assert max(figure.samples for point in resumed.points for figure in point.figures if point.tier == "cpu") == 13
 
 
 def test_a_validation_with_other_settings_does_not_go_on(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
