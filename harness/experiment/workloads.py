@@ -338,9 +338,10 @@ def hit_tokens(prompt_tokens: int, hit_rate: float, chunk_tokens: int) -> int:
     """
     chunks = (prompt_tokens - 1) // chunk_tokens
     share = hit_rate * chunks
-    if abs(share - round(share)) > max(1e-6, min(5e-5 * chunks, 0.05)):
+    digits = 4 if chunks < 1000 else 6
+    if abs(share - round(share)) > max(1e-6, 0.5 * 10**-digits * chunks):
         near = sorted({int(share), int(share) + 1})
-        rates = " or ".join(f"{n / chunks:.{4 if chunks < 1000 else 6}g}" for n in near)
+        rates = " or ".join(f"{n / chunks:.{digits}g}" for n in near)
         raise ValueError(
             f"hit_rate {hit_rate:g} of {chunks} chunks is not a whole number of chunks; use {rates}, or a prompt of"
             f" k*{chunk_tokens}+1 tokens where {hit_rate:g}*k is whole"

@@ -39,7 +39,6 @@ pytestmark = pytest.mark.skipif(
 )
 # More cases find more: HARNESS_ORACLE_CASES=200 takes minutes.
 RANDOM_CASES = int(os.environ.get("HARNESS_ORACLE_CASES", "8"))
-POOL_TRIES = 4
 Answered = list[tuple[Workload, dict[str, Any]]]
 
 
@@ -176,18 +175,12 @@ def pooled() -> dict[str, list[tuple[PoolCase, Any]]]:
         "at rest": [random_pool(seed) for seed in range(RANDOM_CASES)],
         "in time": [timed_pool(seed) for seed in range(max(1, RANDOM_CASES // 10))],
     }
-    found = {name: [*zip(group, _asked_of_mooncake(group), strict=True)] for name, group in groups.items()}
-    for _ in range(POOL_TRIES):
-        # Beside other work a lease may end too late. A workload has an answer once it ran in its own time.
-        timed = found["in time"]
-        late = [index for index, (_, answer) in enumerate(timed) if answer is None]
-        for index, answer in zip(late, _asked_of_mooncake([timed[index][0] for index in late]), strict=True):
-            timed[index] = (timed[index][0], answer)
-    return found
+    # One group at a time: beside others, leases that have to end between two uses end late.
+    return {name: [*zip(group, _asked_of_mooncake(group), strict=True)] for name, group in groups.items()}
 
 
 def _asked_of_mooncake(cases: list[PoolCase]) -> list[Any]:
-    return [*ask("mooncake_pool.py", [msgspec.to_builtins(case) for case in cases], python=PYTHON)] if cases else []
+    return [*ask("mooncake_pool.py", [msgspec.to_builtins(case) for case in cases], python=PYTHON)]
 
 
 @pytest.mark.parametrize("group", ["at rest", "in time"])
@@ -205,6 +198,5 @@ def test_a_pool_hits_and_evicts_as_mooncakes_master_does(
             seen["hit"] += theirs["hit"]
         seen["workloads"] += 1
     print(dict(seen))
-    if group == "in time" and not seen["workloads"]:
-        pytest.skip("the machine was too busy: in no try did leases end between the uses that they were to end between")
+    assert seen["workloads"] > 0, "the machine was too slow for all of them"
     assert min(seen["evicted"], seen["hit"]) > 10 * seen["workloads"]

@@ -174,7 +174,8 @@ impl BlockCursor {
 }
 
 /// Adds the keys of the prompt's chunks, if those have a size, and the runs of the prompt's and the reply's blocks.
-/// `stores_replies`: the keys of the reply's chunks, too. Returns how many chunks are the prompt's own. Each hash waits for the one before it: the processor computes both chains in the time of one.
+/// `stores_replies`: the keys of the reply's chunks, too. Returns how many chunks are the prompt's own. Each hash waits
+/// for the one before it: the processor computes both chains in the time of one.
 pub fn keys_and_runs(
     (prompt, reply): (&[Segment], Segment),
     (chunk, keys): (Option<u64>, &mut Vec<Key>),

@@ -16,7 +16,9 @@ def test_a_rate_is_a_share_of_the_whole_chunks_that_can_hit(prompt_tokens: int, 
     assert hit_tokens(prompt_tokens, hit_rate, 256) == chunks * 256
 
 
-@pytest.mark.parametrize(("chunks", "hit_rate"), [(9, 0.33), (9, 0.334), (3, 0.5), (7, 0.9), (4000, 0.50015)])
+@pytest.mark.parametrize(
+    ("chunks", "hit_rate"), [(9, 0.33), (9, 0.334), (3, 0.5), (7, 0.9), (4000, 0.50001), (4000, 0.50015)]
+)
 def test_other_rates_are_refused_and_each_rate_that_the_error_proposes_is_taken(chunks: int, hit_rate: float) -> None:
     prompt_tokens = chunks * 256 + 1
     with pytest.raises(ValueError, match="is not a whole number of chunks") as error:
