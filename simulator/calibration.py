@@ -143,7 +143,8 @@ class Calibration(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     meanwhile (vLLM's workers without a GPU: LMCache 0.5.6, multiprocess/transfer_context/worker_transfer.py,
     EngineDrivenTransferContext). shared_core: front end and engine share one core; each gets half while both have work.
     serial_chunks: one interpreter spends page_cache.read.chunk_s, a chunk's cost without the device, for all requests
-    that read at once (LMCache's server with its adapter fs).
+    that read at once (LMCache's server with its adapter fs). copied_reads: a chunk that is read is copied once more, so
+    that page_cache.read.bytes_per_s counts for each of its bytes after the device's time, too (SGLang's file storage).
 
     host_spread: the standard deviation of each of the host's tasks (front end, wait, poll, answer) over its mean; 0:
     each takes its mean time, so that requests sent at once run in one order.
@@ -164,6 +165,7 @@ class Calibration(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     synchronous_loads: bool = False
     shared_core: bool = False
     serial_chunks: bool = False
+    copied_reads: bool = False
     host_spread: float = 0.0
     held: Held | None = None
     good: bool | None = None
@@ -237,6 +239,7 @@ def with_disk_of(calibration: Calibration, other: Calibration) -> Calibration:
         source=f"{calibration.source} The disk: {other.source}",
         constants={**calibration.constants, **disk},
         serial_chunks=other.serial_chunks,
+        copied_reads=other.copied_reads,
     )
 
 

@@ -20,9 +20,9 @@ from scipy.special import stdtrit
 
 from simulator.calibration import CONSTANTS, Assumption, Calibration, CalibrationPoint, FittedOn
 from simulator.models import load_model
-from simulator.policies import tier_policy
+from simulator.point_costs import design, for_each_request, is_linear, slope_of
 from simulator.probing import simulated_s
-from traces.tiers import PAGE_CACHE, state_named, tier_named, tier_names
+from traces.tiers import state_named, tier_named
 
 SIGNIFICANT_DIGITS = 6
 _ROUNDS = 12
@@ -38,6 +38,8 @@ _PARTS = (
 )  # fmt: skip
 # Relative: the smallest error that a point's weight assumes, however precise the measurement.
 _MODEL_ERROR = 0.02
+# Huber's bound, in what a point may be off by: of residuals that spread as assumed, it leaves 95 % of the efficiency.
+_HUBER = 1.345 * _MODEL_ERROR
 _TELLING_SAMPLES = 5
 _NORMAL_975 = 1.96
 # From so many of the places that a fit without the host's spread has found, one with it sets out.
@@ -66,6 +68,7 @@ def fit(
     synchronous_loads: bool = False,
     shared_core: bool = False,
     serial_chunks: bool = False,
+    copied_reads: bool = False,
     host_varies: bool = False,
 ) -> Fit:
     """Constants by least squares of the relative error, none below 0; null where the points say nothing.
@@ -75,12 +78,13 @@ def fit(
     nothing showed.
 
     host_varies: whatever else a lone hit in the engine's own tier takes repeats, so that the spread of its times is the
-    host's. Requests sent together then run in several orders, and points of such are fitted by their median.
+    host's. Requests sent together then run in several orders, and points of such are fitted by their median. What such
+    a point misses can be an order that the model lacks, so that it pulls no harder than one missed by Huber's bound.
     """
     asked = Calibration(
         name="fit", source="", date="", machine="", method="", fitted_on=fitted_on, assumed={},
         constants=dict.fromkeys(CONSTANTS), synchronous_loads=synchronous_loads, shared_core=shared_core,
-        serial_chunks=serial_chunks,
+        serial_chunks=serial_chunks, copied_reads=copied_reads,
     )  # fmt: skip
     problem = _Problem(asked, assumed)
     # A bound that nothing has reached shows no derivative: it is sought from starts at which it binds as well.
@@ -89,8 +93,9 @@ def fit(
     for parts, bound in itertools.product(_PARTS, problem.bounds()):
         ends.append(_descend(problem, problem.start(best, bound, parts)))
         best = min(best, ends[-1], key=problem.loss)
-    if host_varies and (spread := _host_spread(problem, best)):
-        problem = _Problem(msgspec.structs.replace(asked, host_spread=spread), assumed)
+    if host_varies:
+        asked = msgspec.structs.replace(asked, host_spread=_host_spread(problem, best))
+        problem = _Problem(asked, assumed, huber=_HUBER)
         ends = [_descend(problem, end) for end in sorted(ends, key=problem.loss)[:_VARIED_STARTS]]
         best = min(ends, key=problem.loss)
     offset, matrix = problem.linear(best)
@@ -130,18 +135,12 @@ def _host_spread(problem: _Problem, slopes: Array) -> float:
     return _rounded(float(np.median(found))) if found else 0.0
 
 
-def _always(fitted_on: FittedOn) -> dict[str, float]:
-    """How often a lone request takes each constant of the host's, whatever its prompt."""
-    polls = tier_policy(fitted_on.tier_policy).connector.lookup_polls
-    return {"request_s": 1.0, "request_wait_s": 1.0, "response_s": 1.0, "poll_s": float(polls)}
-
-
 def _descend(problem: _Problem, slopes: Array) -> Array:
     """Gauss-Newton, with other steps where a whole one leads uphill."""
     loss = problem.loss(slopes)
     for _ in range(_ROUNDS):
         offset, matrix = problem.linear(slopes)
-        tries = _tries(problem, slopes, offset, matrix, problem.weights)
+        tries = _tries(problem, slopes, offset, matrix, problem.pulls(offset + matrix @ slopes))
         found = next((found for found in tries if problem.loss(found) < loss * (1 - 1e-9)), None)
         if found is None:
             break
@@ -162,16 +161,16 @@ def _tries(problem: _Problem, slopes: Array, offset: Array, matrix: Array, weigh
 class _Problem:
     """Points and unknowns. A slope is a constant, or the inverse of one that is a bandwidth."""
 
-    def __init__(self, asked: Calibration, assumed: Mapping[str, Assumption]) -> None:
+    def __init__(self, asked: Calibration, assumed: Mapping[str, Assumption], huber: float = math.inf) -> None:
         fitted_on = asked.fitted_on
-        self.host_spread = asked.host_spread
+        self.host_spread, self.huber = asked.host_spread, huber
         self._asked, self.fitted_on, self.assumed, self.model = asked, fitted_on, assumed, load_model(fitted_on.model)
         self.measured = np.array([point.measured_s for point in fitted_on.points])
         self.weights = _weights(fitted_on.points)
-        self.lone = [_lone(point) for point in fitted_on.points]
+        self.lone = [is_linear(point, fitted_on) for point in fitted_on.points]
         self.rows = [design(point, fitted_on) for point in fitted_on.points]
         self.free = [n for n in CONSTANTS if n not in assumed and any(n in row for row in self.rows)]
-        self.always = _always(fitted_on)
+        self.always = for_each_request(fitted_on)
         self.host = np.array([n in self.always or n.startswith("request_") for n in self.free])
         # A descent asks for the same slopes again and again.
         self._simulated_s: dict[tuple[int | float, ...], float] = {}
@@ -179,7 +178,7 @@ class _Problem:
     def by_name(self, slopes: Array) -> dict[str, float]:
         """All slopes; those that nothing tells are 0."""
         named = dict.fromkeys(CONSTANTS, 0.0) | dict(zip(self.free, map(float, slopes), strict=True))
-        named |= {n: _slope(n, a.value) for n, a in self.assumed.items() if a.value is not None}
+        named |= {n: slope_of(n, a.value) for n, a in self.assumed.items() if a.value is not None}
         return named | {n: named[a.same_as] for n, a in self.assumed.items() if a.same_as is not None}
 
     def relative(self, slopes: Array) -> Array:
@@ -199,7 +198,20 @@ class _Problem:
         return self._simulated_s[asked]
 
     def loss(self, slopes: Array) -> float:
-        return float(np.sum((self.weights * (self.relative(slopes) - 1)) ** 2))
+        return float(np.sum(self.losses(self.relative(slopes))))
+
+    def losses(self, relative: Array) -> Array:
+        """Of each point: the square of its residual up to Huber's bound, a straight line beyond it."""
+        sizes = np.abs(self.weights * (relative - 1))
+        if math.isinf(self.huber):
+            return sizes**2
+        return np.where(sizes <= self.huber, sizes**2, self.huber * (2 * sizes - self.huber))
+
+    def pulls(self, relative: Array) -> Array:
+        """The weights by which least squares pull as `losses` do there."""
+        sizes = np.abs(self.weights * (relative - 1))
+        pulls: Array = self.weights / np.sqrt(np.maximum(1.0, sizes / self.huber))
+        return pulls
 
     def first(self) -> Array:
         """Slopes of 0, but for a device whose limit is known: below that limit, its own bandwidth would never show."""
@@ -251,13 +263,6 @@ class _Problem:
         found |= {n: None for n in self.free if n not in shown and not n.endswith("shared_bytes_per_s")}
         found |= {n: a.value for n, a in self.assumed.items() if a.value is not None}
         return found | {n: found[a.same_as] for n, a in self.assumed.items() if a.same_as is not None}
-
-
-def _lone(point: CalibrationPoint) -> bool:
-    """Its time is linear in the constants, as `design` says."""
-    return point.metric == "batch_s" or (
-        point.concurrency == 1 and point.device_bytes_per_s is None and point.metric == "ttft_s"
-    )
 
 
 def _weights(points: Sequence[CalibrationPoint]) -> Array:
@@ -312,13 +317,12 @@ def _left_out(problem: _Problem, ends: Sequence[_Around], index: int) -> float:
     """By how much (relative) a fit to all points but one misses that one: it sets out from where that fits the others
     best of all places in which the whole fit looked."""
     others = np.arange(len(problem.measured)) != index
-    weights = problem.weights[others]
 
     def loss(relative: Array) -> float:
-        return float(np.sum((weights * (relative[others] - 1)) ** 2))
+        return float(np.sum(problem.losses(relative)[others]))
 
     here = min(ends, key=lambda end: loss(end.relative))
-    tries = _tries(problem, here.slopes, here.offset[others], here.matrix[others], weights)
+    tries = _tries(problem, here.slopes, here.offset[others], here.matrix[others], problem.pulls(here.relative)[others])
     says = [problem.relative(slopes) for slopes in tries]
     return float(min(says, key=loss)[index] - 1)
 
@@ -330,8 +334,9 @@ def _intervals(problem: _Problem, offset: Array, matrix: Array, slopes: Array) -
     spare = len(offset) - int(used.sum())
     if spare < 1:
         return {}
-    columns = matrix[:, used] * slopes[used] * problem.weights[:, None]
-    variance = float(np.sum((problem.weights * (offset + matrix @ slopes - 1)) ** 2)) / spare
+    weights = problem.pulls(offset + matrix @ slopes)
+    columns = matrix[:, used] * slopes[used] * weights[:, None]
+    variance = float(np.sum((weights * (offset + matrix @ slopes - 1)) ** 2)) / spare
     spreads = np.diag(np.linalg.pinv(columns.T @ columns)) * variance
     known = spreads >= 0
     shares = float(stdtrit(spare, 0.975)) * np.sqrt(spreads[known])
@@ -341,103 +346,6 @@ def _intervals(problem: _Problem, offset: Array, matrix: Array, slopes: Array) -
         ends = (high, low) if name.endswith("bytes_per_s") else (low, high)
         found[str(name)] = (_rounded(_constant(name, ends[0])), _rounded(_constant(name, ends[1])))
     return found
-
-
-def design(point: CalibrationPoint, fitted_on: FittedOn) -> dict[str, float]:
-    """How often each constant counts in a lone request's time (for bytes_per_s: bytes, so its inverse is linear), and
-    in that of a batch whose transfers pass beside its steps. Of other points: which constants count, and about how
-    often.
-    """
-    if point.metric == "batch_s":
-        return _batch(point, fitted_on)
-    if point.hit_share < 1:
-        shares = ((point.hit_share, point.hit_tokens), (1 - point.hit_share, 0))
-        parts = [
-            (share, design(msgspec.structs.replace(point, hit_tokens=tokens, hit_share=1.0), fitted_on))
-            for share, tokens in shares
-        ]
-        return {name: sum(share * part.get(name, 0.0) for share, part in parts) for name in parts[0][1]}
-    if point.metric == "tpot_s":
-        context = point.prompt_tokens + point.output_tokens / 2 - 1
-        count = point.concurrency
-        ctx = count * context
-        attention = {"attention_s": count / 2, "attention_context_s": ctx, "context_s": ctx}
-        return {"step_s": 1.0, "token_s": float(count), "response_s": 1 / point.output_tokens} | attention
-    steps = [
-        (min(fitted_on.max_num_batched_tokens, point.prompt_tokens - context), context)
-        for context in range(point.hit_tokens, point.prompt_tokens, fitted_on.max_num_batched_tokens)
-    ]
-    row = {
-        "step_s": float(len(steps)),
-        "token_s": float(point.prompt_tokens - point.hit_tokens),
-        "attention_s": sum(new * new / 2 for new, _ in steps),
-        "attention_context_s": float(sum(new * context for new, context in steps)),
-        "context_s": float(sum(context for _, context in steps)),
-        "request_token_s": float(point.prompt_tokens),
-        "request_chunk_s": float(point.prompt_tokens // point.chunk_tokens),
-        "step_request_s": 1.0,
-        "hit_token_s": float(point.hit_tokens),
-    }
-    if _is_behind_gpu(point.tier):
-        whole_tokens = point.prompt_tokens // point.chunk_tokens * point.chunk_tokens
-        row["store_token_s"] = float(max(0, whole_tokens - point.hit_tokens))
-    row |= {name: times for name, times in _always(fitted_on).items() if times}
-    for device in _devices(point.tier, fitted_on) if point.hit_tokens else ():
-        row[f"{device}.latency_s"] = 1.0
-        row[f"{device}.chunk_s"] = point.hit_tokens / point.chunk_tokens
-        row[f"{device}.bytes_per_s"] = float(point.hit_tokens * load_model(fitted_on.model).kv_bytes_per_token)
-        if not _lone(point) and device != "cpu.read":
-            row[f"{device}.shared_bytes_per_s"] = row[f"{device}.bytes_per_s"]
-    return row
-
-
-def _batch(point: CalibrationPoint, fitted_on: FittedOn) -> dict[str, float]:
-    """The engine's steps for requests that are sent at once and get one token each."""
-    context = min(point.hit_tokens, point.prompt_tokens - 1)
-    count, new = point.concurrency, point.prompt_tokens - context
-    steps = max(count * new / fitted_on.max_num_batched_tokens, count / fitted_on.max_num_seqs)
-    return {
-        "step_s": float(math.ceil(steps)),
-        "token_s": float(count * new),
-        "attention_s": count * new * new / 2,
-        "attention_context_s": float(count * new * context),
-        "context_s": float(count * context),
-        "step_request_s": float(count),
-        "hit_token_s": float(count * context),
-        "request_wait_s": 1.0,
-    }
-
-
-def _is_behind_gpu(name: str) -> bool:
-    served_by = state_named(name).served_by
-    return served_by is not None and tier_named(served_by).offload
-
-
-def _devices(name: str, fitted_on: FittedOn) -> list[str]:
-    """What the bytes of a hit pass: the device of storage or its page cache, and the RAM between it and the engine.
-
-    Of tiers in RAM, those that some point is served by; where none is, the one next to the engine.
-    """
-    state = state_named(name)
-    if state.served_by is None or not _is_behind_gpu(name):
-        return []
-    served = {state_named(point.tier).served_by for point in fitted_on.points}
-    down_to = tier_names().index(state.served_by) + 1
-    ram = [tier for tier in tier_names()[:down_to] if tier_named(tier).kind == "memory"]
-    passed = [tier for tier in ram if tier in served] or ram[:1]
-    if state.from_device is not None:
-        passed.append(state.served_by if state.from_device else PAGE_CACHE)
-    return [f"{device}.read" for device in passed]
-
-
-def predicted_s(point: CalibrationPoint, calibration: Calibration) -> float:
-    """What the constants say of a lone point."""
-    row = design(point, calibration.fitted_on)
-    return sum(_slope(name, calibration.constant(name)) * times for name, times in row.items())
-
-
-def _slope(name: str, value: float) -> float:
-    return 1 / value if name.endswith("bytes_per_s") else value
 
 
 def _constant(name: str, slope: float) -> float:

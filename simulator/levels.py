@@ -162,16 +162,18 @@ def _core_level(
         evicts=policy.disk_evicts if stored else policy.evict_on_demand,
         watermark=policy.disk_watermark if stored else 1.0,
         target=policy.disk_target if stored else 1.0,
-        read=UNUSED_DEVICE if external else _device(device, "read", calibration, ways if stored else None),
-        write=UNUSED_DEVICE if external else _device(device, "write", calibration, None),
-        page_cache_read=_device(PAGE_CACHE, "read", calibration, ways)
+        read=UNUSED_DEVICE if external else _device(device, "read", calibration, chunk_bytes, ways if stored else None),
+        write=UNUSED_DEVICE if external else _device(device, "write", calibration, chunk_bytes, None),
+        page_cache_read=_device(PAGE_CACHE, "read", calibration, chunk_bytes, ways)
         if cached and index and not ways.odirect
         else None,
         external=external,
     )
 
 
-def _device(of: str | RemoteDevice, way: str, calibration: Calibration, reads: DiskWays | None) -> SimpleNamespace:
+def _device(
+    of: str | RemoteDevice, way: str, calibration: Calibration, chunk_bytes: int, reads: DiskWays | None
+) -> SimpleNamespace:
     """reads: how storage is read through it; None: it is no storage, or written to."""
     if isinstance(of, RemoteDevice):
         return SimpleNamespace(
@@ -190,13 +192,18 @@ def _device(of: str | RemoteDevice, way: str, calibration: Calibration, reads: D
         # opens, reads and closes one file after another (fs_l2_adapter.py, _execute_load).
         bytes_per_s = min(bytes_per_s, reads.bytes_per_s)
         shared_bytes_per_s = min(shared_bytes_per_s, reads.bytes_per_s)
-    serial = reads is not None and calibration.serial_chunks
+    serial_s, copy_s, byte_s = 0.0, 0.0, 1 / bytes_per_s
+    if reads is not None and calibration.copied_reads:
+        copy_s = chunk_bytes / calibration.constant(f"{PAGE_CACHE}.read.bytes_per_s")
+        byte_s = 0.0 if name.startswith(PAGE_CACHE) else byte_s
+    if reads is not None and calibration.serial_chunks:
+        serial_s = calibration.constant(f"{PAGE_CACHE}.read.chunk_s") + copy_s
     return SimpleNamespace(
         latency_s=latency_s,
-        chunk_s=chunk_s,
-        byte_s=1 / bytes_per_s,
+        chunk_s=chunk_s + copy_s,
+        byte_s=byte_s,
         shared_byte_s=1 / shared_bytes_per_s,
-        shared_chunk_s=calibration.constant("page_cache.read.chunk_s") if serial else 0.0,
+        shared_chunk_s=serial_s,
         depth=1 if reads is None else reads.depth,
         link=None,
     )

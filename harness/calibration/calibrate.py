@@ -40,7 +40,11 @@ _COPIES = "loads from CPU RAM are copied one after another: a copy has all the b
 _IN_STEPS = "the points cannot tell it from the step's and the request's other costs, which hold it"
 _TIMED = "not fitted: timed inside the engine, from one look of its scheduler for an answer to the next"
 _GIVEN = "not fitted: the reference accelerator keeps to it"
+_ONE_CHUNK = "one chunk size cannot tell a chunk's cost from that of its bytes and its tokens, which have it"
 _HIDDEN = "the device's limit hides how fast it would be; without it, reads are taken to be as from the page cache"
+
+# What a chunk costs whatever its size, of a host that copies what it reads.
+_OF_CHUNKS = ("request_chunk_s", *(f"{device}.read.chunk_s" for device in ("cpu", "disk", PAGE_CACHE)))
 
 
 def calibrated(folder: Path, name: str, experiment: Experiment, engine: EngineName, size: str = "") -> Calibration:
@@ -55,7 +59,10 @@ def calibrated(folder: Path, name: str, experiment: Experiment, engine: EngineNa
     given = {name: Assumption(value=s, why=_GIVEN) for name, s in ENGINES[engine].given(experiment).items()}
     assumed = _assumed(points, load_model(experiment.model).kv_bytes_per_token) | given
     assumed |= _polls(read_samples(folder), size)
-    ways = ENGINES[engine].traits(experiment)._asdict()
+    traits = ENGINES[engine].traits(experiment)
+    if traits.copied_reads and len({point.chunk_tokens for point in points}) == 1:
+        assumed |= dict.fromkeys(_OF_CHUNKS, Assumption(value=0.0, why=_ONE_CHUNK))
+    ways = traits._asdict()
     found = fit(fitted_on, assumed, **ways, host_varies=bool(given))
     known = [
         msgspec.structs.replace(point, fitted_s=float(f"{fitted_s:.6g}"), loo_error=round(error, 5))

@@ -41,6 +41,7 @@ class Traits(NamedTuple):
     synchronous_loads: bool = False
     shared_core: bool = False
     serial_chunks: bool = False
+    copied_reads: bool = False
 
 
 class Packs(NamedTuple):

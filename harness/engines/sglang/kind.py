@@ -48,8 +48,10 @@ def _disk_path(experiment: Experiment, results: Path) -> Path:
 
 
 def _traits(experiment: Experiment) -> Traits:
-    """A step waits for a loaded prefix layer by layer, beside it. The file backend reads one page after another."""
-    return Traits(serial_chunks=experiment.cache.disk is not None)
+    """A step waits for a loaded prefix layer by layer, beside it. The file backend reads one page after another, and
+    copies each to the host's pool (cache_controller.py, _generic_page_get)."""
+    files = experiment.cache.disk is not None
+    return Traits(serial_chunks=files, copied_reads=files)
 
 
 def _given(experiment: Experiment) -> Mapping[str, float]:

@@ -30,6 +30,11 @@ TABLE = (
         "runs after it: random bytes in the host pool, where the link is paced",
     ),
     (
+        "hicache.py:kept_page",
+        "mem_cache/pool_host/mha.py: MHATokenToKVPoolHost.get_dummy_flat_data_page",
+        "memory that storage is read into is kept, as torch keeps what CUDA has page-locked",
+    ),
+    (
         "hicache.py:load_layer",
         "mem_cache/pool_host/mha.py: transfer_kv_per_layer_direct_pf_lf",
         "a CUDA kernel of sgl_kernel: host to device",

@@ -50,7 +50,7 @@ def _traits(experiment: Experiment) -> Traits:
     from simulator.calibration import load_calibration
 
     known = load_calibration(_section(experiment).hardware)
-    return Traits(known.synchronous_loads, known.shared_core, known.serial_chunks)
+    return Traits(known.synchronous_loads, known.shared_core, known.serial_chunks, known.copied_reads)
 
 
 def _consistent(experiment: Experiment) -> None:

@@ -11,8 +11,9 @@ import yaml
 
 from simulator.calibration import HOST_STEP, Assumption, CalibrationPoint, FittedOn, load_calibration
 from simulator.errors import CalibrationError
-from simulator.fitting import fit, predicted_s
+from simulator.fitting import fit
 from simulator.models import CONFIGS, ModelSpec, load_model
+from simulator.point_costs import predicted_s
 from simulator.probing import simulated_s
 from simulator.simulate import Simulator
 from tests.support.paths import ROOT
@@ -25,7 +26,10 @@ SHIPPED = sorted(path.stem for path in (CONFIGS / "hardware").glob("*.yaml"))
 @pytest.mark.parametrize("name", SHIPPED)
 def test_the_constants_of_a_file_are_the_fit_to_its_points(name: str) -> None:
     calibration = load_calibration(name)
-    again = fit(calibration.fitted_on, calibration.assumed, synchronous_loads=calibration.synchronous_loads).constants
+    assumed = calibration.assumed
+    paced = "step_s" in assumed and "reference accelerator" in assumed["step_s"].why
+    loads = calibration.synchronous_loads
+    again = fit(calibration.fitted_on, assumed, synchronous_loads=loads, host_varies=paced).constants
     assert calibration.constants.keys() == again.keys()
     for constant, stated in calibration.constants.items():
         assert stated == (None if again[constant] is None else pytest.approx(again[constant], rel=1e-5)), constant
@@ -135,7 +139,9 @@ def test_a_file_that_lacks_what_steps_take_beside_the_model_means_none() -> None
 def test_the_simulator_says_what_the_fit_says(name: str) -> None:
     """A lone prompt in the simulator takes what the constants say of it: the two are one model."""
     calibration = load_calibration(name)
-    settings = calibration.fitted_on
+    # The formula is that of an engine which computes once all is loaded.
+    settings = msgspec.structs.replace(calibration.fitted_on, engine_policy="vllm-0.32")
+    calibration = msgspec.structs.replace(calibration, fitted_on=settings)
     chunk_tokens = settings.points[0].chunk_tokens
     has_disk = calibration.constants["disk.read.bytes_per_s"] is not None
     state = "disk_cold" if has_disk else "cpu"

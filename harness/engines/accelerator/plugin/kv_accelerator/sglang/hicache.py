@@ -9,10 +9,14 @@ Only the direct I/O backend with the layout page_first_direct, and attention wit
 
 from __future__ import annotations
 
+import math
 import time
+import weakref
+from collections import defaultdict
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import sglang.srt.managers.cache_controller as controller
 import sglang.srt.mem_cache.l2_transfer as l2_transfer
 import sglang.srt.mem_cache.pool_host.base as base
@@ -26,16 +30,20 @@ from ..settings import pacing
 from .streams import Streams
 
 _HOST_POOL = "sglang.srt.mem_cache.pool_host.mha.MHATokenToKVPoolHost.__init__"
+_FLAT_PAGE = "sglang.srt.mem_cache.pool_host.mha.MHATokenToKVPoolHost.get_dummy_flat_data_page"
 # Of RAM, what HiCache leaves to others; the harness has checked before the start that there is enough.
 _RESERVE_BYTES = 1 << 30
 
 _marks = Marks()
+# Memory of pages that storage was read into before, by size.
+_read_into = defaultdict[int, list[np.ndarray[Any, np.dtype[np.uint8]]]](list)
 
 
 def replace_copies() -> None:
     base.HICACHE_HOST_MEMORY_RESERVE_BYTES = _RESERVE_BYTES
     HookRegistry.register(_HOST_POOL, without_page_lock, HookType.BEFORE)
     HookRegistry.register(_HOST_POOL, with_noise, HookType.AFTER)
+    HookRegistry.register(_FLAT_PAGE, kept_page, HookType.REPLACE)
     l2_transfer.device_module = controller.device_module = Streams
     mha.transfer_kv_per_layer_direct_pf_lf = load_layer
     mha.transfer_kv_all_layer_direct_lf_pf = store_pages
@@ -49,6 +57,23 @@ def without_page_lock(*args: Any, **kwargs: Any) -> tuple[tuple[Any, ...], dict[
 def with_noise(_result: Any, pool: Any, *_args: Any, **_kwargs: Any) -> None:
     if pacing().stores is not None:
         fill_with_noise(pool.kv_buffer.view(-1).view(torch.uint8).numpy().data)
+
+
+def kept_page(pool: Any) -> torch.Tensor:
+    """Where a page of storage is read into before it is copied to the pool: zeros, in memory that earlier pages had.
+
+    It is page-locked on a GPU, and torch keeps such memory for the next ones. Memory that the kernel gives anew for each
+    page takes as long as the read.
+    """
+    shape = (2, pool.layer_num, pool.page_size, pool.head_num, pool.head_dim)
+    nbytes = math.prod(shape) * pool.dtype.itemsize
+    try:
+        memory = _read_into[nbytes].pop()
+    except IndexError:
+        memory = np.empty(nbytes, dtype=np.uint8)
+    used = memory[:]
+    weakref.finalize(used, _read_into[nbytes].append, memory).atexit = False
+    return torch.from_numpy(used).view(pool.dtype).zero_()
 
 
 class _Loading:

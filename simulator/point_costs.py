@@ -1,0 +1,123 @@
+"""How often each constant counts in a calibration point's time: what a fit solves for, and what constants predict."""
+
+from __future__ import annotations
+
+import math
+
+import msgspec
+
+from simulator.calibration import Calibration, CalibrationPoint, FittedOn
+from simulator.models import load_model
+from simulator.policies import engine_policy, tier_policy
+from traces.tiers import PAGE_CACHE, state_named, tier_named, tier_names
+
+
+def design(point: CalibrationPoint, fitted_on: FittedOn) -> dict[str, float]:
+    """How often each constant counts in a lone request's time (for bytes_per_s: bytes, so its inverse is linear), and
+    in that of a batch whose transfers pass beside its steps. Of other points: which constants count, and about how
+    often.
+    """
+    if point.metric == "batch_s":
+        return _batch(point, fitted_on)
+    if point.hit_share < 1:
+        shares = ((point.hit_share, point.hit_tokens), (1 - point.hit_share, 0))
+        parts = [
+            (share, design(msgspec.structs.replace(point, hit_tokens=tokens, hit_share=1.0), fitted_on))
+            for share, tokens in shares
+        ]
+        return {name: sum(share * part.get(name, 0.0) for share, part in parts) for name in parts[0][1]}
+    if point.metric == "tpot_s":
+        context = point.prompt_tokens + point.output_tokens / 2 - 1
+        count = point.concurrency
+        ctx = count * context
+        attention = {"attention_s": count / 2, "attention_context_s": ctx, "context_s": ctx}
+        return {"step_s": 1.0, "token_s": float(count), "response_s": 1 / point.output_tokens} | attention
+    steps = [
+        (min(fitted_on.max_num_batched_tokens, point.prompt_tokens - context), context)
+        for context in range(point.hit_tokens, point.prompt_tokens, fitted_on.max_num_batched_tokens)
+    ]
+    row = {
+        "step_s": float(len(steps)),
+        "token_s": float(point.prompt_tokens - point.hit_tokens),
+        "attention_s": sum(new * new / 2 for new, _ in steps),
+        "attention_context_s": float(sum(new * context for new, context in steps)),
+        "context_s": float(sum(context for _, context in steps)),
+        "request_token_s": float(point.prompt_tokens),
+        "request_chunk_s": float(point.prompt_tokens // point.chunk_tokens),
+        "step_request_s": 1.0,
+        "hit_token_s": float(point.hit_tokens),
+    }
+    if _is_behind_gpu(point.tier):
+        whole_tokens = point.prompt_tokens // point.chunk_tokens * point.chunk_tokens
+        row["store_token_s"] = float(max(0, whole_tokens - point.hit_tokens))
+    row |= {name: times for name, times in for_each_request(fitted_on).items() if times}
+    for device in _devices(point.tier, fitted_on) if point.hit_tokens else ():
+        row[f"{device}.latency_s"] = 1.0
+        row[f"{device}.chunk_s"] = point.hit_tokens / point.chunk_tokens
+        row[f"{device}.bytes_per_s"] = float(point.hit_tokens * load_model(fitted_on.model).kv_bytes_per_token)
+        if (point.concurrency > 1 or point.device_bytes_per_s is not None) and device != "cpu.read":
+            row[f"{device}.shared_bytes_per_s"] = row[f"{device}.bytes_per_s"]
+    return row
+
+
+def _batch(point: CalibrationPoint, fitted_on: FittedOn) -> dict[str, float]:
+    """The engine's steps for requests that are sent at once and get one token each."""
+    context = min(point.hit_tokens, point.prompt_tokens - 1)
+    count, new = point.concurrency, point.prompt_tokens - context
+    steps = max(count * new / fitted_on.max_num_batched_tokens, count / fitted_on.max_num_seqs)
+    return {
+        "step_s": float(math.ceil(steps)),
+        "token_s": float(count * new),
+        "attention_s": count * new * new / 2,
+        "attention_context_s": float(count * new * context),
+        "context_s": float(count * context),
+        "step_request_s": float(count),
+        "hit_token_s": float(count * context),
+        "request_wait_s": 1.0,
+    }
+
+
+def _is_behind_gpu(name: str) -> bool:
+    served_by = state_named(name).served_by
+    return served_by is not None and tier_named(served_by).offload
+
+
+def _devices(name: str, fitted_on: FittedOn) -> list[str]:
+    """What the bytes of a hit pass: the device of storage or its page cache, and the RAM between it and the engine.
+
+    Of tiers in RAM, those that some point is served by; where none is, the one next to the engine.
+    """
+    state = state_named(name)
+    if state.served_by is None or not _is_behind_gpu(name):
+        return []
+    served = {state_named(point.tier).served_by for point in fitted_on.points}
+    down_to = tier_names().index(state.served_by) + 1
+    ram = [tier for tier in tier_names()[:down_to] if tier_named(tier).kind == "memory"]
+    passed = [tier for tier in ram if tier in served] or ram[:1]
+    if state.from_device is not None:
+        passed.append(state.served_by if state.from_device else PAGE_CACHE)
+    return [f"{device}.read" for device in passed]
+
+
+def predicted_s(point: CalibrationPoint, calibration: Calibration) -> float:
+    """What the constants say of a lone point."""
+    row = design(point, calibration.fitted_on)
+    return sum(slope_of(name, calibration.constant(name)) * times for name, times in row.items())
+
+
+def for_each_request(fitted_on: FittedOn) -> dict[str, float]:
+    """How often a lone request takes each constant of the host's, whatever its prompt."""
+    polls = tier_policy(fitted_on.tier_policy).connector.lookup_polls
+    return {"request_s": 1.0, "request_wait_s": 1.0, "response_s": 1.0, "poll_s": float(polls)}
+
+
+def is_linear(point: CalibrationPoint, fitted_on: FittedOn) -> bool:
+    """Its time is linear in the constants, as `design` says. Not where an engine computes while what it loads comes."""
+    if point.metric == "batch_s":
+        return True
+    beside = engine_policy(fitted_on.engine_policy).prefills_first and _is_behind_gpu(point.tier)
+    return point.concurrency == 1 and point.device_bytes_per_s is None and point.metric == "ttft_s" and not beside
+
+
+def slope_of(name: str, value: float) -> float:
+    return 1 / value if name.endswith("bytes_per_s") else value
