@@ -50,6 +50,32 @@ def sglang(**more: Any) -> dict[str, Any]:
     return {"engines": {"sglang": {"python": str(SGLANG_PYTHON), **more}}}
 
 
+KEPT = """
+import torch
+from types import SimpleNamespace
+from kv_accelerator.sglang.hicache import kept_page
+pool = SimpleNamespace(layer_num=2, page_size=4, head_num=2, head_dim=8, dtype=torch.bfloat16)
+def page():
+    return kept_page(pool)
+first, second = page(), page()
+at, other = first.data_ptr(), second.data_ptr()
+assert first.shape == (2, 2, 4, 2, 8) and first.dtype == pool.dtype and at != other
+flat = first.fill_(3).flatten()
+del first
+assert page().data_ptr() not in (at, other), "a view uses the memory"
+del flat
+again = page()
+print(again.data_ptr() == at and not again.any() and second.data_ptr() == other)
+"""
+
+
+def test_memory_that_storage_was_read_into_is_used_again_once_it_is_free() -> None:
+    found = subprocess.run(
+        [SGLANG_PYTHON, "-c", KEPT], capture_output=True, text=True, env={"PYTHONPATH": str(PLUGIN)}, timeout=300
+    )
+    assert found.stdout.strip() == "True", found.stderr[-2000:]
+
+
 def request(tmp_path: Path, **changes: Any) -> RunRequest:
     path = tmp_path / "experiment.yaml"
     path.write_text(yaml.safe_dump({**EXPERIMENT, **sglang(), **changes}))

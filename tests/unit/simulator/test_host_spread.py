@@ -68,8 +68,9 @@ def test_a_seed_gives_the_same_times_and_seeds_give_several_orders() -> None:
     assert simulated_s(alone, spread, model) == simulated_s(alone, varied(0.0), model)
 
 
-def test_a_fit_finds_the_spread_in_lone_hits_and_only_where_it_is_the_host_s() -> None:
-    truth, model, samples = varied(0.2), load_model("tiny-llama"), 25
+def hits_of(truth: Calibration) -> tuple[FittedOn, dict[str, Assumption]]:
+    """What the truth makes of lone hits in the GPU and of several at once, and all that is given but the host's."""
+    model, samples = load_model("tiny-llama"), 25
     # A median's 95 % interval, of so many samples of tasks that vary so.
     half_s = 1.96 * 0.2 * math.hypot(*TASKS_S) * math.sqrt(math.pi / 2 / samples)
     points = []
@@ -84,11 +85,30 @@ def test_a_fit_finds_the_spread_in_lone_hits_and_only_where_it_is_the_host_s() -
     known = load_calibration("cpu-2core").constants | truth.constants
     given = ("step_s", "token_s", "attention_s", "attention_context_s", "context_s", "poll_s")
     assumed = {name: Assumption(value=known[name] or 0.0, why="given") for name in given}
+    return settings, assumed
+
+
+def test_a_fit_finds_the_spread_in_lone_hits_and_only_where_it_is_the_host_s() -> None:
+    settings, assumed = hits_of(varied(0.2))
     found = fit(settings, assumed, host_varies=True)
     assert found.host_spread == pytest.approx(0.2, rel=0.25), "what trades between tasks moves it a little"
     assert fit(settings, assumed).host_spread == 0.0
-    for point, fitted_s in zip(points, found.fitted_s, strict=True):
+    for point, fitted_s in zip(settings.points, found.fitted_s, strict=True):
         assert fitted_s == pytest.approx(point.measured_s, rel=0.03)
+
+
+def test_points_that_race_do_not_bend_what_lone_ones_take() -> None:
+    """Two of five points were measured in an order that the model lacks."""
+    settings, assumed = hits_of(varied(0.2))
+    *lone, two, four = settings.points
+    raced = [msgspec.structs.replace(point, measured_s=1.3 * point.measured_s) for point in (two, four)]
+    settings = msgspec.structs.replace(settings, points=(*lone, *raced))
+    off = {
+        varies: max(abs(s / point.measured_s - 1) for s, point in zip(found.fitted_s, lone, strict=False))
+        for varies in (False, True)
+        if (found := fit(settings, assumed, host_varies=varies))
+    }
+    assert off[True] < 0.02 < off[False]
 
 
 def test_a_fit_of_the_host_s_constants_alone_asks_scipy_for_no_empty_solution(monkeypatch: pytest.MonkeyPatch) -> None:
