@@ -81,8 +81,8 @@ class Level(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class DiskWays(NamedTuple):
-    """How storage is read. odirect: past the page cache. bytes_per_s: the limit of its device. depth: reads in flight
-    for a request. external: the caller makes its transfers."""
+    """How storage is read. odirect: past the page cache. bytes_per_s: the limit of its device. depth: workers that
+    read chunks, for all requests in their order. external: the caller makes its transfers."""
 
     odirect: bool = False
     bytes_per_s: float | None = None

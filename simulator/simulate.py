@@ -182,11 +182,11 @@ class Simulator(Driver[_core.Engine]):
     gpu_blocks: the engine's resolved number, with vLLM's null block. cpu_bytes, pool_bytes, disk_bytes: the levels
     below the GPU; None: there is no such level. A disk may be next to the GPU. tier_pack: of the level next to the GPU;
     pool_pack: of a pool behind that, and of the disk behind such a pool. levels: the levels themselves, in place of
-    these four. odirect: disk reads
-    bypass the page cache. disk_bytes_per_s: the limit of the disk's device, if it has one. disk_depth: reads in flight
-    for a request (LMCache's fs: 1, fs_native: 4). macro_steps False simulates every decode step by itself: slower, with
-    the same result. journal: keep notes for take_journal. external_disk: the caller makes the disk tier's transfers
-    (take_issued, complete_io). seed: of the host's times, where the calibration says that they vary.
+    these four. odirect: disk reads bypass the page cache. disk_bytes_per_s: the limit of the disk's device, if it has
+    one. disk_depth: workers that read chunks, for all requests in their order (LMCache's fs_native: 4); 1: each request
+    reads by itself (fs). macro_steps False simulates every decode step by itself: slower, with the same result.
+    journal: keep notes for take_journal. external_disk: the caller makes the disk tier's transfers (take_issued,
+    complete_io). seed: of the host's times, where the calibration says that they vary.
     Raises ValueError in one line for settings that could serve nothing, and
     CalibrationError for a constant that these tiers need and the calibration lacks.
     """

@@ -13,7 +13,8 @@ from harness.processes.keeper import drop_from_page_cache
 
 
 class Adapter(NamedTuple):
-    """depth: reads in flight for one request. serial_chunks: each chunk takes an interpreter's time, one at a time."""
+    """depth: workers that read for all requests in their order; 1: each request reads by itself. serial_chunks: each
+    chunk takes an interpreter's time, one at a time."""
 
     depth: int
     serial_chunks: bool

@@ -3,8 +3,8 @@
 //! A transfer is a row of operations, a chunk each. Alone it takes latency + (chunks x chunk + bytes x byte) / depth.
 //! All transfers together move at most a byte in shared_byte, and at most a chunk in shared_chunk (one interpreter's
 //! time for it). So n transfers of large data get min(1 / shared_byte, size / shared_chunk, n depth size / (chunk +
-//! size byte)) bytes a second. A device with links is remote (`remote.rs`). A device never sleeps; it says when a
-//! transfer ends.
+//! size byte)) bytes a second. Reads of a depth share a pool of workers (`workers.rs`); a device with links is remote
+//! (`remote.rs`). A device never sleeps; it says when a transfer ends.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -29,7 +29,7 @@ pub struct DeviceConfig {
     pub byte_s: f64,
     pub shared_byte_s: f64,
     pub shared_chunk_s: f64,
-    /// Operations that a transfer has in flight; 0 means 1.
+    /// Operations that a write has in flight, or that all reads have together (workers.rs); 0 means 1.
     pub depth: u64,
     pub link: Option<LinkConfig>,
 }
@@ -81,6 +81,16 @@ impl Rates {
         }
     }
 
+    /// The time of one operation alone.
+    pub fn operation(&self, bytes: u64) -> Ticks {
+        self.chunk + self.bytes(bytes)
+    }
+
+    /// What a transfer waits for once.
+    pub fn latency(&self) -> Ticks {
+        self.latency
+    }
+
     /// The time for which bytes keep a link busy.
     pub fn bytes(&self, bytes: u64) -> Ticks {
         self.byte * u128::from(bytes)
@@ -99,7 +109,7 @@ impl Rates {
     }
 
     /// The time for which a transfer keeps the shared part of the device busy.
-    fn shared(&self, chunks: u64, bytes: u64) -> Ticks {
+    pub fn shared(&self, chunks: u64, bytes: u64) -> Ticks {
         (self.shared_byte * u128::from(bytes)).max(self.shared_chunk * u128::from(chunks))
     }
 }

@@ -17,6 +17,7 @@ pub mod server;
 mod ticker;
 mod ticks;
 mod transfers;
+mod workers;
 
 #[cfg(test)]
 mod check;

@@ -1,19 +1,22 @@
-//! The device of reads from a lower level: one that all share alike, or a remote one.
+//! The device of reads from a lower level: one that all share alike, a pool of workers, or a remote one.
 
 use super::device::{DeviceConfig, SharedDevice};
 use super::remote::RemoteDevice;
+use super::workers::WorkerPool;
 use crate::time::Ticks;
 
-/// What reads go through: a device that all share as one, or a remote one.
+/// What reads go through: a device that all share as one, one behind several workers, or a remote one.
 #[derive(Clone, Debug)]
 pub enum Reader {
     Near(SharedDevice),
+    Pool(WorkerPool),
     Remote(RemoteDevice),
 }
 
 impl Reader {
     pub fn new(config: &DeviceConfig) -> Self {
         match config.link {
+            None if config.depth > 1 => Self::Pool(WorkerPool::new(config)),
             None => Self::Near(SharedDevice::new(config)),
             Some(_) => Self::Remote(RemoteDevice::new(config)),
         }
@@ -24,6 +27,7 @@ impl Reader {
     pub fn submit(&mut self, now: Ticks, client: usize, chunks: u64, bytes: u64) -> (u64, Ticks) {
         match self {
             Self::Near(device) => device.submit(now, chunks, bytes),
+            Self::Pool(device) => device.submit(now, chunks, bytes),
             Self::Remote(device) => device.submit(now, client, chunks, bytes),
         }
     }
@@ -32,6 +36,7 @@ impl Reader {
     pub fn ended(&mut self, now: Ticks, id: u64) -> Result<(), Ticks> {
         match self {
             Self::Near(device) => device.ended(now, id),
+            Self::Pool(device) => device.ended(now, id),
             Self::Remote(device) => device.ended(now, id),
         }
     }
