@@ -11,7 +11,7 @@ ROOT="$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd -P)"
 cd "$ROOT"
 
 RUST_VERSION=1.95.0  # what is installed where there is no Rust
-RUST_OLDEST=1.88     # the first with let chains and std::hint::select_unpredictable
+RUST_OLDEST=1.93     # the first with VecDeque::pop_front_if; as in simulator/core/Cargo.toml
 PYTHON_RANGE='>=3.11'
 STEPS=1
 STEP=0

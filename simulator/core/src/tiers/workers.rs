@@ -125,9 +125,7 @@ impl Pool {
             self.now = if sharing > 0 { self.now + passed * sharing } else { until };
             return false;
         }
-        if sharing > 0 {
-            self.served += (next - self.now) / sharing;
-        }
+        self.served += (next - self.now).checked_div(sharing).unwrap_or(0);
         self.now = next;
         let (now, served) = (self.now, self.served);
         self.busy.retain(|one| one.until > served || one.alone_until > now);
