@@ -49,9 +49,10 @@ impl Engine {
 
     /// Takes in the requests that came during the step that has ended. The scheduler keeps a chunk of a prompt after
     /// that, when it looks for the next one (stash_chunked_request).
+    #[inline(always)]
     pub(super) fn take_in(&mut self) {
-        for slot in mem::take(&mut self.questions.newcomers) {
-            self.ask_ahead(slot, 0);
+        if self.config.reads_ahead {
+            mem::take(&mut self.questions.newcomers).into_iter().for_each(|slot| self.ask_ahead(slot, 0));
         }
         if self.config.prefills_first {
             self.prefilling.clone().into_iter().for_each(|slot| self.keep_computed(slot));

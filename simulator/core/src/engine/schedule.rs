@@ -35,12 +35,16 @@ pub(super) struct Prefix {
 
 impl Engine {
     pub(super) fn schedule(&mut self) -> Batch {
-        self.take_answers();
+        if self.config.reads_ahead {
+            self.take_answers();
+        }
         let mut batch = match self.config.prefills_first {
             true => self.schedule_prefill_or_decode(),
             false => self.schedule_running_first(),
         };
-        batch.steady &= !self.end_pass();
+        if self.config.reads_ahead {
+            batch.steady &= !self.end_pass();
+        }
         batch
     }
 
