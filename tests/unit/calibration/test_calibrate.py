@@ -12,7 +12,7 @@ import msgspec
 import pytest
 import yaml
 
-from harness.calibration.calibrate import calibrated, planned_micro_cells, write_calibration
+from harness.calibration.calibrate import _limit_decides, calibrated, planned_micro_cells, write_calibration
 from harness.calibration.points import micro_cells, points_of
 from harness.commands.calibrate import calibrate
 from harness.engines import ENGINES
@@ -205,6 +205,17 @@ def test_a_device_s_limit_hides_how_fast_the_host_reads_it_only_where_it_decides
         true = truth.constant("disk.read.bytes_per_s")
         assert found.constants["disk.read.bytes_per_s"] == pytest.approx(true, rel=0.1)
     assert found.good, found.verdict
+
+
+def test_a_slow_moment_of_the_longest_cold_read_does_not_hide_its_device_s_limit() -> None:
+    """100 bytes a token: the long read got 0.6 of the limit, a shorter one nearly all of it."""
+    cold = CalibrationPoint(
+        tier="disk_cold", prompt_tokens=3073, hit_tokens=3072, chunk_tokens=256, measured_s=0.5, device_bytes_per_s=1e6
+    )
+    short = msgspec.structs.replace(cold, prompt_tokens=1537, hit_tokens=1536, measured_s=0.16)
+    together = msgspec.structs.replace(cold, concurrency=2, measured_s=0.2)
+    assert _limit_decides([cold, short], 100)
+    assert not _limit_decides([cold, together], 100), "of several at once, the mean says nothing of their rate"
 
 
 @pytest.mark.parametrize("point", UNSEEN, ids=lambda p: f"{p.tier}-{p.prompt_tokens}-{p.concurrency}")

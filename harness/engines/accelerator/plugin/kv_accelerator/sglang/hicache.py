@@ -62,8 +62,8 @@ def with_noise(_result: Any, pool: Any, *_args: Any, **_kwargs: Any) -> None:
 def kept_page(pool: Any) -> torch.Tensor:
     """Where a page of storage is read into before it is copied to the pool: zeros, in memory that earlier pages had.
 
-    It is page-locked on a GPU, and torch keeps such memory for the next ones. Memory that the kernel gives anew for each
-    page takes as long as the read.
+    It is page-locked on a GPU, and torch keeps such memory for the next ones. Memory that the kernel gives anew for
+    each page takes as long as the read.
     """
     shape = (2, pool.layer_num, pool.page_size, pool.head_num, pool.head_dim)
     nbytes = math.prod(shape) * pool.dtype.itemsize
