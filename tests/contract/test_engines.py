@@ -14,6 +14,7 @@ from harness.engines import ENGINES
 from harness.engines.base import Engine, Restarts
 from harness.measure.run import RunRequest, run
 from harness.records import Resolved, is_cut_off
+from simulator.calibration import Calibration
 from tests.contract.cases import ENGINE_CASES, REAL_ENGINE_PARAMS, Case
 from tests.unit.measure.test_run_loop import Quiet, measured
 from traces.load import Load
@@ -264,4 +265,7 @@ def test_every_kind_answers_what_the_harness_asks(tmp_path: Path) -> None:
         assert disk.moves == "real" or disk.why, f"{name}: a refusal has a reason"
         packs = kind.packs(experiment)
         assert packs is None or (packs.engine_policy and packs.tier_policy)
-        assert len(kind.traits(experiment)) == 3 and kind.cores(experiment).engine is None
+        traits = kind.traits(experiment)
+        assert {name: type(value) for name, value in traits._asdict().items()} == dict.fromkeys(traits._fields, bool)
+        assert set(traits._fields) <= set(Calibration.__struct_fields__), f"{name}: a calibration keeps them"
+        assert kind.cores(experiment).engine is None
