@@ -65,11 +65,8 @@ def fit(
     fitted_on: FittedOn,
     assumed: Mapping[str, Assumption],
     *,
-    synchronous_loads: bool = False,
-    shared_core: bool = False,
-    serial_chunks: bool = False,
-    copied_reads: bool = False,
     host_varies: bool = False,
+    **traits: bool,
 ) -> Fit:
     """Constants by least squares of the relative error, none below 0; null where the points say nothing.
 
@@ -80,12 +77,13 @@ def fit(
     host_varies: whatever else a lone hit in the engine's own tier takes repeats, so that the spread of its times is the
     host's. Requests sent together then run in several orders, and points of such are fitted by their median. What such
     a point misses can be an order that the model lacks, so that it pulls no harder than one missed by Huber's bound.
+    traits: what waits for what (Calibration.synchronous_loads and those after it); what is not named is false.
     """
     asked = Calibration(
         name="fit", source="", date="", machine="", method="", fitted_on=fitted_on, assumed={},
-        constants=dict.fromkeys(CONSTANTS), synchronous_loads=synchronous_loads, shared_core=shared_core,
-        serial_chunks=serial_chunks, copied_reads=copied_reads,
+        constants=dict.fromkeys(CONSTANTS),
     )  # fmt: skip
+    asked = msgspec.structs.replace(asked, **traits)
     problem = _Problem(asked, assumed)
     # A bound that nothing has reached shows no derivative: it is sought from starts at which it binds as well.
     best = _descend(problem, problem.first())

@@ -57,11 +57,9 @@ def calibrated(folder: Path, name: str, experiment: Experiment, engine: EngineNa
         raise CalibrationError(f"{folder}: no row counts, so there is nothing to fit; its report says why")
     fitted_on = _fitted_on(manifest, points, size, packs_of(experiment, engine))
     given = {name: Assumption(value=s, why=_GIVEN) for name, s in ENGINES[engine].given(experiment).items()}
-    assumed = _assumed(points, load_model(experiment.model).kv_bytes_per_token) | given
-    assumed |= _polls(read_samples(folder), size)
     traits = ENGINES[engine].traits(experiment)
-    if traits.copied_reads and len({point.chunk_tokens for point in points}) == 1:
-        assumed |= dict.fromkeys(_OF_CHUNKS, Assumption(value=0.0, why=_ONE_CHUNK))
+    assumed = _assumed(points, load_model(experiment.model).kv_bytes_per_token, traits.copied_reads) | given
+    assumed |= _polls(read_samples(folder), size)
     ways = traits._asdict()
     found = fit(fitted_on, assumed, **ways, host_varies=bool(given))
     known = [
@@ -128,8 +126,9 @@ def _fitted_on(manifest: Manifest, points: tuple[CalibrationPoint, ...], size: s
     )
 
 
-def _assumed(points: Sequence[CalibrationPoint], kv_bytes_per_token: int) -> dict[str, Assumption]:
-    """What the points do not show: of tiers in RAM, of tiers whose device hides how fast it is, and of stores."""
+def _assumed(points: Sequence[CalibrationPoint], kv_bytes_per_token: int, copied_reads: bool) -> dict[str, Assumption]:
+    """What the points do not show: of tiers in RAM, of tiers whose device hides how fast it is, of stores, and of a
+    chunk beside its bytes."""
     seen = {point.tier for point in points}
     measured = {state.served_by for state in all_states() if state.name in seen and state.from_device is False}
     limited = _limit_decides(points, kv_bytes_per_token)
@@ -153,6 +152,8 @@ def _assumed(points: Sequence[CalibrationPoint], kv_bytes_per_token: int) -> dic
             like = assumed.get(f"{tier.name}.read.{of}")
             source = like.same_as if like is not None else f"{tier.name}.read.{of}"
             assumed[f"{tier.name}.write.{of}"] = Assumption(same_as=source, why=_STORES)
+    if copied_reads and len({point.chunk_tokens for point in points}) == 1:
+        assumed |= dict.fromkeys(_OF_CHUNKS, Assumption(value=0.0, why=_ONE_CHUNK))
     return assumed | dict.fromkeys(HOST_STEP, Assumption(value=0.0, why=_IN_STEPS))
 
 

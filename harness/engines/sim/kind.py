@@ -50,7 +50,7 @@ def _traits(experiment: Experiment) -> Traits:
     from simulator.calibration import load_calibration
 
     known = load_calibration(_section(experiment).hardware)
-    return Traits(known.synchronous_loads, known.shared_core, known.serial_chunks, known.copied_reads)
+    return Traits(*(getattr(known, name) for name in Traits._fields))
 
 
 def _consistent(experiment: Experiment) -> None:

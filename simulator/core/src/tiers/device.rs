@@ -2,9 +2,9 @@
 //!
 //! A transfer is a row of operations, a chunk each. Alone it takes latency + (chunks x chunk + bytes x byte) / depth.
 //! All transfers together move at most a byte in shared_byte, and at most a chunk in shared_chunk (one interpreter's
-//! time for it). So n transfers of large data get min(1 / shared_byte, size / shared_chunk, n depth size / (chunk +
-//! size byte)) bytes a second. Reads of a depth share a pool of workers (`workers.rs`); a device with links is remote
-//! (`remote.rs`). A device never sleeps; it says when a transfer ends.
+//! time for it). So n transfers of large data get min(1 / shared_byte, size / shared_chunk, n size / (chunk + size
+//! byte)) bytes a second. Reads of a depth share a pool of workers (`workers.rs`), which has the place of n; a device
+//! with links is remote (`remote.rs`). A device never sleeps; it says when a transfer ends.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -36,7 +36,8 @@ pub struct DeviceConfig {
 
 #[derive(Clone, Debug)]
 pub(super) struct Rates {
-    latency: Ticks,
+    /// What a transfer waits for once.
+    pub latency: Ticks,
     chunk: Ticks,
     byte: Ticks,
     shared_byte: Ticks,
@@ -79,16 +80,6 @@ impl Rates {
             0 | 1 => one_by_one,
             depth => one_by_one / depth,
         }
-    }
-
-    /// The time of one operation alone.
-    pub fn operation(&self, bytes: u64) -> Ticks {
-        self.chunk + self.bytes(bytes)
-    }
-
-    /// What a transfer waits for once.
-    pub fn latency(&self) -> Ticks {
-        self.latency
     }
 
     /// The time for which bytes keep a link busy.

@@ -58,10 +58,10 @@ impl WorkerPool {
         let (id, operations) = (self.next, chunks.max(1));
         self.next += 1;
         let each = bytes / operations;
-        let (alone, shared) = (self.rates.operation(each), self.rates.shared(1, each));
+        let (alone, shared) = (self.rates.alone(1, each), self.rates.shared(1, each));
         self.pool.waiting.push_back(Waiting { transfer: id, operations, alone, shared });
         self.pool.take();
-        self.alone_until.insert(id, now + self.rates.latency() + self.rates.alone(chunks, bytes));
+        self.alone_until.insert(id, now + self.rates.latency + self.rates.alone(chunks, bytes));
         (id, self.end(id))
     }
 
