@@ -52,7 +52,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def prompt_tokens(self) -> int:
-        return sum(segment.tokens for segment in self.prompt)
+        return sum([segment.tokens for segment in self.prompt])
 
 
 # Prompt tokens by where their KV came from: 'computed', or the tier. No entry, or None: the engine does not say; it is
@@ -130,6 +130,9 @@ class TokenSource:
             raise ValueError(f"vocab_size {vocab_size} must be larger than the {reserved} reserved ids")
         self._seed, self._low, self._high = seed, reserved, vocab_size
         self._streams: dict[int, np.ndarray[tuple[int], np.dtype[np.int64]]] = {}
+        # One generator for all streams, begun again with each one's key: a new one first draws a seed from the system.
+        self._philox = np.random.Philox(key=[seed, 0])
+        self._rng, self._unused = np.random.Generator(self._philox), self._philox.state
 
     def expand(self, prompt: tuple[Segment, ...]) -> list[int]:
         """Token ids of a prompt, prompt_tokens of them."""
@@ -142,8 +145,9 @@ class TokenSource:
         known = self._streams.get(hash_id)
         if known is None or len(known) < tokens:
             # A stream of a given key only ever grows at its end, so a longer look keeps the shorter one's tokens.
-            rng = np.random.Generator(np.random.Philox(key=[self._seed, hash_id]))
-            known = rng.integers(self._low, self._high, size=tokens, dtype=np.int64)
+            self._unused["state"]["key"] = np.array([self._seed, hash_id]).astype(np.uint64)
+            self._philox.state = self._unused
+            known = self._rng.integers(self._low, self._high, size=tokens, dtype=np.int64)
             if len(self._streams) > 4096:
                 self._streams.clear()
             self._streams[hash_id] = known

@@ -5,9 +5,10 @@ from __future__ import annotations
 import heapq
 import random
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import pytest
+from msgspec.structs import replace
 
 from traces.load import Blocked, Done, Load, Send, WaitUntil
 from traces.request import Request, Segment

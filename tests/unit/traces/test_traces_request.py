@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import msgspec
+import numpy as np
 import pytest
 
 from traces.request import Request, RequestRecord, Segment, TokenSource, stable_id
@@ -26,6 +27,13 @@ def test_a_stream_is_the_same_however_much_of_it_was_seen_before() -> None:
     for hash_id in range(5000):  # more than the source remembers
         growing.expand((Segment(hash_id, 1),))
     assert growing.expand((Segment(9, 5000),)) == long == fresh.expand((Segment(9, 5000),))
+
+
+def test_a_stream_is_that_of_a_generator_of_its_own() -> None:
+    source = TokenSource(3, 50_000)
+    for hash_id, tokens in ((0, 1), (9, 33), (2**63 - 1, 7), (9, 101)):
+        own = np.random.Generator(np.random.Philox(key=[3, hash_id]))
+        assert source.expand((Segment(hash_id, tokens),)) == own.integers(256, 50_000, size=tokens).tolist()
 
 
 def test_streams_differ_by_seed_and_by_hash_id() -> None:
