@@ -107,7 +107,8 @@ def predicted_s(point: CalibrationPoint, calibration: Calibration) -> float:
 
 def for_each_request(fitted_on: FittedOn) -> dict[str, float]:
     """How often a lone request takes each constant of the host's, whatever its prompt."""
-    polls = tier_policy(fitted_on.tier_policy).connector.lookup_polls
+    connector = tier_policy(fitted_on.tier_policy).connector
+    polls = connector.lookup_polls + connector.wake_polls
     return {"request_s": 1.0, "request_wait_s": 1.0, "response_s": 1.0, "poll_s": float(polls)}
 
 

@@ -133,6 +133,7 @@ class TokenSource:
         # One generator for all streams, begun again with each one's key: a new one first draws a seed from the system.
         self._philox = np.random.Philox(key=[seed, 0])
         self._rng, self._unused = np.random.Generator(self._philox), self._philox.state
+        self._state = self._unused["state"]
 
     def expand(self, prompt: tuple[Segment, ...]) -> list[int]:
         """Token ids of a prompt, prompt_tokens of them."""
@@ -145,7 +146,7 @@ class TokenSource:
         known = self._streams.get(hash_id)
         if known is None or len(known) < tokens:
             # A stream of a given key only ever grows at its end, so a longer look keeps the shorter one's tokens.
-            self._unused["state"]["key"] = np.array([self._seed, hash_id]).astype(np.uint64)
+            self._state["key"] = np.array([self._seed, hash_id]).astype(np.uint64)
             self._philox.state = self._unused
             known = self._rng.integers(self._low, self._high, size=tokens, dtype=np.int64)
             if len(self._streams) > 4096:

@@ -102,8 +102,8 @@ def _check(url: str) -> None:
 
 
 class _StampedBody(aiohttp.BytesPayload):
-    """Reads the clock right before the body goes to the socket. A trace of aiohttp could tell that moment, too, but costs
-    a call at every other point of each request as well."""
+    """Reads the clock right before the body goes to the socket. A trace of aiohttp could tell that moment, too, but
+    costs a call at every other point of each request as well."""
 
     def __init__(self, body: bytes, answer: Answer, clock: Callable[[], float]) -> None:
         super().__init__(body)

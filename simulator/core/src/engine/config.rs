@@ -18,6 +18,8 @@ pub struct EngineConfig {
     pub macro_steps: bool,
     /// How many more schedules, at least, pass until the engine's connector has the answer to a look-up.
     pub lookup_polls: u64,
+    /// How many more of an idle engine's schedules, if no other request waits for an answer: the server slept.
+    pub wake_polls: u64,
     /// A step prefills or decodes. It keeps the cached prefixes of all requests that begin in it before it takes room,
     /// which it does for all of them at once; steps are of whole blocks. What a request loads comes layer by layer
     /// while its step runs, which takes as long as the longer of the two. The GPU's cache evicts what one insertion

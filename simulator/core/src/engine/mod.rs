@@ -20,6 +20,7 @@ pub mod live_tokens;
 mod node_ids;
 mod nodes;
 mod outgoing;
+mod polls;
 mod prefills_first;
 pub mod request;
 mod schedule;
@@ -34,7 +35,6 @@ use crate::keys::Key;
 use crate::tiers::server::Server;
 use crate::tiers::{Ended, Slot, TierCounters, Tiers};
 use crate::time::{FOREVER, Ticks};
-use ahead::Questions;
 use arrivals::Arrivals;
 use blocks::BlockPool;
 use config::EngineConfig;
@@ -81,7 +81,8 @@ pub struct Engine {
     /// Waiting requests that hold blocks, with their load in flight or done: the scheduler considers them first.
     holding: VecDeque<Slot>,
     door: Door,
-    questions: Questions,
+    questions: ahead::Questions,
+    polls: polls::Polls,
     /// Requests that prefill or load: the blocks that they still lack are reserved.
     prefilling: Vec<Slot>,
     counters: Counters,
@@ -132,7 +133,8 @@ impl Engine {
             waiting: VecDeque::new(),
             holding: VecDeque::new(),
             door: Door::default(),
-            questions: Questions::default(),
+            questions: ahead::Questions::default(),
+            polls: polls::Polls::default(),
             prefilling: Vec::new(),
             counters: Counters::default(),
             watched: None,

@@ -163,6 +163,8 @@ pub struct Request {
     pub was_ahead: Option<(ReadAhead, Matched)>,
     /// How many more schedules pass before the engine sees the look-up's answer.
     pub polls_left: u64,
+    /// How many schedules of an idle engine pass before those count.
+    pub wake_polls_left: u64,
     pub stored_chunks: u64,
     /// Tokens that a lower level than the first one held: they came as one piece.
     pub fetched: Range<u64>,

@@ -45,6 +45,7 @@ impl Engine {
         if self.config.reads_ahead {
             batch.steady &= !self.end_pass();
         }
+        self.polls.idle = batch.only_polls();
         batch
     }
 
@@ -168,28 +169,6 @@ impl Engine {
             true => self.looked_up_ahead(slot, batch),
             false => self.looked_up(slot, batch),
         }
-    }
-
-    /// Asks the tiers once; later schedules ask for their answer. False: there is none yet.
-    fn looked_up(&mut self, slot: Slot, batch: &mut Batch) -> bool {
-        let name = self.server_slot(slot);
-        let Some(server) = &mut self.server else { return true };
-        let request = &mut self.requests[slot];
-        if let Lookup::NotAsked = request.lookup {
-            batch.steady = false;
-            request.lookup = match server.tiers.lookup(self.now, name, &request.chunks) {
-                Some(hit) => Lookup::Answered(hit),
-                None => Lookup::Pending,
-            };
-            request.polls_left = self.config.lookup_polls;
-        } else {
-            request.polls_left = request.polls_left.saturating_sub(1);
-        }
-        if request.polls_left > 0 {
-            (batch.steady, batch.polls) = (false, true);
-            return false;
-        }
-        matches!(request.lookup, Lookup::Answered(_))
     }
 
     pub(super) fn prefix(&self, slot: Slot) -> Prefix {

@@ -154,6 +154,7 @@ pub fn any_config() -> impl Strategy<Value = EngineConfig> {
                     reads_ahead: ahead,
                     stores_replies,
                     lookup_polls: 2 * u64::from(late),
+                    wake_polls: u64::from(late),
                     prefills_first,
                     min_load_tokens: 10 * u64::from(some),
                     block_tokens,

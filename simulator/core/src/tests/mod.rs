@@ -21,6 +21,7 @@ mod hierarchy;
 mod levels;
 mod nodes;
 mod placement;
+mod polls;
 mod schedule;
 
 const CHUNK_BYTES: u64 = 1000;
@@ -94,6 +95,7 @@ pub(crate) fn config(gpu_blocks: u32, tiers: Option<TierConfig>) -> EngineConfig
         record_token_times: true,
         macro_steps: true,
         lookup_polls: 0,
+        wake_polls: 0,
         prefills_first: false,
         reads_ahead: false,
         stores_replies: false,
@@ -417,22 +419,4 @@ fn prefetches_beyond_the_limit_wait_for_one_to_end() {
     // Together they share the disk, and the second is through earlier.
     assert!(firsts[0][0] < firsts[1][0]);
     assert!(firsts[1][1] < firsts[0][1]);
-}
-
-#[test]
-fn an_engine_that_computes_sees_an_answer_two_steps_later_and_an_idle_one_at_once() {
-    let first_s = |lookup_polls, busy| {
-        let config = EngineConfig { lookup_polls, ..config(400, Some(tiers(lmcache(), 100, None))) };
-        let mut engine = Engine::new(config).expect("good");
-        if busy {
-            engine.submit(ask("other", &[(1, 9)], 40), 0).expect("taken");
-        }
-        engine.submit(ask("late", &[(2, 9)], 1), from_s(0.02)).expect("taken");
-        let done = engine.advance(FOREVER).expect("no dead end").pop().expect("the shorter one");
-        assert_eq!(done.id, "late");
-        to_s(done.first_token.expect("a token"))
-    };
-    assert_eq!(first_s(2, false), first_s(0, false));
-    let later_s = first_s(2, true) - first_s(0, true);
-    assert!((0.004..0.005).contains(&later_s), "a step of decoding takes 2.1 ms and a little, not {later_s}");
 }

@@ -1,0 +1,58 @@
+use super::{ask, config, lmcache, tiers};
+use crate::engine::Engine;
+use crate::engine::config::EngineConfig;
+use crate::engine::cost::CostConfig;
+use crate::time::{FOREVER, Ticks, from_s, to_s};
+
+#[test]
+fn an_engine_that_computes_sees_an_answer_two_steps_later_and_an_idle_one_at_once() {
+    let first_s = |lookup_polls, busy| {
+        let config = EngineConfig { lookup_polls, ..config(400, Some(tiers(lmcache(), 100, None))) };
+        let mut engine = Engine::new(config).expect("good");
+        if busy {
+            engine.submit(ask("other", &[(1, 9)], 40), 0).expect("taken");
+        }
+        engine.submit(ask("late", &[(2, 9)], 1), from_s(0.02)).expect("taken");
+        let done = engine.advance(FOREVER).expect("no dead end").pop().expect("the shorter one");
+        assert_eq!(done.id, "late");
+        to_s(done.first_token.expect("a token"))
+    };
+    assert_eq!(first_s(2, false), first_s(0, false));
+    let later_s = first_s(2, true) - first_s(0, true);
+    assert!((0.004..0.005).contains(&later_s), "a step of decoding takes 2.1 ms and a little, not {later_s}");
+}
+
+/// When requests that arrive at these moments have their first tokens, in seconds. A poll takes 1 ms, a step 2 ms and
+/// more, parsing 1 ms.
+fn firsts(wake_polls: u64, at: &[Ticks]) -> Vec<f64> {
+    let plain = config(400, Some(tiers(lmcache(), 100, None)));
+    let cost = CostConfig { poll_s: 1e-3, request_token_s: 0.0, ..plain.cost };
+    let mut engine = Engine::new(EngineConfig { lookup_polls: 2, wake_polls, cost, ..plain }).expect("good");
+    for (number, &at) in at.iter().enumerate() {
+        engine.submit(ask(&number.to_string(), &[(number as i64, 9)], 1), at).expect("taken");
+    }
+    let mut done = Vec::new();
+    while done.len() < at.len() {
+        done.extend(engine.advance(FOREVER).expect("no dead end"));
+    }
+    done.sort_by(|a, b| a.id.cmp(&b.id));
+    done.iter().map(|one| to_s(one.first_token.expect("a token"))).collect()
+}
+
+#[test]
+fn a_server_that_sleeps_answers_a_poll_later() {
+    let waking_s = firsts(1, &[0])[0] - firsts(0, &[0])[0];
+    assert!((waking_s - 1e-3).abs() < 1e-9, "{waking_s}");
+}
+
+#[test]
+fn prompts_that_are_sent_together_are_computed_together_where_the_first_wakes_the_server() {
+    // The second is parsed 1 ms after the first, which is a poll later.
+    let together = firsts(1, &[0, 0]);
+    assert_eq!(together[0], together[1]);
+    let apart = firsts(0, &[0, 0]);
+    assert!(apart[0] < apart[1]);
+    // After that answer the server sleeps again.
+    let later = firsts(1, &[0, from_s(1.0)]);
+    assert!((later[1] - 1.0 - later[0]).abs() < 1e-9, "{later:?}");
+}
