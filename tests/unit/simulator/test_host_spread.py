@@ -69,8 +69,9 @@ def test_a_seed_gives_the_same_times_and_seeds_give_several_orders() -> None:
 
 
 def hits_of(truth: Calibration, *more: tuple[int, int]) -> tuple[FittedOn, dict[str, Assumption]]:
-    """What the truth makes of lone hits in the GPU and of several at once, and all that is given but the host's. more: prompt tokens
-    and number of requests of further points."""
+    """What the truth makes of lone hits in the GPU and of several at once, and all that is given but the host's.
+
+    more: prompt tokens and number of requests of further points."""
     model, samples = load_model("tiny-llama"), 25
     # A median's 95 % interval, of so many samples of tasks that vary so.
     half_s = 1.96 * 0.2 * math.hypot(*TASKS_S) * math.sqrt(math.pi / 2 / samples)
