@@ -11,7 +11,7 @@ use crate::tiers::Slot;
 
 #[derive(Debug, Default)]
 pub(super) struct Polls {
-    /// The last schedule gave the engine nothing to compute.
+    /// The last schedule gave the engine nothing to do but to ask again.
     pub idle: bool,
     /// How many requests wait for an answer.
     awaiting: u64,

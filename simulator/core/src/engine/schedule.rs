@@ -45,7 +45,7 @@ impl Engine {
         if self.config.reads_ahead {
             batch.steady &= !self.end_pass();
         }
-        self.polls.idle = batch.only_polls();
+        self.polls.idle = batch.only_polls() && self.loading_until <= self.now;
         batch
     }
 
