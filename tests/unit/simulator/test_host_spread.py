@@ -18,7 +18,7 @@ from simulator.probing import simulated_s
 from simulator.simulate import Completion, Simulator
 from traces.request import Request, Segment
 
-# Front end, which parses in two halves, way to the scheduler, answer, and two polls.
+# Front end, which parses in two halves, way to the scheduler, answer, and three polls.
 HOST = {"request_s": 2e-3, "request_token_s": 0.0, "request_chunk_s": 0.0, "request_wait_s": 1e-3, "response_s": 3e-3,
         "poll_s": 1.5e-3}  # fmt: skip
 TASKS_S = (1e-3, 1e-3, 1e-3, 3e-3, 1.5e-3, 1.5e-3, 1.5e-3)
