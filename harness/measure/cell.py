@@ -21,7 +21,7 @@ from harness.engines.base import Emit, Engine, KeepsRecord, TellsCause
 from harness.experiment.loads import FreeLoad
 from harness.experiment.read import Cell
 from harness.experiment.workloads import PrefixWorkload
-from harness.measure.placing import Probe, after_sample, empties_files, everything, needs_fresh_prefix, place
+from harness.measure.placing import Probe, after_sample, empties_files, everything, needs_fresh_prefix, place, sets_of
 from harness.measure.preflight import check_prompts, check_reach, check_states, check_working_set
 from harness.measure.proof import expected_counters, prove, stored_below_memory, with_verdict
 from harness.measure.sampling import Sampler
@@ -76,7 +76,9 @@ class TierMeasurement:
         self._engine, self._cell, self._folder, self._progress = engine, cell, folder, progress
         self._measure, self._later_s = cell.experiment.measure, later_s
         self._probe = Probe(cell.key, cell.experiment, workload, resolved, engine.capabilities)
-        self._sampler = Sampler(self._measure)
+        self._sampler = Sampler(
+            self._measure, {tier: sets_of(state_named(tier), self._probe) for tier in self._measure.tiers}
+        )
         self._memory = memory
         self._memory_of = {tier: self._memory_for(tier) for tier in self._measure.tiers}
         self._most_bytes = max(free_bytes for free_bytes, _ in self._memory_of.values())

@@ -6,6 +6,9 @@ says from counters who served the request.
 
 The prompt is the shared prefix and a suffix that no other request ever has, so the hit is exactly the prefix.
 
+Pushing out takes seconds. So where a state needs it, several sets of prefixes are placed at once, as many as the
+state's tier keeps, and each serves one sample.
+
 Of several instances, the last one is asked. Where the state's tier is shared, the first one has computed the prefix: a
 hit is then of what another instance stored.
 """
@@ -26,15 +29,31 @@ from traces.request import Request, Segment, Verdict, stable_id
 from traces.tiers import State, all_tiers, state_named, tier_named
 
 _UNKNOWN_TOKENS = 2**62
+# More sets would save little: fillers already take a small share of each sample's time.
+_MOST_SETS = 6
+
+
+@dataclass
+class Prefixes:
+    """The prefixes of one sample, one for each of its requests, and where they are right now.
+
+    resident: tiers that have them. absent: tiers that surely have not. home: the instance that computed them; None:
+    none of several.
+    """
+
+    number: int
+    resident: set[str] = field(default_factory=set)
+    absent: set[str] = field(default_factory=set)
+    home: int | None = None
 
 
 @dataclass
 class Probe:
     """The requests that one cell sends, and where its prefixes are right now.
 
-    resident: tiers that have the prefixes. absent: tiers that surely have not. stray_tokens: what else was stored since
-    the prefixes were computed. generation: which prefixes these are; a new one, where the old cannot be removed. home:
-    the instance that computed them; None: none of several.
+    sets: those that were made so far; most samples use the first one. current: the one that the next sample asks for.
+    stray_tokens: what else was stored since the prefixes were computed. generation: which prefixes these are; a new
+    one, where the old cannot be removed.
     """
 
     cell: str
@@ -42,11 +61,14 @@ class Probe:
     workload: PrefixWorkload
     resolved: Resolved
     capabilities: Capabilities
-    resident: set[str] = field(default_factory=set)
-    absent: set[str] = field(default_factory=set)
     stray_tokens: int = 0
     generation: int = 0
-    home: int | None = None
+    sets: list[Prefixes] = field(default_factory=lambda: [Prefixes(0)])
+    current: int = 0
+
+    @property
+    def prefixes(self) -> Prefixes:
+        return self.sets[self.current]
 
     @property
     def asked(self) -> int | None:
@@ -70,7 +92,7 @@ class Probe:
         return [
             Request(
                 id=f"{state}-{index:05d}-{slot:03d}",
-                prompt=(*self._prefix(slot, *(name if fresh_prefix else ())),
+                prompt=(*self._prefix(slot, self.current, *(name if fresh_prefix else ())),
                         Segment(stable_id("suffix", *name, slot), suffix_tokens)),
                 output_tokens=self.workload.output_tokens,
                 at_s=0.0,
@@ -79,16 +101,20 @@ class Probe:
             for slot in range(self.workload.concurrency)
         ]  # fmt: skip
 
-    def warmers(self, state: str, index: int) -> list[Request]:
-        """The bare prefixes, one request each; none at a hit rate of 0."""
+    def warmers(self, state: str, index: int, sets: Iterable[int] = (0,)) -> list[Request]:
+        """The bare prefixes of these sets, one request each; none at a hit rate of 0."""
         if not self.hit_tokens:
             return []
-        home = self.home_for(state_named(state))
+        home, width = self.home_for(state_named(state)), self.workload.concurrency
         return [
             Request(
-                id=f"warm-{state}-{index:05d}-{slot:03d}", prompt=self._prefix(slot), output_tokens=1, instance=home
+                id=f"warm-{state}-{index:05d}-{width * number + slot:03d}",
+                prompt=self._prefix(slot, number),
+                output_tokens=1,
+                instance=home,
             )
-            for slot in range(self.workload.concurrency)
+            for number in sets
+            for slot in range(width)
         ]
 
     def fillers(self, tiers: Iterable[str], state: str, index: int) -> list[Request]:
@@ -105,10 +131,12 @@ class Probe:
             for number in range(count)
         ]
 
-    def _prefix(self, slot: int, *own: object) -> tuple[Segment, ...]:
+    def _prefix(self, slot: int, number: int, *own: object) -> tuple[Segment, ...]:
+        """number: of the set."""
         if not self.hit_tokens:
             return ()
         own = own or (("generation", self.generation) if self.generation else ())
+        own += ("set", number) if number else ()
         return (Segment(stable_id("prefix", self.experiment.seed, self.cell, slot, *own), self.hit_tokens),)
 
 
@@ -207,37 +235,56 @@ def fillers_for(experiment: Experiment, resolved: Resolved, tiers: Iterable[str]
     return each_tokens, -(-tokens // each_tokens) + 1
 
 
+def sets_of(state: State, probe: Probe) -> int:
+    """How many sets of prefixes are placed at once: as many as the tiers keep beside the fillers and one more sample.
+
+    One where nothing is pushed out, each sample restarts the engine, or a model computes the samples: it takes no
+    time for fillers.
+    """
+    way = way_to(state, probe.capabilities)
+    if not way.pushes or state.restarted or probe.capabilities.deterministic:
+        return 1
+    left_tokens = _kept_tokens(probe, way) - _filler_tokens(probe, way)
+    return max(1, min(left_tokens // _sample_tokens(probe) - 1, _MOST_SETS))
+
+
 async def place(
     engine: Engine, probe: Probe, name: str, index: int, emit: Emit, before_stores: Callable[[], None] = lambda: None
 ) -> None:
-    """Brings the probe's prefixes into the state of that name; warm-up and filler requests are emitted.
+    """Brings a set of prefixes into the state of that name, for the next sample; warm-up and filler requests are
+    emitted. index: of the sample; below 0 for one that only warms up, after which no other of its state follows.
 
     before_stores is called before tiers below the engine's own are given anything.
     """
     state, can = state_named(name), probe.capabilities
     way = way_to(state, can)
+    probe.current = 0
     if state.served_by is None:
         await _empty(engine, probe, everything(can))
         return
+    group = _group(probe, state, way, 1 if index < 0 else sets_of(state, probe))
+    probe.current = group[0].number
     below = tier_named(state.served_by).offload
-    # What another instance has computed is not what this state is about.
-    foreign = below and bool(probe.resident) and probe.home != probe.home_for(state)
-    lost = state.served_by not in probe.resident or foreign
-    crowded = probe.stray_tokens > _stray_limit(probe, way)
+    lost = [one for one in group if state.served_by not in one.resident or (below and _foreign(one, probe, state))]
+    crowded = _crowded(probe, group, way)
     # The cache server looks for every prompt, and reads what only its storage holds: the engine's own hit waits for it.
-    read_first = not below and _in_storage_alone(probe)
+    read_first = not below and any(_in_storage_alone(one, can) for one in group)
     # A prefix comes up into the engine's cache by being asked for; into a tier below only by being computed anew.
-    if crowded or read_first or (lost and below):
+    elsewhere = below and (len(lost) == len(group) or any(one.resident for one in lost))
+    if crowded or read_first or elsewhere:
         await _start_over(engine, probe)
-    if crowded or read_first or lost:
-        computed = not probe.resident
+        lost = group
+    if lost:
+        computed = [one for one in lost if not one.resident]
         if computed:
             before_stores()
-        await engine.replay(Load(probe.warmers(name, index), concurrency=1), emit)
-        probe.resident |= can.tiers if computed else _engines_own(can)
-        probe.home = probe.home_for(state) if computed else probe.home
-        probe.absent.clear()
-    if pushes := way.pushes - probe.absent:
+        warmers = probe.warmers(name, index, [one.number for one in lost])
+        await engine.replay(Load(warmers, concurrency=1), emit)
+        for one in lost:
+            one.resident |= can.tiers if one in computed else _engines_own(can)
+            one.home = probe.home_for(state) if one in computed else one.home
+            one.absent.clear()
+    if pushes := _to_push(group, way):
         fillers = probe.fillers(pushes, name, index)
         before_stores()
         await engine.replay(Load(fillers, concurrency=1), emit)
@@ -252,72 +299,110 @@ async def place(
     await _empty(engine, probe, way.empties)
 
 
+def _group(probe: Probe, state: State, way: Way, count: int) -> list[Prefixes]:
+    """The sets to place now. Those that an earlier push left in the state come first, and need no other."""
+    probe.sets += [Prefixes(number) for number in range(len(probe.sets), count)]
+    sets = probe.sets[:count]
+    ready = [one for one in sets if state.served_by in one.resident and way.pushes <= one.absent]
+    return ready if way.pushes and ready else sets
+
+
+def _to_push(group: list[Prefixes], way: Way) -> frozenset[str]:
+    return way.pushes.difference(frozenset.intersection(*(frozenset(one.absent) for one in group)))
+
+
+def _foreign(one: Prefixes, probe: Probe, state: State) -> bool:
+    """Whether another instance has computed them than the state is about."""
+    return bool(one.resident) and one.home != probe.home_for(state)
+
+
+def _crowded(probe: Probe, group: list[Prefixes], way: Way) -> bool:
+    """Whether what else is stored, with fillers yet to come, could push prefixes out of the smallest tier that is to
+    keep them. They and the next sample have to fit."""
+    to_come = _filler_tokens(probe, way) if _to_push(group, way) else 0
+    need_tokens = to_come + (len(group) + 1) * _sample_tokens(probe)
+    return probe.stray_tokens > max(0, _kept_tokens(probe, way) - need_tokens)
+
+
+def _filler_tokens(probe: Probe, way: Way) -> int:
+    each_tokens, count = fillers_for(probe.experiment, probe.resolved, way.pushes)
+    return each_tokens * count
+
+
 async def _empty(engine: Engine, probe: Probe, what: frozenset[str]) -> None:
     if what:
         await engine.reset(what)
     _left(probe, what)
-    if probe.absent >= probe.capabilities.tiers:
+    if _in_no_tier(probe):
         probe.stray_tokens = 0
 
 
 def _left(probe: Probe, tiers: frozenset[str]) -> None:
-    """The prefixes are in these tiers no more."""
-    probe.resident -= tiers
-    probe.absent |= tiers
+    """No set is in these tiers any more."""
+    for one in probe.sets:
+        one.resident -= tiers
+        one.absent |= tiers
+
+
+def _in_no_tier(probe: Probe) -> bool:
+    return all(one.absent >= probe.capabilities.tiers for one in probe.sets)
 
 
 async def _start_over(engine: Engine, probe: Probe) -> None:
     """No tier has the prefixes: all are empty or, where one cannot be emptied, the prefixes are new ones."""
     await _empty(engine, probe, everything(probe.capabilities))
-    if not probe.absent >= probe.capabilities.tiers:
+    if not _in_no_tier(probe):
         probe.generation += 1
         _left(probe, probe.capabilities.tiers)
     probe.stray_tokens = 0
 
 
-def _in_storage_alone(probe: Probe) -> bool:
+def _in_storage_alone(one: Prefixes, can: Capabilities) -> bool:
     """Whether storage has the prefixes and the RAM before it, which is there, has not."""
     kinds = {tier.name: tier.kind for tier in all_tiers()}
-    ram = {tier for tier in probe.capabilities.tiers if kinds[tier] == "memory"}
-    stored = {tier for tier in probe.resident if kinds.get(tier) in ("storage", "store")}
-    return bool(ram and stored and not ram & probe.resident)
+    ram = {tier for tier in can.tiers if kinds[tier] == "memory"}
+    stored = {tier for tier in one.resident if kinds.get(tier) in ("storage", "store")}
+    return bool(ram and stored and not ram & one.resident)
 
 
 def _engines_own(can: Capabilities) -> set[str]:
     return {tier.name for tier in all_tiers() if not tier.offload and tier.name in can.tiers}
 
 
-def _stray_limit(probe: Probe, way: Way) -> int:
-    """Suffix and filler tokens that the tiers may hold before these could push the prefixes out of the smallest one.
-
-    The prefixes themselves and the next sample have to fit below the share that the tier keeps. A tier that fillers
-    are to push the prefixes out of does not count.
-    """
+def _kept_tokens(probe: Probe, way: Way) -> int:
+    """Tokens that the smallest tier keeps for sure. A tier that fillers are to push the prefixes out of does not
+    count."""
     per_token = probe.resolved.kv_bytes_per_token or 1
     tiers = [tier.name for tier in all_tiers() if tier.offload and tier.name not in way.pushes]
     sizes = [size for tier in tiers if (size := probe.resolved.bytes_for_one(tier))]
-    sample = probe.workload.concurrency * probe.workload.prompt_tokens
     share = (probe.experiment.cache.eviction or Eviction()).watermark - 0.05
-    return max(0, int(share * min(sizes) / per_token) - 2 * sample) if sizes else _UNKNOWN_TOKENS // 2
+    return int(share * min(sizes) / per_token) if sizes else _UNKNOWN_TOKENS // 2
+
+
+def _sample_tokens(probe: Probe) -> int:
+    return probe.workload.concurrency * probe.workload.prompt_tokens
 
 
 def after_sample(probe: Probe, name: str, verdict: Verdict, *, fresh_prefix: bool) -> None:
-    """What a measured sample itself left behind: it computed or fetched the prefixes, and its suffixes stay.
+    """What a measured sample itself left behind: it computed or fetched its prefixes, and its suffixes stay.
 
     After one that was not proven the prefixes may be anywhere: the next one starts from empty tiers.
     """
-    probe.absent.clear()
+    now = probe.prefixes
+    now.absent.clear()
     if verdict != "proven":
-        probe.resident.clear()
+        for one in probe.sets:
+            one.resident.clear()
+            one.absent.clear()
         probe.stray_tokens = _UNKNOWN_TOKENS
         return
     own = probe.workload.prompt_tokens - (0 if fresh_prefix else probe.hit_tokens)
     probe.stray_tokens += probe.workload.concurrency * own
     if state_named(name).served_by is not None:
-        probe.resident |= _engines_own(probe.capabilities)
+        now.resident |= _engines_own(probe.capabilities)
     elif not fresh_prefix:
-        probe.resident |= probe.capabilities.tiers
-        probe.home = probe.asked
+        now.resident |= probe.capabilities.tiers
+        now.home = probe.asked
 
 
 def needs_fresh_prefix(can: Capabilities, name: str) -> bool:

@@ -4,6 +4,7 @@ Tiers are interleaved, one sample of each a round, so that drift of the machine 
 recompute down the tiers, because a prefix is moved down cheaply and up only by computing it again. Where the time is
 limited, tiers whose samples take long sit rounds out, so that all get about the same time rather than as many samples;
 and the first round, which may be the only one, asks quick tiers several times, but never for more than `samples`.
+A tier whose prefixes are placed several sets at a time is asked for all of them in a row, in every round.
 Computing a prefix anew after it was moved down is time of the tier that it was moved down for.
 
 States that restart the engine come after all others have enough, or have had their share of the time: a fresh process
@@ -13,6 +14,7 @@ get `min_samples`.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from math import inf
 
@@ -39,8 +41,9 @@ class _Tier:
 class Sampler:
     """Asks for rounds until every tier has enough. Feed it with `add` after each sample."""
 
-    def __init__(self, measure: Measure) -> None:
-        self._measure = measure
+    def __init__(self, measure: Measure, placed_at_once: Mapping[str, int] | None = None) -> None:
+        """placed_at_once: sets of prefixes, by tier; 1 where it is silent."""
+        self._measure, self._placed_at_once = measure, placed_at_once or {}
         self._tiers: dict[str, _Tier] = {
             tier: _Tier(restarts=state_named(tier).restarted) for tier in state_names() if tier in measure.tiers
         }
@@ -67,12 +70,17 @@ class Sampler:
         wanted = {tier: state.spent_s for tier, state in self._tiers.items() if not self._enough(state)}
         wanted = self._wanted_now(wanted, elapsed_s)
         if budget_s is None:
-            return list(wanted)
+            return [tier for tier in wanted for _ in range(self._in_a_row(tier, first=False))]
         most_s = _MOST_OF_LEAST * min(wanted.values(), default=0.0)
         due = [tier for tier, spent_s in wanted.items() if spent_s <= most_s]
         first = not any(state.samples for state in self._tiers.values())
-        several = min(_QUICK_AT_FIRST, self._measure.samples or _QUICK_AT_FIRST)
-        return [tier for tier in due for _ in range(several if first and state_named(tier).quick else 1)]
+        return [tier for tier in due for _ in range(self._in_a_row(tier, first=first))]
+
+    def _in_a_row(self, tier: str, *, first: bool) -> int:
+        """Samples of a tier in one round. first: whether it is the first round of a limited time."""
+        several = _QUICK_AT_FIRST if first and state_named(tier).quick else 1
+        several, asked = max(several, self._placed_at_once.get(tier, 1)), self._measure.samples
+        return several if asked is None else max(1, min(several, asked - self._tiers[tier].samples))
 
     def _wanted_now(self, wanted: dict[str, float], elapsed_s: float) -> dict[str, float]:
         """Without those that restart the engine, until all others have enough, or as much time as is theirs."""

@@ -113,13 +113,13 @@ def test_only_a_proven_row_says_who_served_it() -> None:
 def test_after_a_sample_without_proof_the_next_starts_from_empty_tiers() -> None:
     one = probe()
     after_sample(one, "recompute", "proven", fresh_prefix=False)
-    assert one.resident == {"gpu", "cpu", "disk"} and one.stray_tokens == 513
+    assert one.prefixes.resident == {"gpu", "cpu", "disk"} and one.stray_tokens == 513
     engine = FakeEngine(one.experiment, load_model("tiny-llama"))
     sent: list[str] = []
     after_sample(one, "cpu", "contradicted", fresh_prefix=False)
-    assert not one.resident
+    assert not one.prefixes.resident
     asyncio.run(place(engine, one, "cpu", 1, lambda row: sent.append(row.id)))
-    assert sent == ["warm-cpu-00001-000"] and one.resident == {"cpu", "disk"} and one.stray_tokens == 0
+    assert sent == ["warm-cpu-00001-000"] and one.prefixes.resident == {"cpu", "disk"} and one.stray_tokens == 0
 
 
 def test_prompts_share_their_prefix_with_the_warm_up_and_their_suffix_with_nothing() -> None:
@@ -255,7 +255,7 @@ def test_suffixes_that_could_push_the_prefix_out_make_the_next_sample_start_over
     limit = int(0.75 * 10_000) - 2 * 1025
     for index, stray_tokens in enumerate((limit, limit, limit + 1)):
         asyncio.run(place(engine, one, "cpu", index, lambda row: sent.append(row.id)))
-        assert one.resident == {"cpu", "disk"} and "gpu" in one.absent
+        assert one.prefixes.resident == {"cpu", "disk"} and "gpu" in one.prefixes.absent
         one.stray_tokens = stray_tokens
     assert sent == ["warm-cpu-00000-000"]
     asyncio.run(place(engine, one, "cpu", 3, lambda row: sent.append(row.id)))
@@ -270,4 +270,4 @@ def test_where_a_tier_cannot_be_emptied_the_prefix_is_a_new_one() -> None:
     assert one.generation == 1 and one.warmers("cpu", 0)[0].prompt != before
     assert needs_fresh_prefix(one.capabilities, "recompute") and not needs_fresh_prefix(one.capabilities, "cpu")
     after_sample(one, "recompute", "proven", fresh_prefix=True)
-    assert one.stray_tokens == 1025 and "gpu" not in one.resident
+    assert one.stray_tokens == 1025 and "gpu" not in one.prefixes.resident

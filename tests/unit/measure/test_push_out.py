@@ -1,5 +1,6 @@
 """States that a reset cannot bring about: fillers push the prefix out of what cannot be emptied."""
 
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -48,9 +49,33 @@ def test_the_fake_reaches_every_state_by_pushing_out(tmp_path: Path, resets: lis
     measure = {"tiers": states, "samples": 3}
     folder = run(request(tmp_path, measure=measure, cache=SMALL, engines={"fake": {"resets": resets}}), Quiet())
     rows = measured(folder)
-    assert [row.expected_tier for row in rows] == states * 3
+    assert Counter(row.expected_tier for row in rows) == dict.fromkeys(states, 3)
     assert {(row.verdict, row.verdict_reason) for row in rows} == {("proven", None)}
     assert any(row.id.startswith("fill-cpu") for row in read_rows(folder)) == (["gpu"] not in resets)
+
+
+@pytest.mark.parametrize("concurrency", [1, 2])
+def test_one_push_serves_as_many_samples_as_the_tier_keeps_prefixes_for(tmp_path: Path, concurrency: int) -> None:
+    """Each of them has a prefix of its own, which no earlier sample has brought back up."""
+    workload = {"kind": "prefix", "prompt_tokens": 1025, "hit_rate": 0.5, "concurrency": concurrency}
+    measure = {"tiers": ["cpu", "disk"], "samples": 8}
+    cache, engines = {**SMALL, "gpu": "96MiB"}, {"fake": {"resets": FLUSH}}
+    folder = run(request(tmp_path, workload=workload, measure=measure, cache=cache, engines=engines), Quiet())
+    rows = measured(folder)
+    assert {(row.verdict, row.verdict_reason) for row in rows} == {("proven", None)}
+    at_once = {1: 6, 2: 2}[concurrency]
+    tiers = [row.expected_tier for row in rows[::concurrency]]
+    assert tiers[: at_once + 1] == ["cpu"] * at_once + ["disk"] and Counter(tiers) == {"cpu": 8, "disk": 8}
+    fills = {row.id.rsplit("-", 1)[0] for row in read_rows(folder) if row.id.startswith("fill-cpu")}
+    assert len(fills) == -(-8 // at_once)
+
+
+def test_a_sample_that_was_not_proven_makes_all_sets_new_ones(tmp_path: Path) -> None:
+    engines = {"fake": {"resets": FLUSH, "fail_every": 11}}
+    measure = {"tiers": ["cpu"], "samples": 8}
+    folder = run(request(tmp_path, measure=measure, cache=SMALL, engines=engines), Quiet())
+    rows = measured(folder)
+    assert {row.verdict for row in rows if row.error is None} == {"proven"} and any(row.error for row in rows)
 
 
 def test_the_simulator_reaches_every_state_by_pushing_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

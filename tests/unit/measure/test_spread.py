@@ -132,13 +132,14 @@ def test_a_run_killed_with_its_workers_is_resumed(tmp_path: Path) -> None:
     words = ["sweep", str(tmp_path / "experiment.yaml"), "--engine", "sim", "--on", "local:2", "--out", str(killed)]
     process = subprocess.Popen([sys.executable, "-m", "harness", *words], cwd=ROOT, stderr=subprocess.DEVNULL)
     deadline = time.monotonic() + 60
-    while time.monotonic() < deadline and not (killed / "rows.jsonl").exists():
+    kept = killed / "rows.jsonl"
+    while time.monotonic() < deadline and not (kept.exists() and kept.stat().st_size):
         time.sleep(0.005)
     workers = workers_of(process.pid)
     process.kill()
     process.wait()
     assert len(workers) == 2 and not psutil.wait_procs(workers, timeout=30)[1], "workers outlived the run"
-    rows = (killed / "rows.jsonl").read_bytes()
+    rows = kept.read_bytes()
     assert rows and (whole / "rows.jsonl").read_bytes().startswith(rows[: rows.rfind(b"\n") + 1])
     assert_same_rows(whole, run(asked(tmp_path, LONG, "local:2", resume=killed), Quiet()))
 
