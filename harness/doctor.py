@@ -24,7 +24,7 @@ from functools import partial
 from pathlib import Path
 
 from harness.caches import MOONCAKE_LISTENS
-from harness.collectors.memory import host_takes_memory
+from harness.collectors.memory import reporting_order
 from harness.engines import ENGINES
 from harness.engines.kind import Environment
 
@@ -205,7 +205,7 @@ def _memory() -> Check:
 
 
 def _memory_kept() -> Check:
-    if not host_takes_memory(SYS):
+    if reporting_order(SYS) is None:
         return Check("memory kept", True, "no host takes free memory back")
     detail = "this machine's host takes free memory back: cold reads and first writes can take several times longer"
     cure = "measure loads of a cold disk on a machine that keeps its memory; samples of warm states touch theirs first"

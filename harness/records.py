@@ -372,7 +372,7 @@ class CellRecord(msgspec.Struct, frozen=True, kw_only=True):
 class HostSample(msgspec.Struct, frozen=True, kw_only=True):
     """What else the machine did meanwhile. Shares are of all cores' time; None: this kernel does not say. core_loop_s:
     what a fixed loop took on the engine's core, before and after (host.py, core_loop_s); None: it has no core.
-    touch_s_per_gib: what free memory took that was not held before it (memory.py, HeldMemory); None: all was."""
+    touch_s_per_gib: what free memory took that the host may have had (memory.py, OwnMemory); None: there was enough."""
 
     steal_share: float | None = None
     foreign_cpu_share: float | None = None

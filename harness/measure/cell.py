@@ -14,14 +14,14 @@ from typing import Any, Protocol
 import msgspec
 
 from harness.collectors.host import between, read_host
-from harness.collectors.memory import HeldMemory
+from harness.collectors.memory import OwnMemory
 from harness.collectors.priority import before_others
 from harness.engines import ENGINES
 from harness.engines.base import Emit, Engine, KeepsRecord, TellsCause
 from harness.experiment.loads import FreeLoad
 from harness.experiment.read import Cell
 from harness.experiment.workloads import PrefixWorkload
-from harness.measure.placing import Probe, after_sample, empties_files, everything, needs_fresh_prefix, place, sets_of
+from harness.measure.placing import Probe, after_sample, everything, needs_fresh_prefix, place, sets_of
 from harness.measure.preflight import check_prompts, check_reach, check_states, check_working_set
 from harness.measure.proof import expected_counters, prove, stored_below_memory, with_verdict
 from harness.measure.sampling import Sampler
@@ -66,7 +66,7 @@ class TierMeasurement:
         resolved: Resolved,
         folder: RunFolder,
         progress: Progress,
-        memory: HeldMemory,
+        memory: OwnMemory,
         later_s: float = 0.0,
     ) -> None:
         """memory: of all cells of one engine. later_s: most seconds that later cells of the run will sample for, which
@@ -81,8 +81,6 @@ class TierMeasurement:
         )
         self._memory = memory
         self._memory_of = {tier: self._memory_for(tier) for tier in self._measure.tiers}
-        self._most_bytes = max(free_bytes for free_bytes, _ in self._memory_of.values())
-        self._cached_bytes = 0  # of files, in the page cache, since they were removed or dropped
         self._errors = 0
         self._placed_s: float | None = None  # what placing took for the last sample that needed a restart
         self._attempt = _attempt(folder, engine)
@@ -136,21 +134,16 @@ class TierMeasurement:
         began_s = engine.now_s()
         warm: list[RequestRecord] = []
         rows: list[RequestRecord] = []
-        await self._place(tier, index, warm.append)
-        need_bytes, taken_bytes = self._memory_of[tier]
-        touch_s_per_gib = await self._hold(max(need_bytes, self._most_bytes - self._cached_bytes))
+        await self._have(max(self._memory_of.values()))
+        await place(engine, probe, tier, index, warm.append)
+        touch_s_per_gib = await self._have(self._memory_of[tier])
         fresh = needs_fresh_prefix(engine.capabilities, tier)
         before, host = await engine.metrics(), _watch(engine, self._cell, self._folder.path)
-        self._memory.let_go(need_bytes)
         started_s = engine.now_s()
         with self._before_others():
             await engine.replay(Load(probe.requests(tier, index, fresh_prefix=fresh)), rows.append)
         ended_s, host_sample = engine.now_s(), msgspec.structs.replace(host(), touch_s_per_gib=touch_s_per_gib)
-        # What is left, before the host takes it; what the sample stores may be still on its way.
-        self._cached_bytes += taken_bytes
-        await self._hold(self._most_bytes - self._cached_bytes - taken_bytes)
         observed = (await engine.metrics()).since(before)
-        await self._hold(self._most_bytes - self._cached_bytes)
         self._placed_s = started_s - began_s if state_named(tier).restarted else self._placed_s
         verdict, reason = prove(probe, tier, observed, rows)
         if verdict == "contradicted" and isinstance(engine, TellsCause) and (cause := engine.cause()):
@@ -186,34 +179,17 @@ class TierMeasurement:
             return contextlib.nullcontext()
         return before_others()
 
-    async def _place(self, tier: str, index: int, emit: Emit) -> None:
-        """Places the prefix. What is computed for that is stored, and finds the memory that was held until then."""
+    async def _have(self, size_bytes: int) -> float | None:
+        return await asyncio.to_thread(self._memory.have, size_bytes) if size_bytes > 0 else None
 
-        def stores_begin() -> None:
-            self._cached_bytes = 0
-            self._memory.let_go()
-
-        def warm(row: RequestRecord) -> None:
-            self._cached_bytes += row.prompt_tokens * (self._probe.resolved.kv_bytes_per_token or 0)
-            emit(row)
-
-        await place(self._engine, self._probe, tier, index, warm, stores_begin)
-        if self._most_bytes and empties_files(self._probe, tier):
-            self._cached_bytes = 0
-
-    async def _hold(self, size_bytes: int) -> float | None:
-        return await asyncio.to_thread(self._memory.hold, size_bytes) if size_bytes > 0 else None
-
-    def _memory_for(self, tier: str) -> tuple[int, int]:
+    def _memory_for(self, tier: str) -> int:
         """Bytes of free memory that a sample which reads the device, or stores below memory, has to find: a virtual
-        machine's host may have taken them, and other work on the store's core, the client's, would wait with it. And
-        what it leaves of them in the page cache."""
+        machine's host may have taken them, and other work on the store's core, the client's, would wait with it."""
         if self._engine.capabilities.virtual_time:
-            return 0, 0
+            return 0
         read_bytes = sum(expected_counters(self._probe, tier).device_read_bytes.values())
-        stored_bytes = stored_below_memory(self._probe, tier)
-        free_bytes = read_bytes + min(_STORED_TIMES * stored_bytes, _STORED_AT_MOST_BYTES)
-        return int(_FREE_TIMES * free_bytes), read_bytes + stored_bytes
+        stored_bytes = min(_STORED_TIMES * stored_below_memory(self._probe, tier), _STORED_AT_MOST_BYTES)
+        return int(_FREE_TIMES * (read_bytes + stored_bytes))
 
     def _add(self, tier: str, rows: list[RequestRecord], placing_s: float = 0.0, took_s: float = 0.0) -> None:
         metric = self._measure.until.metric if self._measure.until else "ttft_s"

@@ -15,7 +15,7 @@ hit is then of what another instance stored.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -176,13 +176,6 @@ def everything(can: Capabilities) -> frozenset[str]:
     return frozenset().union(*(names for names in can.resets if names & tiers))
 
 
-def empties_files(probe: Probe, name: str) -> bool:
-    """Whether placing a prefix in that state removes a store's files, or drops them from the page cache."""
-    state, can = state_named(name), probe.capabilities
-    what = everything(can) if state.served_by is None else way_to(state, can).empties
-    return not what.isdisjoint({"page_cache", *(tier.name for tier in all_tiers() if tier.kind == "storage")})
-
-
 def empties_all(can: Capabilities) -> bool:
     """Whether a reset empties every tier that the engine has."""
     return bool(can.tiers) and can.tiers <= everything(can)
@@ -248,13 +241,9 @@ def sets_of(state: State, probe: Probe) -> int:
     return max(1, min(left_tokens // _sample_tokens(probe) - 1, _MOST_SETS))
 
 
-async def place(
-    engine: Engine, probe: Probe, name: str, index: int, emit: Emit, before_stores: Callable[[], None] = lambda: None
-) -> None:
+async def place(engine: Engine, probe: Probe, name: str, index: int, emit: Emit) -> None:
     """Brings a set of prefixes into the state of that name, for the next sample; warm-up and filler requests are
     emitted. index: of the sample; below 0 for one that only warms up, after which no other of its state follows.
-
-    before_stores is called before tiers below the engine's own are given anything.
     """
     state, can = state_named(name), probe.capabilities
     way = way_to(state, can)
@@ -276,8 +265,6 @@ async def place(
         lost = group
     if lost:
         computed = [one for one in lost if not one.resident]
-        if computed:
-            before_stores()
         warmers = probe.warmers(name, index, [one.number for one in lost])
         await engine.replay(Load(warmers, concurrency=1), emit)
         for one in lost:
@@ -286,7 +273,6 @@ async def place(
             one.absent.clear()
     if pushes := _to_push(group, way):
         fillers = probe.fillers(pushes, name, index)
-        before_stores()
         await engine.replay(Load(fillers, concurrency=1), emit)
         probe.stray_tokens += sum(filler.prompt_tokens for filler in fillers)
         _left(probe, pushes)
