@@ -143,8 +143,10 @@ class Calibration(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     meanwhile (vLLM's workers without a GPU: LMCache 0.5.6, multiprocess/transfer_context/worker_transfer.py,
     EngineDrivenTransferContext). shared_core: front end and engine share one core; each gets half while both have work.
     serial_chunks: one interpreter spends page_cache.read.chunk_s, a chunk's cost without the device, for all requests
-    that read at once (LMCache's server with its adapter fs). copied_reads: a chunk that is read is copied once more, so
-    that page_cache.read.bytes_per_s counts for each of its bytes after the device's time, too (SGLang's file storage).
+    that read at once (LMCache's server with its adapter fs). copied_reads: a chunk that is read is copied once more
+    (SGLang's file storage). disk.read.bytes_per_s is then that copy, where the device's own bandwidth is known: the
+    kernel copies a part while the device still reads. Where it is not, page_cache.read.bytes_per_s counts for each
+    byte, too.
 
     host_spread: the standard deviation of each of the host's tasks (front end, wait, poll, answer) over its mean; 0:
     each takes its mean time, so that requests sent at once run in one order.

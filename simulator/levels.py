@@ -194,8 +194,11 @@ def _device(
         shared_bytes_per_s = min(shared_bytes_per_s, reads.bytes_per_s)
     serial_s, copy_s, byte_s = 0.0, 0.0, 1 / bytes_per_s
     if reads is not None and calibration.copied_reads:
-        copy_s = chunk_bytes / calibration.constant(f"{PAGE_CACHE}.read.bytes_per_s")
-        byte_s = 0.0 if name.startswith(PAGE_CACHE) else byte_s
+        cached, known = name.startswith(PAGE_CACHE), reads.bytes_per_s is not None
+        # The kernel reads ahead while it copies: when the device is done, less than a whole copy is left.
+        copied_by = name if known else f"{PAGE_CACHE}.read"
+        copy_s = chunk_bytes / calibration.constant(f"{copied_by}.bytes_per_s")
+        byte_s = 0.0 if cached else 1 / reads.bytes_per_s if reads.bytes_per_s is not None else byte_s
     if reads is not None and calibration.serial_chunks:
         serial_s = calibration.constant(f"{PAGE_CACHE}.read.chunk_s") + copy_s
     return SimpleNamespace(

@@ -144,7 +144,8 @@ def _assumed(points: Sequence[CalibrationPoint], kv_bytes_per_token: int, copied
     assumed |= {
         f"{tier.name}.read.{of}": Assumption(same_as=f"{PAGE_CACHE}.read.{of}", why=_HIDDEN)
         for tier in hidden
-        for of in ("bytes_per_s", "shared_bytes_per_s")
+        # Of what is copied once more, that is the copy, which no limit hides.
+        for of in ("bytes_per_s", "shared_bytes_per_s")[copied_reads:]
     }
     for tier in behind:
         for of in TRANSFER:
