@@ -318,7 +318,7 @@ class Simulator(Driver[_core.Engine]):
         return [note_of(note) for note in notes.engine], [note_of(note) for note in notes.tiers]
 
     def totals(self) -> Totals:
-        return totals_of(self._core.totals(), self.chunk_tokens)
+        return totals_of(self._core.totals(), self.chunk_tokens, self.engine_policy)
 
     def counters(self) -> SimCounters:
         return counters_of(self.totals())
@@ -378,11 +378,18 @@ def note_of(note: _core.Note) -> Note:
     return Note(note.what, note.request, note.numbers)
 
 
-def totals_of(totals: _core.Totals, chunk_tokens: int) -> Totals:
-    """The core counts chunks where the totals by tier count tokens."""
+def totals_of(totals: _core.Totals, chunk_tokens: int, policy: EnginePolicy) -> Totals:
+    """The core counts chunks where the totals by tier count tokens.
+
+    An engine that looks into its own tiers itself (prefills_first) counts of the first one what it takes beyond the
+    GPU; a cache server counts all that it finds.
+    """
     levels = totals.levels
     lower = dict(list(levels.items())[1:])
     hit_tokens = {tier: level.hit_chunks * chunk_tokens for tier, level in levels.items()}
+    if policy.prefills_first and hit_tokens:
+        first, *others = hit_tokens
+        hit_tokens[first] = totals.external_tokens - sum(hit_tokens[tier] for tier in others)
     return Totals(
         computed_tokens=totals.computed_tokens,
         external_tokens=totals.external_tokens,

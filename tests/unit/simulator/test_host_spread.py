@@ -14,6 +14,7 @@ from scipy.optimize import nnls
 from simulator.calibration import HOST_STEP, Assumption, Calibration, CalibrationPoint, FittedOn, load_calibration
 from simulator.fitting import fit
 from simulator.models import load_model
+from simulator.point_costs import predicted_s
 from simulator.probing import simulated_s
 from simulator.simulate import Completion, Simulator
 from traces.request import Request, Segment
@@ -50,6 +51,22 @@ def test_a_lone_request_takes_its_mean_time_on_average_and_varies_as_its_tasks_d
     seen = [ttfts_s(varied(0.2), seed, 1)[0] for seed in range(3000)]
     assert fmean(seen) == pytest.approx(mean_s, rel=0.002)
     assert pstdev(seen) == pytest.approx(0.2 * math.hypot(*TASKS_S), rel=0.05)
+
+
+@pytest.mark.parametrize("tier", ["recompute", "gpu", "cpu", "disk"])
+def test_a_lone_request_takes_in_the_simulator_what_the_fit_says(tier: str) -> None:
+    """Its questions for the answer and the read of storage add up: the server reads once it has woken up."""
+    reads = {"latency_s": 1e-3, "chunk_s": 4e-4, "bytes_per_s": 8e9, "shared_bytes_per_s": math.inf}
+    known = varied(0.0)
+    devices = {f"{device}.read.{of}": value for device in ("cpu", "page_cache") for of, value in reads.items()}
+    calibration = msgspec.structs.replace(known, constants=known.constants | devices)
+    hit_tokens = 0 if tier == "recompute" else 1024
+    point = CalibrationPoint(tier=tier, prompt_tokens=1025, hit_tokens=hit_tokens, chunk_tokens=256, measured_s=1.0)
+    served = (point, msgspec.structs.replace(point, tier="cpu"))
+    fitted_on = msgspec.structs.replace(known.fitted_on, tier_policy="lmcache-0.5.6-mp", points=served)
+    calibration = msgspec.structs.replace(calibration, fitted_on=fitted_on)
+    taken_s = simulated_s(point, calibration, load_model(fitted_on.model))
+    assert taken_s == pytest.approx(predicted_s(point, calibration), rel=1e-3)
 
 
 def test_a_seed_gives_the_same_times_and_seeds_give_several_orders() -> None:

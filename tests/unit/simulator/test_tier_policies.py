@@ -21,7 +21,7 @@ def simulator(pack: Any, cpu_chunks: int, disk_chunks: int | None, **settings: A
     return Simulator(
         load_model("tiny-llama"),
         calibration({"step_s": 1e-3} | settings.pop("constants", {})),
-        "vllm-0.32",
+        settings.pop("engine", "vllm-0.32"),
         pack,
         gpu_blocks=300,
         cpu_bytes=cpu_chunks * CHUNK_BYTES,
@@ -129,6 +129,25 @@ def test_hicache_evicts_a_prompt_from_its_tail_however_many_steps_stored_it() ->
     ask(sim, 1, 8)
     ask(sim, 2, 4)
     assert served(sim, 1, 8) == (4, 0)
+
+
+@pytest.mark.parametrize(("engine", "pack", "counted"), [
+    ("sglang-0.5.23", "sglang-0.5.23-hicache", 4), ("vllm-0.32", "lmcache-0.5.6-mp", 8),
+])  # fmt: skip
+def test_sglang_counts_of_host_memory_what_it_takes_beyond_the_gpu(engine: str, pack: str, counted: int) -> None:
+    """LMCache's server counts all that it finds; it does not know what the GPU has."""
+    sim = simulator(pack, 40, None, engine=engine)
+    ask(sim, 1, 8)
+    ask(sim, 1, 4)  # empties the GPU, and brings the first half back
+    before = sim.counters()
+    prompt = (Segment(1, 8 * CHUNK), Segment(7, 1))
+    sim.submit(Request(id="half", prompt=prompt, output_tokens=1), sim.now_s)
+    (done,) = sim.advance()
+    sim.drain()
+    assert (done.gpu, done.cpu) == (4 * CHUNK, 4 * CHUNK)
+    after = sim.counters()
+    assert (after.l1_hit_tokens or 0) - (before.l1_hit_tokens or 0) == counted * CHUNK
+    assert after.external_tokens - before.external_tokens == 4 * CHUNK
 
 
 @pytest.mark.parametrize(

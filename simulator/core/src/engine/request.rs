@@ -165,6 +165,8 @@ pub struct Request {
     pub polls_left: u64,
     /// How many schedules of an idle engine pass before those count.
     pub wake_polls_left: u64,
+    /// Storage was read for it, and no schedule has come since.
+    pub reading: bool,
     pub stored_chunks: u64,
     /// Tokens that a lower level than the first one held: they came as one piece.
     pub fetched: Range<u64>,
