@@ -20,6 +20,8 @@ _AT_ONCE_BYTES = 2 << 20
 _SPARE_BYTES = 1 << 30
 # Large blocks of at most this share of what is asked do no harm.
 _LARGE_SHARE = 1 / 16
+# The rest of what is free is for others: with less, the kernel starts to give up what is in the page cache.
+_FREE_SHARE = 0.75
 # Bits of an entry of /proc/PID/pagemap that number the page frame (Linux, Documentation/admin-guide/mm/pagemap.rst).
 _FRAME_BITS = (1 << 55) - 1
 
@@ -94,19 +96,19 @@ class OwnMemory:
         self._blocks: set[int] = set()
 
     def have(self, size_bytes: int) -> float | None:
-        """Sees to so much free memory, but to no more than half of what is available.
+        """Sees to so much free memory, as far as that much is free: no file leaves the page cache for it.
 
         Returns the seconds that a GiB took of what it had to touch; None where that is nothing.
         """
-        order, available = reporting_order(), available_memory_bytes()
-        if size_bytes <= 0 or order is None or available is None:
+        order = reporting_order()
+        if size_bytes <= 0 or order is None:
             return None
         zones = free_memory(order)
         if self._pieces and in_small_blocks(zones, size_bytes):
             return None
         # The host may have any of the small blocks that others have left: at first, all of them are touched.
         found = 0 if self._pieces else sum(zone.small for zone in zones)
-        size = min(max(found, size_bytes) + _SPARE_BYTES, available // 2)
+        size = min(max(found, size_bytes) + _SPARE_BYTES, int(sum(map(sum, zones)) * _FREE_SHARE))
         began_s = time.perf_counter()
         touched = [_touched(min(_PIECE_BYTES, size - start)) for start in range(0, size, _PIECE_BYTES)]
         for piece in touched:

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from loop_devices import MIB, Device, LoopDevices
+from storage_pairs import paired
 from storage_tiers import CHUNK_MIB, tiers_lines
 
 from simulator.storage import CoreStore, Operation, StoreSettings
@@ -225,6 +226,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5, help="pairs of runs a cell")
     parser.add_argument("--device", choices=("throttled", "fast"), help="one of the two devices only")
     parser.add_argument("--tiers", action="store_true", help="all three tiers by client cores, and nothing else")
+    parser.add_argument("--against", type=Path, metavar="CHECKOUT", help="another commit's tree, in place of fio")
     options = parser.parse_args()
     if shutil.which("fio") is None:
         sys.exit("fio is missing; run: sudo apt-get install -y fio")
@@ -239,10 +241,14 @@ def main() -> None:
             for kind, make in (("throttled", devices.throttled), ("fast", devices.fast)):
                 if options.device in (None, kind) and options.tiers:
                     missed += measured_tiers(kind, make(), devices, rounds)
+                elif options.device in (None, kind) and options.against is not None:
+                    paired(make(), options.against.resolve(), sizes, depths, rounds)
                 elif options.device in (None, kind):
                     missed += measured(kind, make(), sizes, depths, rounds)
     except OSError as error:
         sys.exit(str(error))
+    if options.against is not None:
+        return
     print(
         f"{sum(missed)} of {len(missed)} cells miss a target: bandwidth at least {TARGETS['bandwidth']} of fio's, CPU a"
         f" GiB at most {TARGETS['cpu']:g} times fio's, bytes as the block layer counted them ±{TARGETS['bytes']:.0%}"
