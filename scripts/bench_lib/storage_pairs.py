@@ -1,8 +1,8 @@
 """`scripts/bench storage --against CHECKOUT`: our storage beside that of another commit, in turns on one device.
 
 CHECKOUT: another working tree, whose .venv has its core. Each round lets both sides make a file of their own for each
-cell, fill it and move the bytes; the side that begins takes turns. Where a file happens to lie is worth up to a third of a
-cell's bandwidth, so that one round says little.
+cell, fill it and move the bytes; the side that begins takes turns. Where a file happens to lie is worth up to a third
+of a cell's bandwidth, so that one round says little.
 """
 
 from __future__ import annotations
@@ -42,10 +42,12 @@ def paired(device: Device, checkout: Path, sizes: Sequence[int], depths: Sequenc
     found: dict[Cell, list[Pair]] = {}
     for number in range(rounds):
         for size, depth in itertools.product(sizes, depths):
-            trees = (here, checkout) if number % 2 else (checkout, here)
-            took = {tree: _moved(tree, device, size, depth) for tree in trees}
+            if number % 2:
+                ours, theirs = (_moved(tree, device, size, depth) for tree in (here, checkout))
+            else:
+                theirs, ours = (_moved(tree, device, size, depth) for tree in (checkout, here))
             for write in (False, True):
-                (rate, cpu_s), (their_rate, their_cpu_s) = took[here][write], took[checkout][write]
+                (rate, cpu_s), (their_rate, their_cpu_s) = ours[write], theirs[write]
                 found.setdefault(Cell(size, depth, write), []).append(Pair(rate / their_rate, cpu_s / their_cpu_s))
         print(f"round {number + 1} of {rounds}", flush=True)
     print(f"against {checkout}: median (lowest to highest) of {rounds} pairs a cell on {device.name}")
@@ -55,8 +57,8 @@ def paired(device: Device, checkout: Path, sizes: Sequence[int], depths: Sequenc
             f"  {label}  bandwidth {_spread([one.bandwidth for one in pairs])}  CPU {_spread([p.cpu for p in pairs])}"
         )
     every = [pair for pairs in found.values() for pair in pairs]
-    rate, cpu = (statistics.median(getattr(one, of) for one in every) for of in Pair._fields)
-    print(f"all {len(every)} pairs: bandwidth {rate:.3f}, CPU {cpu:.3f} of the other side's")
+    bandwidth, cpu = statistics.median(one.bandwidth for one in every), statistics.median(one.cpu for one in every)
+    print(f"all {len(every)} pairs: bandwidth {bandwidth:.3f}, CPU {cpu:.3f} of the other side's")
 
 
 def _moved(tree: Path, device: Device, size: int, depth: int) -> dict[bool, tuple[float, float]]:
@@ -75,7 +77,8 @@ def _moved(tree: Path, device: Device, size: int, depth: int) -> dict[bool, tupl
         process.stdin.flush()
         return json.loads(process.stdout.readline())
 
-    path, found = Path(asked()), {}
+    path = Path(asked())
+    found: dict[bool, tuple[float, float]] = {}
     for write in (False, True):
         runs = [asked(json.dumps([write, MOVED_MIB * MIB]) + "\n") for _ in range(RUNS)]
         found[write] = (statistics.fmean(run[0] for run in runs), statistics.fmean(run[1] for run in runs))
