@@ -20,8 +20,9 @@ _AT_ONCE_BYTES = 2 << 20
 _SPARE_BYTES = 1 << 30
 # Large blocks of at most this share of what is asked do no harm.
 _LARGE_SHARE = 1 / 16
-# The rest of what is free is for others: with less, the kernel starts to give up what is in the page cache.
-_FREE_SHARE = 0.75
+# The rest of what is free is for others that grow meanwhile: without it, the kernel gives up what is in the page cache,
+# and then ends a process.
+_FREE_SHARE = 0.4
 # Bits of an entry of /proc/PID/pagemap that number the page frame (Linux, Documentation/admin-guide/mm/pagemap.rst).
 _FRAME_BITS = (1 << 55) - 1
 

@@ -32,9 +32,6 @@ from harness.results.trials import ended_trials, trials_asked
 from simulator.models import load_model
 from traces.tiers import state_named
 
-# Free memory that a free load finds for its first stores and reads; what it frees again stays with the machine.
-_LOAD_BYTES = 2 << 30
-
 
 def engine_key(cell: Cell) -> str:
     """Cells with the same key are measured on the same running engine."""
@@ -108,8 +105,6 @@ async def run_group(
                     later = later_s[cell.key]
                     await TierMeasurement(running.engine, cell, resolved, folder, progress, memory, later).run()
                 else:
-                    if not can.virtual_time:
-                        await asyncio.to_thread(memory.have, _LOAD_BYTES)
                     resolved = await _send_trials(running, cell, resolved, loads.of(cell.experiment), folder, progress)
                 if isinstance(running.engine, KeepsRecord):
                     several = trials_measured(cell.experiment, name) > 1

@@ -106,7 +106,7 @@ class Sampler:
             metric = (until.metric if until else "ttft_s").removesuffix("_s").upper()
             words.append(f"{metric} " + (f"{typical_s:.3g} s" if typical_s >= 1 else f"{typical_s * 1e3:.3g} ms"))
         width = relative_half_width(state.values, until.confidence if until else 0.95)
-        if width is not None:
+        if width is not None and len(state.values) > 1:
             words.append(f"±{width:.1%}" + (f" (goal ±{until.half_width:.0%})" if until else ""))
         return " ".join(words)
 

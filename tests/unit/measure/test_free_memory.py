@@ -59,9 +59,3 @@ def test_placing_finds_what_the_largest_sample_needs_and_each_sample_what_it_nee
     most, cold = RECOMPUTE_TOKENS * each, COLD_TOKENS * each
     sample = [("have", most), ("have", most), ("recompute", 0), ("have", most), ("have", cold), ("disk_cold", 0)]
     assert ledger.events == [*sample * 2, ("let go", 0)], "a run that has ended keeps nothing"
-
-
-def test_a_free_load_finds_some(tmp_path: Path, ledger: Ledger) -> None:
-    workload = {"kind": "rounds", "clients": 2, "rounds": 2, "first_tokens": 300}
-    run(request(tmp_path, model="tiny-llama", workload=workload, measure={}), Quiet())
-    assert ledger.events[0] == ("have", 2 << 30) and ledger.events[-1] == ("let go", 0)

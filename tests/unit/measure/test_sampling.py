@@ -180,3 +180,42 @@ def test_an_interval_of_exactly_the_asked_width_is_narrow_enough() -> None:
     for value in (0.75, 1.0, 1.0, 1.0, 1.0, 1.25):
         sampler.add("gpu", [value], proven=True)
     assert sampler.round(0.0) == []
+
+
+def test_a_tier_whose_prefixes_are_placed_together_is_asked_for_in_a_row_in_every_round() -> None:
+    sampler = Sampler(Measure(tiers=("gpu", "cpu"), samples=5), {"cpu": 3})
+    assert sampler.round(0.0) == ["gpu", "cpu", "cpu", "cpu"]
+    for tier in ("gpu", "cpu", "cpu", "cpu"):
+        sampler.add(tier, [1.0], proven=True)
+    assert sampler.round(0.0) == ["gpu", "cpu", "cpu"], "no more than were asked for"
+    without_end = Sampler(Measure(tiers=("gpu", "cpu"), until=Until(half_width=0.01)), {"cpu": 3})
+    assert without_end.round(0.0) == ["gpu", "cpu", "cpu", "cpu"]
+
+
+def test_in_limited_time_the_larger_of_both_numbers_counts() -> None:
+    measure = Measure.model_validate({"tiers": ("gpu", "cpu"), "until": Until(half_width=0.01), "budget": "240s"})
+    sampler = Sampler(measure, {"gpu": 2, "cpu": 4})
+    assert sampler.round(0.0) == ["gpu"] * 3 + ["cpu"] * 4
+    sampler.add("gpu", [1.0], proven=True, took_s=1.0)
+    sampler.add("cpu", [1.0], proven=True, took_s=1.0)
+    assert sampler.round(1.0) == ["gpu"] * 2 + ["cpu"] * 4
+
+
+def test_a_state_that_restarts_comes_when_the_others_have_had_their_share_of_the_time() -> None:
+    sampler = limited("gpu", "cpu", "disk_restart", budget="90s")
+    for tier in ("gpu", "cpu"):
+        sampler.add(tier, [1.0, 2.0], proven=True, took_s=1.0)
+    assert sampler.round(59.9) == ["gpu", "cpu"]
+    assert sampler.round(60.0) == ["disk_restart"]
+    sampler.add("disk_restart", [1.0], proven=True, took_s=10.0)
+    assert sampler.round(20.0) == ["disk_restart"], "once the engine was restarted, no other state meets it"
+    sampler.add("disk_restart", [1.0], proven=True, took_s=10.0)
+    assert sampler.round(20.0) == ["disk_restart"]
+    sampler.add("disk_restart", [1.0], proven=True, took_s=10.0)
+    assert sampler.round(20.0) == [], "it has min_samples"
+
+
+def test_a_sample_s_value_is_the_mean_of_its_requests() -> None:
+    sampler = Sampler(Measure(tiers=("gpu",), samples=9))
+    sampler.add("gpu", [0.25, 0.75], proven=True)
+    assert sampler.state("gpu") == "gpu #2 TTFT 500 ms"
