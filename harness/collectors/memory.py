@@ -107,14 +107,18 @@ class OwnMemory:
         zones = free_memory(order)
         if self._pieces and in_small_blocks(zones, size_bytes):
             return None
-        # The host may have any of the small blocks that others have left: at first, all of them are touched.
+        # The host may have any of the small blocks that others have left: at first, they are touched as far as may be.
         found = 0 if self._pieces else sum(zone.small for zone in zones)
         size = min(max(found, size_bytes) + _SPARE_BYTES, int(sum(map(sum, zones)) * _FREE_SHARE))
+        if size <= 0:
+            return None
         began_s = time.perf_counter()
         touched = [_touched(min(_PIECE_BYTES, size - start)) for start in range(0, size, _PIECE_BYTES)]
         for piece in touched:
-            self._thin(piece, order)
-        self._pieces += touched
+            if self._thin(piece, order):
+                self._pieces.append(piece)
+            else:
+                piece.close()
         return (time.perf_counter() - began_s) * 2**30 / size
 
     def let_go(self) -> None:
@@ -122,8 +126,8 @@ class OwnMemory:
             self._pieces.pop().close()
         self._blocks.clear()
 
-    def _thin(self, piece: mmap.mmap, order: int) -> None:
-        """Frees the piece but for one page of each block that has none yet."""
+    def _thin(self, piece: mmap.mmap, order: int) -> bool:
+        """Frees the piece but for one page of each block that has none yet. False: nothing of it is left."""
         kept = -1
         for at, frame in enumerate(_frames(piece)):
             if (block := frame >> order) not in self._blocks:
@@ -131,6 +135,7 @@ class OwnMemory:
                 _free(piece, kept + 1, at)
                 kept = at
         _free(piece, kept + 1, len(piece) // mmap.PAGESIZE)
+        return kept >= 0
 
 
 def _free(piece: mmap.mmap, first: int, end: int) -> None:
