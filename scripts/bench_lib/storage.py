@@ -22,6 +22,7 @@ from storage_tiers import CHUNK_MIB, tiers_lines
 
 from simulator.storage import CoreStore, Operation, StoreSettings
 
+ROOT = Path(__file__).resolve().parents[2]
 KIB = 1 << 10
 SIZES = (128 * KIB, MIB, 8 * MIB)
 DEPTHS = (1, 4, 16)
@@ -52,11 +53,13 @@ class Worker:
     is worth up to a third of its bandwidth: two files would be held against each other, not two programs.
     """
 
-    def __init__(self, device: Device, size: int, depth: int) -> None:
+    def __init__(self, device: Device, size: int, depth: int, tree: Path = ROOT) -> None:
+        """tree: whose storage it is, a checkout with its .venv."""
         words = [str(device.folder), device.name, str(device.group or ""), str(size), str(depth)]
         self._process = subprocess.Popen(
-            [sys.executable, __file__, "worker", *words], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-        )
+            [tree / ".venv/bin/python", tree / "scripts/bench_lib/storage.py", "worker", *words],
+            cwd=tree, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+        )  # fmt: skip
         self.path = Path(self._read())
 
     def run(self, write: bool, total: int) -> Run:
@@ -242,7 +245,10 @@ def main() -> None:
                 if options.device in (None, kind) and options.tiers:
                     missed += measured_tiers(kind, make(), devices, rounds)
                 elif options.device in (None, kind) and options.against is not None:
-                    paired(make(), options.against.resolve(), sizes, depths, rounds)
+                    device, trees = make(), (ROOT, options.against.resolve())
+                    print(f"{kind}: against {trees[1]}, {rounds} pairs a cell on {device.name}")
+                    for text in paired(partial(Worker, device), trees, sizes, depths, rounds):
+                        print(text, flush=True)
                 elif options.device in (None, kind):
                     missed += measured(kind, make(), sizes, depths, rounds)
     except OSError as error:
