@@ -143,7 +143,8 @@ ensure_apt() {  # ensure_apt PACKAGE…: those that are missing
 
 ensure_engine_apt() {  # ensure_engine_apt NAME: system packages that the engine's Python packages load
     case "$1" in
-        sglang) ensure_apt libibverbs1 libcurl4 libnuma1 ;;  # Mooncake
+        # Both load Mooncake: LMCache's server does so at its start, and says only that it wants CUDA where it can't.
+        vllm | sglang) ensure_apt libibverbs1 libcurl4 libnuma1 ;;
         *) ;;
     esac
 }
