@@ -76,7 +76,8 @@ def fit(
 
     host_varies: whatever else a lone hit in the engine's own tier takes repeats, so that the spread of its times is the
     host's. Requests sent together then run in several orders, and points of such are fitted by their median. What such
-    a point misses can be an order that the model lacks, so that it pulls no harder than one missed by Huber's bound.
+    a point misses can be an order that the model lacks, so that it pulls no harder than one missed by Huber's bound;
+    and all of them weigh what a first fit misses them by, so that they do not bend what lone requests tell.
     traits: what waits for what (Calibration.synchronous_loads and those after it); what is not named is false.
     """
     asked = Calibration(
@@ -95,6 +96,9 @@ def fit(
         asked = msgspec.structs.replace(asked, host_spread=_host_spread(problem, best))
         problem = _Problem(asked, assumed, huber=_HUBER)
         ends = [_descend(problem, end) for end in sorted(ends, key=problem.loss)[:_VARIED_STARTS]]
+        best = min(ends, key=problem.loss)
+        problem = _Problem(asked, assumed, huber=_HUBER, together_error=_together_error(problem, best))
+        ends.append(_descend(problem, best))
         best = min(ends, key=problem.loss)
     offset, matrix = problem.linear(best)
     around = [_Around(end, problem.relative(end), *problem.linear(end)) for end in ends]
@@ -133,6 +137,15 @@ def _host_spread(problem: _Problem, slopes: Array) -> float:
     return _rounded(float(np.median(found))) if found else 0.0
 
 
+def _together_error(problem: _Problem, slopes: Array) -> float:
+    """What the model misses points of requests sent together by, beyond their noise: the root of the mean square."""
+    together = np.array([point.concurrency > 1 for point in problem.fitted_on.points])
+    if not np.any(together):
+        return _MODEL_ERROR
+    beyond = (problem.relative(slopes) - 1) ** 2 - problem.noise**2
+    return max(_MODEL_ERROR, math.sqrt(max(0.0, float(np.mean(beyond[together])))))
+
+
 def _descend(problem: _Problem, slopes: Array) -> Array:
     """Gauss-Newton, with other steps where a whole one leads uphill."""
     loss = problem.loss(slopes)
@@ -159,12 +172,21 @@ def _tries(problem: _Problem, slopes: Array, offset: Array, matrix: Array, weigh
 class _Problem:
     """Points and unknowns. A slope is a constant, or the inverse of one that is a bandwidth."""
 
-    def __init__(self, asked: Calibration, assumed: Mapping[str, Assumption], huber: float = math.inf) -> None:
+    def __init__(
+        self,
+        asked: Calibration,
+        assumed: Mapping[str, Assumption],
+        huber: float = math.inf,
+        together_error: float = _MODEL_ERROR,
+    ) -> None:
         fitted_on = asked.fitted_on
         self.host_spread, self.huber = asked.host_spread, huber
         self._asked, self.fitted_on, self.assumed, self.model = asked, fitted_on, assumed, load_model(fitted_on.model)
         self.measured = np.array([point.measured_s for point in fitted_on.points])
-        self.weights = _weights(fitted_on.points)
+        self.noise = _noise(fitted_on.points)
+        errors = np.array([together_error if p.concurrency > 1 else _MODEL_ERROR for p in fitted_on.points])
+        # The inverse of what a point may be off by: its noise, and what the model is taken to miss it by.
+        self.weights = _MODEL_ERROR / np.hypot(errors, self.noise)
         self.lone = [is_linear(point, fitted_on) for point in fitted_on.points]
         self.rows = [design(point, fitted_on) for point in fitted_on.points]
         self.free = [n for n in CONSTANTS if n not in assumed and any(n in row for row in self.rows)]
@@ -263,8 +285,8 @@ class _Problem:
         return found | {n: found[a.same_as] for n, a in self.assumed.items() if a.same_as is not None}
 
 
-def _weights(points: Sequence[CalibrationPoint]) -> Array:
-    """The inverse of what a point may be off by: its noise, and what the model is taken to miss any point by.
+def _noise(points: Sequence[CalibrationPoint]) -> Array:
+    """The relative standard error of each point.
 
     A point's few samples tell little of their own spread, so that of its tier's points counts, over the root of its
     samples. A point without samples, read off a figure, has the interval that it states.
@@ -277,12 +299,11 @@ def _weights(points: Sequence[CalibrationPoint]) -> Array:
             spreads.setdefault((point.tier, point.metric), []).append(spread)
     typical = {of: float(np.median(found)) for of, found in spreads.items()}
     largest = max(typical.values(), default=0.0)
-    noise = [
+    noise = (
         _read_off(point) or typical.get((point.tier, point.metric), largest) / math.sqrt(point.samples or 1)
         for point in points
-    ]
-    weights: Array = _MODEL_ERROR / np.hypot(_MODEL_ERROR, np.array(noise))
-    return weights
+    )
+    return np.array(list(noise))
 
 
 def _read_off(point: CalibrationPoint) -> float | None:

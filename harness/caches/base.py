@@ -29,7 +29,8 @@ class Attached(msgspec.Struct, frozen=True, kw_only=True):
 
 class CachePlan(msgspec.Struct, frozen=True, kw_only=True):
     """What an engine asks for. folder: the run's. python: the environment of engine and server. shared_memory: KV
-    passes through it. kv_bytes_per_token: of the engine's model. attached: use this server instead of one of our own.
+    passes through it. page_locked_by: the folder of kv_accelerator, whose page_locked does what a GPU that is not here
+    does to that memory. kv_bytes_per_token: of the engine's model. attached: use this server instead of one of our own.
     number: which of several servers it is, for its files' names; folder_number: which of several folders it has.
     beside: the servers made before it over the same store; () where it has a store of its own, or none. store_args:
     more arguments for the store's server.
@@ -41,6 +42,7 @@ class CachePlan(msgspec.Struct, frozen=True, kw_only=True):
     folder: Path
     cores: tuple[int, ...] | None = None
     shared_memory: bool = False
+    page_locked_by: Path | None = None
     kv_bytes_per_token: int = 1
     args: tuple[str, ...] = ()
     start_timeout_s: float = 300.0

@@ -88,8 +88,7 @@ class LMCacheServer:
             name = f"kv-harness-{os.getpid()}-{self._port}"
             argv += ["--shm-name", name]
             scratch.append(Path("/dev/shm") / name)
-        secrets = self.store.environment() if self.store else {}
-        env = child_environment({"LMCACHE_TRACK_USAGE": "false", "DO_NOT_TRACK": "1", **secrets})
+        env = child_environment({"LMCACHE_TRACK_USAGE": "false", "DO_NOT_TRACK": "1", **self._environment()})
         argv += self._plan.args
         if self.store is not None:
             hosts = self._plan.folder / numbered(f"kv-harness-{self._plan.folder.name}-hosts", self._plan.number)
@@ -99,10 +98,19 @@ class LMCacheServer:
         self._child = Child("LMCache server", argv, log=self._log, env=env, cores=cores, scratch=scratch, stored=stored)
         self._child.start()
 
+    def _environment(self) -> dict[str, str]:
+        """The store's variables, secrets among them, and where Python finds what the server is run by."""
+        below = self.store.environment() if self.store else {}
+        if self._plan.page_locked_by is None:
+            return below
+        folders = [str(self._plan.page_locked_by), below.get("PYTHONPATH")]
+        return {**below, "PYTHONPATH": os.pathsep.join(folder for folder in folders if folder)}
+
     def _command(self, http_port: int) -> list[str]:
         cache, eviction = self._plan.cache, self._plan.cache.eviction or Eviction()
         gib = str((cache.cpu or 0) // _GIB)
-        argv = [str(self._plan.python), "-m", "lmcache.cli.main", "server"]
+        runner = ["kv_accelerator.page_locked"] if self._plan.page_locked_by else []
+        argv = [str(self._plan.python), "-m", *runner, "lmcache.cli.main", "server"]
         argv += ["--host", "127.0.0.1", "--port", str(self._port)]
         # The metrics port is a second door to what /metrics on the HTTP port already tells.
         argv += ["--http-host", "127.0.0.1", "--http-port", str(http_port), "--prometheus-port", str(free_port())]

@@ -18,7 +18,7 @@ from harness.caches.base import (
 )
 from harness.caches.stores import uncounted, unreachable
 from harness.collectors.prometheus import Metrics
-from harness.engines.accelerator import Accelerator
+from harness.engines.accelerator import PLUGIN, Accelerator
 from harness.engines.http.clients import Clients
 from harness.engines.http.dialect import Completions
 from harness.engines.http.engine import Instance, Look, ServedEngine, runs_already, total
@@ -151,6 +151,7 @@ def _cache_servers(experiment: Experiment, model: ModelSpec, folder: Path) -> Se
         folder=folder,
         cores=settings.cores.client,
         shared_memory=settings.device == "cpu" and settings.transport == "shm",
+        page_locked_by=None if settings.accelerator is None else PLUGIN,
         kv_bytes_per_token=model.kv_bytes_per_token,
         args=settings.mooncake_args if cache.pool else settings.lmcache_args,
         store_args=settings.mooncake_args if cache.remote else (),
