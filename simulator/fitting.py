@@ -97,9 +97,10 @@ def fit(
         problem = _Problem(asked, assumed, huber=_HUBER)
         ends = [_descend(problem, end) for end in sorted(ends, key=problem.loss)[:_VARIED_STARTS]]
         best = min(ends, key=problem.loss)
-        problem = _Problem(asked, assumed, huber=_HUBER, together_error=_together_error(problem, best))
-        ends.append(_descend(problem, best))
-        best = min(ends, key=problem.loss)
+        if (together_error := _together_error(problem, best)) > _MODEL_ERROR:
+            problem = _Problem(asked, assumed, huber=_HUBER, together_error=together_error)
+            ends.append(_descend(problem, best))
+            best = min(ends, key=problem.loss)
     offset, matrix = problem.linear(best)
     around = [_Around(end, problem.relative(end), *problem.linear(end)) for end in ends]
     shown = {name for name, column in zip(problem.free, matrix.T, strict=True) if np.any(column)}
@@ -264,10 +265,14 @@ class _Problem:
             beside[column] += by_s
             named = self.by_name(beside)
             for index in range(len(here)):
-                if self.lone[index] and name not in self._named_in(index):
+                if name not in self._named_in(index) and (self.lone[index] or self._passes_by(index, name)):
                     continue
                 matrix[index, column] = (self._says(index, named) / self.measured[index] - here[index]) / by_s
         return here - matrix @ slopes, matrix
+
+    def _passes_by(self, index: int, name: str) -> bool:
+        """The constant is of a device, and the point's requests read none. Those that do may wait for another's work."""
+        return "." in name and state_named(self.fitted_on.points[index].tier).from_device is None
 
     def _named_in(self, index: int) -> set[str]:
         """Constants that a lone point's time has, through what is taken to equal them too."""

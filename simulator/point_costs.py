@@ -25,7 +25,8 @@ def design(point: CalibrationPoint, fitted_on: FittedOn) -> dict[str, float]:
             (share, design(msgspec.structs.replace(point, hit_tokens=tokens, hit_share=1.0), fitted_on))
             for share, tokens in shares
         ]
-        return {name: sum(share * part.get(name, 0.0) for share, part in parts) for name in parts[0][1]}
+        names = dict.fromkeys(name for _, part in parts for name in part)
+        return {name: sum(share * part.get(name, 0.0) for share, part in parts) for name in names}
     if point.metric == "tpot_s":
         context = point.prompt_tokens + point.output_tokens / 2 - 1
         count = point.concurrency
@@ -51,6 +52,8 @@ def design(point: CalibrationPoint, fitted_on: FittedOn) -> dict[str, float]:
         whole_tokens = point.prompt_tokens // point.chunk_tokens * point.chunk_tokens
         row["store_token_s"] = float(max(0, whole_tokens - point.hit_tokens))
     row |= {name: times for name, times in for_each_request(fitted_on).items() if times}
+    if _asks_storage(point, fitted_on):
+        row["poll_s"] = 1.0
     for device in _devices(point.tier, fitted_on) if point.hit_tokens else ():
         row[f"{device}.latency_s"] = 1.0
         row[f"{device}.chunk_s"] = point.hit_tokens / point.chunk_tokens
@@ -80,6 +83,16 @@ def _batch(point: CalibrationPoint, fitted_on: FittedOn) -> dict[str, float]:
 def _is_behind_gpu(name: str) -> bool:
     served_by = state_named(name).served_by
     return served_by is not None and tier_named(served_by).offload
+
+
+def _asks_storage(point: CalibrationPoint, fitted_on: FittedOn) -> bool:
+    """An engine that reads ahead asks the tiers below the first one behind it for what that and the GPU lack."""
+    behind = [tier for tier in tier_names() if tier_named(tier).offload]
+    below = {state_named(one.tier).served_by for one in fitted_on.points} & set(behind[1:])
+    held = 0 if state_named(point.tier).served_by in below else point.hit_tokens
+    lacking = (point.prompt_tokens - 1 - held) // fitted_on.block_tokens * fitted_on.block_tokens
+    least = max(1, tier_policy(fitted_on.tier_policy).min_prefetch_tokens)
+    return engine_policy(fitted_on.engine_policy).reads_ahead and bool(below) and lacking >= least
 
 
 def _devices(name: str, fitted_on: FittedOn) -> list[str]:

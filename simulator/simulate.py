@@ -324,11 +324,14 @@ class Simulator(Driver[_core.Engine]):
         return counters_of(self.totals())
 
     def _cost(self) -> SimpleNamespace:
-        # A connector that answers at once never polls, and a fit to its points cannot know what a poll takes.
-        polls = bool(self.levels) and self.tier_policy.connector.lookup_polls > 0
-        constants = {name: self.calibration.constant(name) for name in COST if polls or name != "poll_s"}
-        constants.setdefault("poll_s", 0.0)
+        # A connector that answers at once never polls, and a fit to its points cannot know what a poll takes. Nor can
+        # one to an engine that asks otherwise.
         known = self.calibration
+        polls = bool(self.levels) and self.tier_policy.connector.lookup_polls > 0
+        constants = {name: known.constant(name) for name in COST if polls or name != "poll_s"}
+        if not polls:
+            asks_alike = self.engine_policy.reads_ahead and engine_policy(known.fitted_on.engine_policy).reads_ahead
+            constants["poll_s"] = (known.constants["poll_s"] if asks_alike else None) or 0.0
         ways = {"synchronous_loads": known.synchronous_loads, "shared_core": known.shared_core}
         return SimpleNamespace(**constants, **ways, host_spread=known.host_spread, seed=self.seed % 2**64)
 

@@ -1,12 +1,16 @@
-"""The LMCache server alone: it uses the given eviction settings and reports them."""
+"""The LMCache server alone: the eviction settings that it uses and reports, and how its RAM is mapped."""
 
 import asyncio
+from collections.abc import Awaitable, Callable
 from pathlib import Path
+from typing import Any
 
+import psutil
 import pytest
 
-from harness.caches.base import CachePlan, CacheResolved
-from harness.caches.lmcache import make_server
+from harness.caches.base import CachePlan
+from harness.caches.lmcache import LMCacheServer, make_server
+from harness.engines.accelerator import PLUGIN
 from harness.experiment.cache import Cache, Eviction
 from harness.records import EvictionRules
 from simulator.policies import LMCACHE, lmcache_eviction
@@ -18,28 +22,39 @@ pytestmark = [
 ]
 
 
-def resolved(folder: Path, eviction: Eviction) -> CacheResolved:
+def started[T](folder: Path, eviction: Eviction, ask: Callable[[LMCacheServer], Awaitable[T]], **more: Any) -> T:
+    """What a server of 1 GiB says once it is ready."""
     cache = Cache.model_validate({"gpu": "1GiB", "cpu": "1GiB", "chunk_tokens": 64, "eviction": eviction})
-    plan = CachePlan(engine="vllm", python=PYTHON, cache=cache, folder=folder, start_timeout_s=120.0)
+    plan = CachePlan(engine="vllm", python=PYTHON, cache=cache, folder=folder, start_timeout_s=120.0, **more)
+    (folder / "logs").mkdir(parents=True)
 
-    (folder / "logs").mkdir()
-
-    async def ask() -> CacheResolved:
+    async def whole() -> T:
         server = make_server(plan)
         server.start()
         try:
             await server.ready()
-            return await server.resolved()
+            return await ask(server)
         finally:
             await server.stop()
 
-    return asyncio.run(ask())
+    return asyncio.run(whole())
+
+
+async def shared_bytes_mapped(server: LMCacheServer) -> int:
+    """Of the RAM that the server shares with the engine, what its own process has mapped."""
+    pools = (area for area in psutil.Process(server.pids[0]).memory_maps() if area.path.startswith("/dev/shm/kv-"))
+    return sum(area.rss for area in pools)
 
 
 def test_the_server_uses_and_reports_the_given_eviction_settings(tmp_path: Path) -> None:
     told = Eviction(policy="arc", watermark=0.5, ratio=0.3)
-    found = resolved(tmp_path, told)
+    found = started(tmp_path / "run", told, LMCacheServer.resolved)
     rules = EvictionRules(**told.model_dump())
     assert (found.cpu_bytes, found.chunk_tokens, found.eviction) == (2**30, 64, rules)
     # What the experiment leaves out is what the simulator's pack has.
     assert Eviction().model_dump() == lmcache_eviction(LMCACHE)
+
+
+def test_beside_an_accelerator_all_of_the_server_s_ram_is_mapped_as_if_it_were_locked(tmp_path: Path) -> None:
+    mapped = started(tmp_path / "run", Eviction(), shared_bytes_mapped, shared_memory=True, page_locked_by=PLUGIN)
+    assert 0 <= mapped - 2**30 < 2**20

@@ -4,7 +4,8 @@
 //! It takes in requests between two steps, and matches each then, which makes the prefix the newest (scheduler.py,
 //! ingest_requests, _prefetch_kvcache). It asks storage for the rest. Each pass first takes the answers to what earlier
 //! passes have asked, and has the storage thread read what they name (check_hicache_events). So a request is not in the
-//! first step that is chosen after it came, unless it asks for too little.
+//! first step that is chosen after it came, unless it asks for too little. The scheduler passes again and again meanwhile,
+//! and leaves the interpreter to the storage thread after a while only. In its turn that thread answers all that was asked.
 
 use std::mem;
 
@@ -15,6 +16,7 @@ use super::schedule::Prefix;
 use super::step::Batch;
 use crate::keys::ChunkRange;
 use crate::tiers::{ReadAhead, Slot};
+use crate::time::{FOREVER, Ticks};
 
 /// How often the tiers are asked to read ahead for a request (hicache_storage_prefetch_retry_max_attempts).
 const MOST_READS: u64 = 8;
@@ -24,21 +26,24 @@ const MOST_READS: u64 = 8;
 pub(super) struct Questions {
     /// Requests that came during the step in flight.
     newcomers: Vec<Slot>,
-    /// Asked since the last pass began; its answer is there at the next one.
+    /// Asked since the last pass began; its answer is there at the next one, at the earliest.
     asking: Vec<Slot>,
     asked: Vec<Slot>,
+    /// When the storage thread answers all of them.
+    answered_at: Ticks,
     /// What was read for them is in the first level since the last pass.
     read: Vec<Slot>,
 }
 
-impl Questions {
-    /// The next pass will have an answer.
-    pub fn any_asked(&self) -> bool {
-        !self.asked.is_empty()
-    }
-}
-
 impl Engine {
+    /// When the next pass will have storage's answers; FOREVER: nothing is asked.
+    pub(super) fn next_answer(&self) -> Ticks {
+        match self.questions.asked.is_empty() {
+            true => FOREVER,
+            false => self.questions.answered_at.max(self.now),
+        }
+    }
+
     /// A request has come: the scheduler takes it in once no step is in flight.
     pub(super) fn came(&mut self, slot: Slot) {
         match self.step {
@@ -71,6 +76,9 @@ impl Engine {
         let matched = Matched { tokens, times };
         let lacking = (wanted.len() as u64 * self.config.chunk_tokens).saturating_sub(tokens);
         self.requests[slot].lookup = if server.tiers.reads(lacking) {
+            if self.questions.asked.is_empty() && self.questions.asking.is_empty() {
+                self.questions.answered_at = self.now + self.cost.vary(self.cost.poll);
+            }
             self.questions.asking.push(slot);
             let found = server.tiers.look_below(self.now, &wanted);
             Lookup::Asked(Asked { at: self.now, found, lacking }, matched)
@@ -90,7 +98,7 @@ impl Engine {
                 false => self.touch_in_tiers(slot),
             }
         }
-        if self.questions.asked.is_empty() {
+        if self.next_answer() > self.now {
             return;
         }
         for slot in mem::take(&mut self.questions.asked) {
@@ -108,11 +116,10 @@ impl Engine {
         self.note_transfers();
     }
 
-    /// A pass ends. True: storage was asked, and the next pass has the answer.
+    /// A pass ends. True: a later pass will have storage's answer.
     pub(super) fn end_pass(&mut self) -> bool {
-        let asking = !self.questions.asking.is_empty();
         self.questions.asked.append(&mut self.questions.asking);
-        asking
+        !self.questions.asked.is_empty()
     }
 
     /// What was read ahead for a request is in the first level.

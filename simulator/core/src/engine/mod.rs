@@ -268,8 +268,7 @@ impl Engine {
         match &self.step {
             Some(step) if self.shares_lower => step.end().min(self.next_arrival()).min(self.next_end(true)),
             Some(step) => step.end().min(self.next_stop()),
-            None if self.questions.any_asked() => self.now,
-            None => self.next_arrival().min(self.next_end(true)),
+            None => self.next_answer().min(self.next_arrival()).min(self.next_end(true)),
         }
     }
 

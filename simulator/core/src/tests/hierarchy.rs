@@ -5,6 +5,7 @@ use super::schedule::together;
 use super::{CHUNK_BYTES, ask, config, drain, lmcache, lru, one};
 use crate::engine::Engine;
 use crate::engine::config::EngineConfig;
+use crate::engine::cost::CostConfig;
 use crate::engine::request::Completion;
 use crate::eviction::kind::EvictionKind;
 use crate::keys::block_runs;
@@ -230,6 +231,31 @@ fn a_request_that_storage_is_asked_about_misses_the_first_step_after_it_came() {
         let token = |id: &str| done.iter().find(|one| one.id == id).expect("it ended").first_token;
         assert_eq!(token("first") < token("second"), waits);
     }
+}
+
+#[test]
+fn storage_answers_in_its_turn_all_that_was_asked_by_then() {
+    // The second prompt is parsed 1 ms after the first. A prompt that has it all on the GPU does not ask.
+    let tokens = |poll_s: f64| {
+        let plain = sglang(host(), vec![level("cpu", 100), level("pool", 100)]);
+        let mut engine =
+            Engine::new(EngineConfig { cost: CostConfig { poll_s, ..plain.cost }, ..plain }).expect("good");
+        ask_again(&mut engine, "warm", &[(3, 9)]);
+        let sent = engine.now();
+        let asked = [("first", &[(1, 25)][..], 1), ("second", &[(2, 25)][..], 1)];
+        let done = together(&mut engine, &asked);
+        let of =
+            |id: &str| done.iter().find(|one| one.id == id).expect("it ended").first_token.expect("a token");
+        let found = [to_s(of("first") - sent), to_s(of("second") - sent)];
+        drain(&mut engine);
+        let sent = engine.now();
+        (found, to_s(ask_again(&mut engine, "hit", &[(3, 9)]).first_token.expect("a token") - sent))
+    };
+    let ([first, second], hit) = tokens(0.0);
+    assert!(first < second);
+    let ([waiting, with_it], as_soon) = tokens(3e-3);
+    assert_eq!((waiting, hit), (with_it, as_soon));
+    assert!(waiting > first + 3e-3);
 }
 
 #[test]
