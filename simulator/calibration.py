@@ -135,9 +135,9 @@ class Calibration(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     Before the scheduler sees a request, a front end that does one task after another spends request_s, request_token_s
     per prompt token and request_chunk_s per prompt chunk. Then request_wait_s passes, for all requests at once.
     response_s: the front end's time for a request's first token, and for its last. poll_s: a step of the engine that
-    only asks for the answer to a look-up; of an engine that reads ahead, the wait for storage's answer. Alone, a device's transfer of n chunks takes
-    latency_s + n chunk_s + bytes / bytes_per_s (.inf: the points show no time per byte). All transfers together move at
-    most shared_bytes_per_s (.inf: the points show no bound).
+    only asks for the answer to a look-up; of an engine that reads ahead, the wait for storage's answer. Alone, a
+    device's transfer of n chunks takes latency_s + n chunk_s + bytes / bytes_per_s (.inf: the points show no time per
+    byte). All transfers together move at most shared_bytes_per_s (.inf: the points show no bound).
 
     What runs at once. synchronous_loads: the engine's own thread copies loads from the CPU tier and computes nothing
     meanwhile (vLLM's workers without a GPU: LMCache 0.5.6, multiprocess/transfer_context/worker_transfer.py,

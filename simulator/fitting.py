@@ -187,7 +187,7 @@ class _Problem:
         self.noise = _noise(fitted_on.points)
         errors = np.array([together_error if p.concurrency > 1 else _MODEL_ERROR for p in fitted_on.points])
         # The inverse of what a point may be off by: its noise, and what the model is taken to miss it by.
-        self.weights = _MODEL_ERROR / np.hypot(errors, self.noise)
+        self.weights: Array = _MODEL_ERROR / np.hypot(errors, self.noise)
         self.lone = [is_linear(point, fitted_on) for point in fitted_on.points]
         self.rows = [design(point, fitted_on) for point in fitted_on.points]
         self.free = [n for n in CONSTANTS if n not in assumed and any(n in row for row in self.rows)]
@@ -271,7 +271,7 @@ class _Problem:
         return here - matrix @ slopes, matrix
 
     def _passes_by(self, index: int, name: str) -> bool:
-        """The constant is of a device, and the point's requests read none. Those that do may wait for another's work."""
+        """The constant is of a device, and the point's requests read none: those that do wait for others', too."""
         return "." in name and state_named(self.fitted_on.points[index].tier).from_device is None
 
     def _named_in(self, index: int) -> set[str]:

@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import Awaitable, Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import psutil
 import pytest
@@ -22,7 +22,10 @@ pytestmark = [
 ]
 
 
-def started[T](folder: Path, eviction: Eviction, ask: Callable[[LMCacheServer], Awaitable[T]], **more: Any) -> T:
+T = TypeVar("T")
+
+
+def started(folder: Path, eviction: Eviction, ask: Callable[[LMCacheServer], Awaitable[T]], **more: Any) -> T:
     """What a server of 1 GiB says once it is ready."""
     cache = Cache.model_validate({"gpu": "1GiB", "cpu": "1GiB", "chunk_tokens": 64, "eviction": eviction})
     plan = CachePlan(engine="vllm", python=PYTHON, cache=cache, folder=folder, start_timeout_s=120.0, **more)

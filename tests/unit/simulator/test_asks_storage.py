@@ -14,10 +14,8 @@ from simulator.probing import simulated_s
 WAIT_S, STEP_S, TOKEN_S = 3e-3, 8e-3, 1.7e-4
 
 
-def point(tier: str, prompt_tokens: int, hit_tokens: int, **more: float) -> CalibrationPoint:
-    return CalibrationPoint(
-        tier=tier, prompt_tokens=prompt_tokens, hit_tokens=hit_tokens, chunk_tokens=64, measured_s=1.0, **more
-    )  # fmt: skip
+def point(tier: str, prompt: int, hit: int) -> CalibrationPoint:
+    return CalibrationPoint(tier=tier, prompt_tokens=prompt, hit_tokens=hit, chunk_tokens=64, measured_s=1.0)
 
 
 ASKING = (point("recompute", 513, 0), point("recompute", 3073, 0), point("gpu", 1537, 768), point("disk", 1537, 1536))
@@ -25,8 +23,14 @@ SILENT = (point("gpu", 513, 512), point("gpu", 3073, 3072), point("cpu", 1537, 1
 
 
 def fitted_on(points: tuple[CalibrationPoint, ...], policy: str = "sglang-0.5.23") -> FittedOn:
-    packs = {"engine_policy": policy, "tier_policy": "sglang-0.5.23-hicache-wait"}
-    return FittedOn(model="tiny-llama", max_num_batched_tokens=2048, block_tokens=64, points=points, **packs)
+    return FittedOn(
+        model="tiny-llama",
+        max_num_batched_tokens=2048,
+        block_tokens=64,
+        engine_policy=policy,
+        tier_policy="sglang-0.5.23-hicache-wait",
+        points=points,
+    )
 
 
 def test_a_prompt_waits_for_storage_if_storage_is_asked_for_enough_of_it() -> None:
