@@ -44,9 +44,9 @@ def started(folder: Path, eviction: Eviction, ask: Callable[[LMCacheServer], Awa
 
 
 async def shared_bytes_mapped(server: LMCacheServer) -> int:
-    """Of the RAM that the server shares with the engine, what its own process has mapped."""
-    pools = (area for area in psutil.Process(server.pids[0]).memory_maps() if area.path.startswith("/dev/shm/kv-"))
-    return sum(area.rss for area in pools)
+    """Of the RAM that the server shares with the engine, what its own processes have mapped."""
+    areas = [area for pid in server.pids for area in psutil.Process(pid).memory_maps()]
+    return sum(area.rss for area in areas if area.path.startswith("/dev/shm/") and "kv-harness" in area.path)
 
 
 def test_the_server_uses_and_reports_the_given_eviction_settings(tmp_path: Path) -> None:
