@@ -4,8 +4,11 @@
 //! It takes in requests between two steps, and matches each then, which makes the prefix the newest (scheduler.py,
 //! ingest_requests, _prefetch_kvcache). It asks storage for the rest. Each pass first takes the answers to what earlier
 //! passes have asked, and has the storage thread read what they name (check_hicache_events). So a request is not in the
-//! first step that is chosen after it came, unless it asks for too little. The scheduler passes again and again meanwhile,
-//! and leaves the interpreter to the storage thread after a while only. In its turn that thread answers all that was asked.
+//! first step that is chosen after it came, unless it asks for too little.
+//!
+//! Scheduler and storage thread share an interpreter, and the scheduler passes again and again meanwhile. So some
+//! milliseconds go by between a question and the pass that has its answer, and that pass has the answers to all that was
+//! asked by then.
 
 use std::mem;
 
@@ -29,7 +32,7 @@ pub(super) struct Questions {
     /// Asked since the last pass began; its answer is there at the next one, at the earliest.
     asking: Vec<Slot>,
     asked: Vec<Slot>,
-    /// When the storage thread answers all of them.
+    /// When a pass has the answers to all of them.
     answered_at: Ticks,
     /// What was read for them is in the first level since the last pass.
     read: Vec<Slot>,

@@ -234,7 +234,7 @@ fn a_request_that_storage_is_asked_about_misses_the_first_step_after_it_came() {
 }
 
 #[test]
-fn storage_answers_in_its_turn_all_that_was_asked_by_then() {
+fn the_pass_that_has_an_answer_has_those_to_all_that_was_asked_by_then() {
     // The second prompt is parsed 1 ms after the first. A prompt that has it all on the GPU does not ask.
     let tokens = |poll_s: f64| {
         let plain = sglang(host(), vec![level("cpu", 100), level("pool", 100)]);
