@@ -140,11 +140,10 @@ def _host_spread(problem: _Problem, slopes: Array) -> float:
 
 def _together_error(problem: _Problem, slopes: Array) -> float:
     """What the model misses points of requests sent together by, beyond their noise: the root of the mean square."""
-    together = np.array([point.concurrency > 1 for point in problem.fitted_on.points])
-    if not np.any(together):
+    if not np.any(problem.together):
         return _MODEL_ERROR
     beyond = (problem.relative(slopes) - 1) ** 2 - problem.noise**2
-    return max(_MODEL_ERROR, math.sqrt(max(0.0, float(np.mean(beyond[together])))))
+    return max(_MODEL_ERROR, math.sqrt(max(0.0, float(np.mean(beyond[problem.together])))))
 
 
 def _descend(problem: _Problem, slopes: Array) -> Array:
@@ -185,12 +184,14 @@ class _Problem:
         self._asked, self.fitted_on, self.assumed, self.model = asked, fitted_on, assumed, load_model(fitted_on.model)
         self.measured = np.array([point.measured_s for point in fitted_on.points])
         self.noise = _noise(fitted_on.points)
-        errors = np.array([together_error if p.concurrency > 1 else _MODEL_ERROR for p in fitted_on.points])
+        self.together = np.array([point.concurrency > 1 for point in fitted_on.points], dtype=bool)
+        errors = np.where(self.together, together_error, _MODEL_ERROR)
         # The inverse of what a point may be off by: its noise, and what the model is taken to miss it by.
         self.weights: Array = _MODEL_ERROR / np.hypot(errors, self.noise)
         self.lone = [is_linear(point, fitted_on) for point in fitted_on.points]
         self.rows = [design(point, fitted_on) for point in fitted_on.points]
         self.free = [n for n in CONSTANTS if n not in assumed and any(n in row for row in self.rows)]
+        self.telling = [self._telling(index) for index in range(len(self.rows))]
         self.always = for_each_request(fitted_on)
         self.host = np.array([n in self.always or n.startswith("request_") for n in self.free])
         # A descent asks for the same slopes again and again.
@@ -264,20 +265,21 @@ class _Problem:
             beside = slopes.copy()
             beside[column] += by_s
             named = self.by_name(beside)
-            for index in range(len(here)):
-                if name not in self._named_in(index) and (self.lone[index] or self._passes_by(index, name)):
+            for index, telling in enumerate(self.telling):
+                if name not in telling:
                     continue
                 matrix[index, column] = (self._says(index, named) / self.measured[index] - here[index]) / by_s
         return here - matrix @ slopes, matrix
 
-    def _passes_by(self, index: int, name: str) -> bool:
-        """The constant is of a device, and the point's requests read none: those that do wait for others', too."""
-        return "." in name and state_named(self.fitted_on.points[index].tier).from_device is None
-
-    def _named_in(self, index: int) -> set[str]:
-        """Constants that a lone point's time has, through what is taken to equal them too."""
-        row = self.rows[index]
-        return set(row) | {a.same_as for n, a in self.assumed.items() if a.same_as is not None and n in row}
+    def _telling(self, index: int) -> set[str]:
+        """Constants that may move a point's time: of a lone one those in its row, through what is taken to equal them
+        too; of others all, but for those of devices where the requests read none."""
+        row, point = self.rows[index], self.fitted_on.points[index]
+        told = set(row) | {a.same_as for n, a in self.assumed.items() if a.same_as is not None and n in row}
+        if self.lone[index]:
+            return told
+        reads = state_named(point.tier).from_device is not None
+        return told | {name for name in self.free if reads or "." not in name}
 
     def stated(self, slopes: Array, shown: set[str]) -> dict[str, float | None]:
         """The constants that a file states."""
@@ -304,11 +306,11 @@ def _noise(points: Sequence[CalibrationPoint]) -> Array:
             spreads.setdefault((point.tier, point.metric), []).append(spread)
     typical = {of: float(np.median(found)) for of, found in spreads.items()}
     largest = max(typical.values(), default=0.0)
-    noise = (
+    noise = [
         _read_off(point) or typical.get((point.tier, point.metric), largest) / math.sqrt(point.samples or 1)
         for point in points
-    )
-    return np.array(list(noise))
+    ]
+    return np.array(noise)
 
 
 def _read_off(point: CalibrationPoint) -> float | None:

@@ -324,16 +324,19 @@ class Simulator(Driver[_core.Engine]):
         return counters_of(self.totals())
 
     def _cost(self) -> SimpleNamespace:
-        # A connector that answers at once never polls, and a fit to its points cannot know what a poll takes. Nor can
-        # one to an engine that asks otherwise.
         known = self.calibration
-        polls = bool(self.levels) and self.tier_policy.connector.lookup_polls > 0
-        constants = {name: known.constant(name) for name in COST if polls or name != "poll_s"}
-        if not polls:
-            asks_alike = self.engine_policy.reads_ahead and engine_policy(known.fitted_on.engine_policy).reads_ahead
-            constants["poll_s"] = (known.constants["poll_s"] if asks_alike else None) or 0.0
+        constants = {name: known.constant(name) for name in COST if name != "poll_s"} | {"poll_s": self._poll_s()}
         ways = {"synchronous_loads": known.synchronous_loads, "shared_core": known.shared_core}
         return SimpleNamespace(**constants, **ways, host_spread=known.host_spread, seed=self.seed % 2**64)
+
+    def _poll_s(self) -> float:
+        """A connector that answers at once never polls, and a fit to its points cannot know what a poll takes. Nor can
+        one to an engine that asks otherwise."""
+        known = self.calibration
+        if self.levels and self.tier_policy.connector.lookup_polls > 0:
+            return known.constant("poll_s")
+        asks_alike = self.engine_policy.reads_ahead and engine_policy(known.fitted_on.engine_policy).reads_ahead
+        return known.constants["poll_s"] or 0.0 if asks_alike else 0.0
 
     def _tiers(self) -> SimpleNamespace | None:
         if not self.levels:

@@ -19,9 +19,9 @@ import numpy as np
 
 
 def map_whole(_backend: Any, ptr: int, size: int, _flags: int = 0) -> bool:
-    """In place of PinMemoryBackend.pin_memory, for new memory. False: nothing is locked that would be unlocked."""
+    """In place of PinMemoryBackend.pin_memory; the bytes stay. False: nothing is locked that would be unlocked."""
     pages = np.ctypeslib.as_array((ctypes.c_ubyte * size).from_address(ptr))
-    pages[:: mmap.PAGESIZE] = 0
+    pages[:: mmap.PAGESIZE] |= 0
     return False
 
 
