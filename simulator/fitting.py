@@ -196,6 +196,7 @@ class _Problem:
         self.host = np.array([n in self.always or n.startswith("request_") for n in self.free])
         # A descent asks for the same slopes again and again.
         self._simulated_s: dict[tuple[int | float, ...], float] = {}
+        self._last: tuple[dict[str, float], Calibration] | None = None
 
     def by_name(self, slopes: Array) -> dict[str, float]:
         """All slopes; those that nothing tells are 0."""
@@ -214,10 +215,15 @@ class _Problem:
             return sum(named[name] * times for name, times in self.rows[index].items())
         asked = (index, *named.values())
         if asked not in self._simulated_s:
-            constants = {n: _constant(n, slope) for n, slope in named.items()}
-            calibration = msgspec.structs.replace(self._asked, constants=constants)
-            self._simulated_s[asked] = simulated_s(self.fitted_on.points[index], calibration, self.model)
+            self._simulated_s[asked] = simulated_s(self.fitted_on.points[index], self._with(named), self.model)
         return self._simulated_s[asked]
+
+    def _with(self, named: dict[str, float]) -> Calibration:
+        """The calibration that has these slopes, checked once for all points that are asked about it."""
+        if self._last is None or self._last[0] is not named:
+            constants = {n: _constant(n, slope) for n, slope in named.items()}
+            self._last = named, msgspec.structs.replace(self._asked, constants=constants)
+        return self._last[1]
 
     def loss(self, slopes: Array) -> float:
         return float(np.sum(self.losses(self.relative(slopes))))

@@ -15,7 +15,7 @@ from traces.tiers import state_named
 
 # So large that nothing is evicted: a point's time does not depend on evictions.
 _ROOM_BYTES = 1 << 42
-_SEEDS = range(15)
+_SEEDS = 15
 
 
 def simulated_s(point: CalibrationPoint, calibration: Calibration, model: ModelSpec) -> float:
@@ -24,14 +24,14 @@ def simulated_s(point: CalibrationPoint, calibration: Calibration, model: ModelS
     Where the host's times vary, so does the order of requests sent together: the median over some seeds. A batch gets
     the GPU blocks that fitted_on has; other points get all that they need.
     """
-    if point.concurrency == 1:
+    if point.concurrency == 1 and calibration.host_spread:
         calibration = msgspec.structs.replace(calibration, host_spread=0.0)
-    seeds = _SEEDS if calibration.host_spread else range(1)
-    return median(_once_s(point, calibration, model, seed) for seed in seeds)
+    simulator = _simulator(point, calibration, model)
+    others = (simulator.anew(seed) for seed in range(1, _SEEDS if calibration.host_spread else 1))
+    return median(_once_s(point, each) for each in (simulator, *others))
 
 
-def _once_s(point: CalibrationPoint, calibration: Calibration, model: ModelSpec, seed: int) -> float:
-    simulator = _simulator(point, calibration, model, seed)
+def _once_s(point: CalibrationPoint, simulator: Simulator) -> float:
     if point.hit_tokens and state_named(point.tier).served_by is not None:
         for slot in range(point.concurrency):
             simulator.submit(Request(id=f"warm{slot}", prompt=_prefix(point, slot), output_tokens=1), simulator.now_s)
@@ -47,7 +47,7 @@ def _once_s(point: CalibrationPoint, calibration: Calibration, model: ModelSpec,
     return fmean(_metric(one, point, sent_s) for one in done)
 
 
-def _simulator(point: CalibrationPoint, calibration: Calibration, model: ModelSpec, seed: int) -> Simulator:
+def _simulator(point: CalibrationPoint, calibration: Calibration, model: ModelSpec) -> Simulator:
     settings = calibration.fitted_on
     need = point.concurrency * (point.prompt_tokens + point.output_tokens)
     blocks = settings.gpu_blocks if point.metric == "batch_s" else None
@@ -65,7 +65,6 @@ def _simulator(point: CalibrationPoint, calibration: Calibration, model: ModelSp
         disk_bytes_per_s=point.device_bytes_per_s,
         max_num_batched_tokens=settings.max_num_batched_tokens,
         max_num_seqs=settings.max_num_seqs,
-        seed=seed,
     )
 
 

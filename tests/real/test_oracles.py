@@ -26,8 +26,8 @@ pytestmark = pytest.mark.skipif(not PYTHON.exists(), reason="no engine environme
 # More cases find more: HARNESS_ORACLE_CASES=220 takes minutes.
 RANDOM_CASES = int(os.environ.get("HARNESS_ORACLE_CASES", "60"))
 # vLLM decides in Python and takes a second for 50 requests of this trace, LMCache one for 100.
-VLLM_TRACE_REQUESTS = 800
-LMCACHE_TRACE_REQUESTS = 3000
+VLLM_TRACE_REQUESTS = 500
+LMCACHE_TRACE_REQUESTS = 1200
 Journal = list[list[Any]]
 
 
@@ -66,19 +66,14 @@ def workload(case: Case) -> dict[str, Any]:
 
 
 @pytest.fixture(scope="module")
-def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("bytecode")
-
-
-@pytest.fixture(scope="module")
-def scheduled(cache: Path) -> list[tuple[Case, dict[str, Any]]]:
+def scheduled() -> list[tuple[Case, dict[str, Any]]]:
     """Workloads with what vLLM made of them; the trace, where there is one, comes last."""
     # Steps of 1/5 s, as a busy GPU takes them: time runs five times as fast.
     trace = conversation(VLLM_TRACE_REQUESTS, {"gpu_blocks": 4000}, {"step_s": 1.0})
     if trace is not None:
         trace.requests = [(at_s * 5, request) for at_s, request in trace.requests]
     cases = with_trace([random_batching(seed) for seed in range(RANDOM_CASES)], trace)
-    return list(zip(cases, ask("vllm_scheduler.py", [workload(case) for case in cases], cache), strict=True))
+    return list(zip(cases, ask("vllm_scheduler.py", [workload(case) for case in cases]), strict=True))
 
 
 def scheduling_differences(rows: dict[str, Completion], journal: list[Note], real: dict[str, Any]) -> list[str]:
@@ -158,7 +153,7 @@ Answered = list[tuple[dict[str, Any], dict[str, Any]]]
 
 
 @pytest.fixture(scope="module")
-def tiers(cache: Path) -> dict[str, Answered]:
+def tiers() -> dict[str, Answered]:
     """Journals with LMCache's verdict: random ones by default and by other evictions, four lies, and the trace's (by
     LRU and by ARC) where there is one."""
     chunk_bytes = 256 * load_model("llama-3.2-3b").kv_bytes_per_token
@@ -176,7 +171,7 @@ def tiers(cache: Path) -> dict[str, Answered]:
     groups["lies"] = [busy | {"journal": lie} for lie in lies(busy["journal"])]
     # LRU's journal, told as if ARC had made it.
     groups["lies"].append(busy | {"eviction": ["ARC", *busy["eviction"][1:]]})
-    answers = iter(ask("lmcache_l1.py", [journal for group in groups.values() for journal in group], cache))
+    answers = iter(ask("lmcache_l1.py", [journal for group in groups.values() for journal in group]))
     return {name: [(journal, next(answers)) for journal in group] for name, group in groups.items()}
 
 

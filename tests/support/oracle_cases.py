@@ -127,12 +127,11 @@ def simulate(case: Case, *, macro_steps: bool = True) -> tuple[dict[str, Complet
     return rows, *simulator.take_journal()
 
 
-def ask(script: str, cases: list[Any], cache: Path | None = None, python: Path = PYTHON) -> list[Any]:
-    """Runs an oracle of tests/oracle/ in an engine's environment and returns its answer, one for each case. `cache`
-    keeps byte code; None: the environment does."""
+def ask(script: str, cases: list[Any], python: Path = PYTHON) -> list[Any]:
+    """Runs an oracle of tests/oracle/ in an engine's environment, which keeps its byte code, and returns its answer, one
+    for each case."""
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
     environment |= {"VLLM_LOGGING_LEVEL": "ERROR", "LMCACHE_LOG_LEVEL": "CRITICAL"}
-    environment |= {} if cache is None else {"PYTHONPYCACHEPREFIX": str(cache)}
     environment |= {"HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1"}
     command = [str(python), str(ROOT / "tests" / "oracle" / script)]
     start = time.monotonic()
