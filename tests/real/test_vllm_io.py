@@ -27,7 +27,6 @@ from tests.unit.measure.test_run_loop import Quiet, measured
 MIB = 2**20
 pytestmark = [
     pytest.mark.real,
-    pytest.mark.alone,
     pytest.mark.usefixtures("tracefs"),
     pytest.mark.skipif(not PYTHON.exists(), reason="no engine environment; `scripts/engine_env vllm` makes it"),
     pytest.mark.skipif(os.geteuid() != 0, reason="tracing and reference devices need root"),

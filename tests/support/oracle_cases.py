@@ -128,8 +128,8 @@ def simulate(case: Case, *, macro_steps: bool = True) -> tuple[dict[str, Complet
 
 
 def ask(script: str, cases: list[Any], python: Path = PYTHON) -> list[Any]:
-    """Runs an oracle of tests/oracle/ in an engine's environment, which keeps its byte code, and returns its answer, one
-    for each case."""
+    """Runs an oracle of tests/oracle/ in an engine's environment, which keeps its byte code, and returns its answer,
+    one for each case."""
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
     environment |= {"VLLM_LOGGING_LEVEL": "ERROR", "LMCACHE_LOG_LEVEL": "CRITICAL"}
     environment |= {"HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1"}
