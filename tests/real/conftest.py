@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from harness.collectors.bpf import TRACEFS
+from tests.support.real_runs import end_harnesses
 
 
 @pytest.fixture
@@ -35,6 +36,12 @@ def tracefs() -> Iterator[None]:
             if shared.read():
                 subprocess.run(["umount", mounted], check=True)
                 shared.truncate(0)
+
+
+@pytest.fixture(autouse=True)
+def no_run_outlives_its_test() -> Iterator[None]:
+    yield
+    end_harnesses()
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -24,13 +24,24 @@ from tests.unit.measure.test_run_loop import measured
 STARTED_S = time.time()
 # Process ids of the harnesses that this worker's tests ran.
 HARNESSES = {os.getpid()}
+_STARTED: list[subprocess.Popen[str]] = []
 
 
 def harness(*arguments: str) -> subprocess.Popen[str]:
     command = [sys.executable, "-m", "harness", *arguments]
     process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     HARNESSES.add(process.pid)
+    _STARTED.append(process)
     return process
+
+
+def end_harnesses() -> None:
+    """Kills what a failed test has left running: it would take a core from those that follow."""
+    while _STARTED:
+        process = _STARTED.pop()
+        if process.poll() is None:
+            process.kill()
+            process.wait()
 
 
 def _changed_s(path: Path) -> float:

@@ -22,7 +22,7 @@ SHORT = {
     "run": [*_LESS, "workload.turns=2", "--set", "measure.trials=1"],
     "sweep": [*_LESS, "workload.turns=2", "--set", "measure.trials=1"],
     "suite": [*_LESS, "workload.turns=2"],
-    "capacity": [*_LESS, "workload.turns=8", "--most", "4", "--repeats", "2"],
+    "capacity": [*_LESS, "workload.turns=4", "--most", "4", "--repeats", "2"],
     "export": [],
 }
 PRINTS = {

@@ -155,14 +155,17 @@ def test_no_chunk_file_outlives_a_run(tmp_path: Path, number: signal.Signals) ->
     request(tmp_path, {**files(TIERS, chunks), "measure": {"tiers": ["disk"], "samples": 5000}})
     words = ["run", str(tmp_path / "experiment.yaml"), "--engine", "sim", "--out", str(tmp_path / "out")]
     program = [sys.executable, "-m", "harness", *words]
-    process = subprocess.Popen(program, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    wait_until(lambda: any(chunks.glob("*/*.data")))
-    process.send_signal(number)
-    assert process.wait(30) != 0
+    with subprocess.Popen(program, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
+        try:
+            wait_until(lambda: any(chunks.glob("*/*.data")))
+            process.send_signal(number)
+            assert process.wait(30) != 0
+        finally:
+            process.kill()
     wait_until(lambda: not any(chunks.iterdir()))
 
 
-def wait_until(holds: Callable[[], bool], patience_s: float = 30) -> None:
+def wait_until(holds: Callable[[], bool], patience_s: float = 120) -> None:
     deadline = time.monotonic() + patience_s
     while not holds():
         assert time.monotonic() < deadline, "waited in vain"
