@@ -67,7 +67,11 @@ def test_every_format_has_the_benchmarks_columns(ran: tuple[Path, str], tmp_path
             test = told[row["Cell"].removeprefix("test=")]
             assert row["Avg Throughput (tok/s)"] == pytest.approx(test["output_tokens_per_s"])
             assert row["Storage Throughput (tok/s)"] == pytest.approx(test["per_io_time_tokens_per_s"])
-            assert row["Num Users"] == 2 and row["Model"] == "tiny-llama" and row["Duration (s)"] == pytest.approx(SECONDS - 0.2)
+            assert (
+                row["Num Users"] == 2
+                and row["Model"] == "tiny-llama"
+                and row["Duration (s)"] == pytest.approx(SECONDS - 0.2)
+            )
 
 
 def test_a_spreadsheet_has_rows_and_settings_too(ran: tuple[Path, str], tmp_path: Path) -> None:
