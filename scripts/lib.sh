@@ -14,15 +14,9 @@ RUST_VERSION=1.95.0  # what is installed where there is no Rust
 RUST_OLDEST=1.93     # the first with VecDeque::pop_front_if; as in simulator/core/Cargo.toml
 PYTHON_RANGE='>=3.11'
 PYTHON_SPEED='
-import sys
-from time import process_time
-def taken():
-    start, total, held = process_time(), 0, {}
-    for number in range(20_000):
-        total += number * number
-        held[number & 1023] = str(number)
-    return process_time() - start
-print(min(taken() for _ in range(40)), sys.executable)
+import sys, time, timeit
+loop = "for number in range(20_000): held[number & 1023] = str(number * number)"
+print(min(timeit.repeat(loop, "held = {}", time.process_time, repeat=40, number=1)), sys.executable)
 '
 STEPS=1
 STEP=0

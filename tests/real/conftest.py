@@ -1,6 +1,5 @@
 """Fixtures of the tests on real engines and devices."""
 
-import contextlib
 import fcntl
 import os
 import shutil
@@ -17,25 +16,16 @@ from tests.support.real_runs import end_harnesses
 
 @pytest.fixture
 def tracefs() -> Iterator[None]:
-    """Mounts tracefs if it is not mounted. Of the tests that trace beside one another, the last to end unmounts it."""
-    mounted = str(TRACEFS[0].parent)
-    # Beside the scratch folders, one of which each of them has.
-    with (Path(tempfile.gettempdir()).parent / "kv-tests-tracefs.lock").open("a+") as shared:
-        while not any(place.is_dir() for place in TRACEFS):
-            fcntl.flock(shared, fcntl.LOCK_EX)
-            if not any(place.is_dir() for place in TRACEFS):
-                subprocess.run(["mount", "-t", "tracefs", "tracefs", mounted], check=True)
-                shared.write("ours")
-                shared.flush()
-            fcntl.flock(shared, fcntl.LOCK_SH)  # not in one move: another test may unmount it meanwhile
-        fcntl.flock(shared, fcntl.LOCK_SH)
+    """Mounts tracefs if it is not mounted, and unmounts it again. One test at a time: each needs it until its end."""
+    # Beside the scratch folders, one of which each worker has.
+    with (Path(tempfile.gettempdir()).parent / "kv-tests-tracefs.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        there = any(place.is_dir() for place in TRACEFS)
+        if not there:
+            subprocess.run(["mount", "-t", "tracefs", "tracefs", str(TRACEFS[0].parent)], check=True)
         yield
-        with contextlib.suppress(BlockingIOError):
-            fcntl.flock(shared, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            shared.seek(0)
-            if shared.read():
-                subprocess.run(["umount", mounted], check=True)
-                shared.truncate(0)
+        if not there:
+            subprocess.run(["umount", str(TRACEFS[0].parent)], check=True)
 
 
 @pytest.fixture(autouse=True)
