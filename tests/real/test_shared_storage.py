@@ -21,17 +21,15 @@ pytestmark = [
     pytest.mark.skipif(redis_program() is None, reason="no redis-server; sudo apt-get install redis-server"),
 ]
 
-# So few users, so rarely, that one answer has ended and is stored before the next question; an odd number, so that
-# turns alternate between the instances. Nothing is evicted below the GPU: LMCache would evict by the clock.
+# One user, so rarely that an answer has ended and is stored before the next question, on a busy machine too. Turns
+# alternate between the instances, and conversations of three begin on either. Two questions at once would race.
+# Nothing is evicted below the GPU: LMCache would evict by the clock.
 GENTLE = (
-    "workload.users=3", "workload.rounds=4", "workload.rate_per_s=1", "workload.duration=10s",
+    "workload.users=1", "workload.rounds=3", "workload.rate_per_s=0.5", "workload.duration=25s",
     "workload.output_tokens=2", "cache.gpu=64MiB", "sweep.workload.history_tokens=null", "report.against=null",
 )  # fmt: skip
-COUNTED = ("computed_tokens", "gpu_hit_tokens", "external_tokens", "remote_hit_tokens", "remote_loaded_chunks",
-           "stores_begun", "stores_ended")  # fmt: skip
-# LMCache counts all that it finds, also what the GPU has. The first questions come at once, and two of them go to one
-# engine: on a busy machine the second finds what the first has stored by then, at most the prompt of all users.
-OF_ALL_USERS = 992 // 256 * 256
+COUNTED = ("computed_tokens", "gpu_hit_tokens", "external_tokens", "cpu_hit_tokens", "remote_hit_tokens",
+           "remote_loaded_chunks", "stores_begun", "stores_ended")  # fmt: skip
 
 
 # Placed states of the same two engines: a shared store's is proven by what the other one stored.
@@ -69,7 +67,6 @@ def test_what_the_other_instance_stored_is_hit_and_counted_as_the_simulator_says
     )
     for here, there in zip((seen, *seen.by_instance), (expected, *expected.by_instance), strict=True):
         assert {name: here.named().get(name) for name in COUNTED} == {name: there.named()[name] for name in COUNTED}
-        assert 0 <= (here.hit_tokens["cpu"] or 0) - (there.hit_tokens["cpu"] or 0) <= OF_ALL_USERS
     assert all(one.hit_tokens["remote"] for one in seen.by_instance), "each hit what the other had stored"
     loaded_bytes = seen.loaded_chunks["remote"] * 256 * 24 * 1024
     assert loaded_bytes <= seen.sent_bytes["remote"] < 1.05 * loaded_bytes, "the store says that it sent them, once"
