@@ -21,7 +21,9 @@ from traces.tiers import PAGE_CACHE, all_tiers, state_names
 STEP = ("step_s", "token_s", "attention_s", "attention_context_s", "context_s")
 # What an engine's own thread does in a step beside the model's forward pass.
 HOST_STEP = ("step_request_s", "hit_token_s", "store_token_s")
-COST = (*STEP, *HOST_STEP, "request_s", "request_token_s", "request_wait_s", "request_chunk_s", "response_s", "poll_s")
+RESPONSE_STORE = "response_store_s"
+REQUEST = ("request_s", "request_token_s", "request_wait_s", "request_chunk_s", "response_s", RESPONSE_STORE, "poll_s")
+COST = (*STEP, *HOST_STEP, *REQUEST)
 # What transfers KV: each tier behind the engine's own, and the page cache of those on a device.
 DEVICES = (
     *(f"{tier.name}.{way}" for tier in all_tiers() if tier.offload for way in ("read", "write")),
@@ -130,11 +132,12 @@ class Calibration(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     a new token and a token of its context, context_s per token of a sequence's context (core/src/engine/cost.rs).
     The engine's own thread spends step_request_s on each request that a step begins, and hit_token_s on each cached
     token with which that request begins. It spends store_token_s on each token whose KV the step copies to the tier
-    behind the GPU (0: beside the steps). A file that lacks these three means 0. Of a tier that it does not name, all is
-    unknown.
+    behind the GPU (0: beside the steps). A file that lacks these three or response_store_s means 0. Of a tier that it
+    does not name, all is unknown.
     Before the scheduler sees a request, a front end that does one task after another spends request_s, request_token_s
     per prompt token and request_chunk_s per prompt chunk. Then request_wait_s passes, for all requests at once.
-    response_s: the front end's time for a request's first token, and for its last. poll_s: a step of the engine that
+    response_s: the front end's time for a request's first token, and for its last. response_store_s: what such a token
+    takes more while a store of its request is under way: the engine goes on asking for the store's end. poll_s: a step of the engine that
     only asks for the answer to a look-up; of an engine that reads ahead, the wait for storage's answer. Alone, a
     device's transfer of n chunks takes latency_s + n chunk_s + bytes / bytes_per_s (.inf: the points show no time per
     byte). All transfers together move at most shared_bytes_per_s (.inf: the points show no bound).
@@ -177,7 +180,7 @@ class Calibration(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     def __post_init__(self) -> None:
         unnamed = _unnamed(self.constants)
         absent = dict.fromkeys(name for name in CONSTANTS if name.partition(".")[0] in unnamed)
-        msgspec.structs.force_setattr(self, "constants", dict.fromkeys(HOST_STEP, 0.0) | absent | self.constants)
+        msgspec.structs.force_setattr(self, "constants", dict.fromkeys((*HOST_STEP, RESPONSE_STORE), 0.0) | absent | self.constants)
         if not 0 <= self.host_spread < math.inf:
             raise ValueError(f"host_spread: {self.host_spread} is not a possible spread")
         odd = set(self.constants) ^ set(CONSTANTS) | set(self.assumed) - set(CONSTANTS)

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from scipy.optimize import nnls
 from scipy.special import stdtrit
 
-from simulator.calibration import CONSTANTS, Assumption, Calibration, CalibrationPoint, FittedOn
+from simulator.calibration import CONSTANTS, RESPONSE_STORE, Assumption, Calibration, CalibrationPoint, FittedOn
 from simulator.models import load_model
 from simulator.point_costs import design, for_each_request, is_linear, slope_of
 from simulator.probing import simulated_s
@@ -36,11 +36,16 @@ _PARTS = (
     (0.2, 0.8, 0.0, 0.0), (0.5, 0.5, 0.0, 0.0), (0.2, 0.2, 0.3, 0.3), (0.2, 0.4, 0.2, 0.2), (0.35, 0.15, 0.35, 0.15),
     (0.15, 0.15, 0.15, 0.55), (0.0, 0.0, 0.0, 0.0),
 )  # fmt: skip
-# Relative: the smallest error that a point's weight assumes, however precise the measurement.
+# Relative: what the model is taken to miss a point by, however precise the measurement, until a fit tells.
 _MODEL_ERROR = 0.02
+# The least that a fit is believed to miss lone points by: another start of an engine differs by more.
+_LEAST_ERROR = 0.005
+# Of errors that are spread normally, the standard deviation over the median of their sizes.
+_OF_MEDIAN = 1.4826
 # Huber's bound, in what a point may be off by: of residuals that spread as assumed, it leaves 95 % of the efficiency.
 _HUBER = 1.345 * _MODEL_ERROR
 _TELLING_SAMPLES = 5
+_SOUGHT_LAST = Assumption(value=0.0, why="sought once all else is found")
 _NORMAL_975 = 1.96
 # From so many of the places that a fit without the host's spread has found, one with it sets out.
 _VARIED_STARTS = 3
@@ -76,8 +81,9 @@ def fit(
 
     host_varies: whatever else a lone hit in the engine's own tier takes repeats, so that the spread of its times is the
     host's. Requests sent together then run in several orders, and points of such are fitted by their median. What such
-    a point misses can be an order that the model lacks, so that it pulls no harder than one missed by Huber's bound;
-    and all of them weigh what a first fit misses them by, so that they do not bend what lone requests tell.
+    a point misses can be an order that the model lacks, so that it pulls no harder than one missed by Huber's bound.
+    Then points weigh what a first fit misses their kind by, lone or sent together, so that the latter do not bend what
+    lone requests tell.
     traits: what waits for what (Calibration.synchronous_loads and those after it); what is not named is false.
     """
     asked = Calibration(
@@ -85,21 +91,23 @@ def fit(
         constants=dict.fromkeys(CONSTANTS),
     )  # fmt: skip
     asked = msgspec.structs.replace(asked, **traits)
-    problem = _Problem(asked, assumed)
+    problem = _Problem(asked, {RESPONSE_STORE: _SOUGHT_LAST} | assumed)
     # A bound that nothing has reached shows no derivative: it is sought from starts at which it binds as well.
     best = _descend(problem, problem.first())
     ends = [best]
     for parts, bound in itertools.product(_PARTS, problem.bounds()):
         ends.append(_descend(problem, problem.start(best, bound, parts)))
         best = min(best, ends[-1], key=problem.loss)
+    problem, ends = _with_stores(asked, assumed, ends)
+    best = min(ends, key=problem.loss)
     if host_varies:
         asked = msgspec.structs.replace(asked, host_spread=_host_spread(problem, best))
         problem = _Problem(asked, assumed, huber=_HUBER)
         ends = [_descend(problem, end) for end in sorted(ends, key=problem.loss)[:_VARIED_STARTS]]
         best = min(ends, key=problem.loss)
-        if (together_error := _together_error(problem, best)) > _MODEL_ERROR:
-            problem = _Problem(asked, assumed, huber=_HUBER, together_error=together_error)
-            ends.append(_descend(problem, best))
+        if (errors := _errors(problem, best)) != (_MODEL_ERROR, _MODEL_ERROR):
+            problem = _Problem(asked, assumed, huber=_HUBER, errors=errors)
+            ends += [_descend(problem, end) for end in sorted(ends, key=problem.loss)[:_VARIED_STARTS]]
             best = min(ends, key=problem.loss)
     offset, matrix = problem.linear(best)
     around = [_Around(end, problem.relative(end), *problem.linear(end)) for end in ends]
@@ -111,6 +119,19 @@ def fit(
         intervals=_intervals(problem, offset, matrix, best),
         host_spread=problem.host_spread,
     )
+
+
+def _with_stores(
+    asked: Calibration, assumed: Mapping[str, Assumption], ends: Sequence[Array]
+) -> tuple[_Problem, list[Array]]:
+    """Goes on from the best ends with what a store adds to a first token: among all else, a descent takes it for a part
+    of the step, and stops early."""
+    problem = _Problem(asked, assumed)
+    if RESPONSE_STORE not in problem.free:
+        return problem, list(ends)
+    at = problem.free.index(RESPONSE_STORE)
+    starts = sorted((np.insert(end, at, 0.0) for end in ends), key=problem.loss)
+    return problem, [*starts, *(_descend(problem, start) for start in starts[:_VARIED_STARTS])]
 
 
 def _host_spread(problem: _Problem, slopes: Array) -> float:
@@ -138,12 +159,20 @@ def _host_spread(problem: _Problem, slopes: Array) -> float:
     return _rounded(float(np.median(found))) if found else 0.0
 
 
-def _together_error(problem: _Problem, slopes: Array) -> float:
-    """What the model misses points of requests sent together by, beyond their noise: the root of the mean square."""
-    if not np.any(problem.together):
-        return _MODEL_ERROR
-    beyond = (problem.relative(slopes) - 1) ** 2 - problem.noise**2
-    return max(_MODEL_ERROR, math.sqrt(max(0.0, float(np.mean(beyond[problem.together])))))
+def _errors(problem: _Problem, slopes: Array) -> tuple[float, float]:
+    """What the model misses lone points by, and points of requests sent together: by the median, beyond their noise.
+    The latter never by less than a first fit assumes, the former never by more.
+    """
+    missed = np.abs(problem.relative(slopes) - 1)
+
+    def typical(these: NDArray[np.bool_]) -> float:
+        if not np.any(these):
+            return _MODEL_ERROR
+        spread, noise = _OF_MEDIAN * float(np.median(missed[these])), float(np.median(problem.noise[these]))
+        return math.sqrt(max(0.0, spread**2 - noise**2))
+
+    lone = min(_MODEL_ERROR, max(_LEAST_ERROR, typical(~problem.together)))
+    return lone, max(_MODEL_ERROR, typical(problem.together))
 
 
 def _descend(problem: _Problem, slopes: Array) -> Array:
@@ -177,7 +206,7 @@ class _Problem:
         asked: Calibration,
         assumed: Mapping[str, Assumption],
         huber: float = math.inf,
-        together_error: float = _MODEL_ERROR,
+        errors: tuple[float, float] = (_MODEL_ERROR, _MODEL_ERROR),
     ) -> None:
         fitted_on = asked.fitted_on
         self.host_spread, self.huber = asked.host_spread, huber
@@ -185,9 +214,9 @@ class _Problem:
         self.measured = np.array([point.measured_s for point in fitted_on.points])
         self.noise = _noise(fitted_on.points)
         self.together = np.array([point.concurrency > 1 for point in fitted_on.points], dtype=bool)
-        errors = np.where(self.together, together_error, _MODEL_ERROR)
-        # The inverse of what a point may be off by: its noise, and what the model is taken to miss it by.
-        self.weights: Array = _MODEL_ERROR / np.hypot(errors, self.noise)
+        # The inverse of what a point may be off by: its noise, and what the model is taken to miss it by (lone ones,
+        # and those of requests sent together).
+        self.weights: Array = _MODEL_ERROR / np.hypot(np.where(self.together, errors[1], errors[0]), self.noise)
         self.lone = [is_linear(point, fitted_on) for point in fitted_on.points]
         self.rows = [design(point, fitted_on) for point in fitted_on.points]
         self.free = [n for n in CONSTANTS if n not in assumed and any(n in row for row in self.rows)]
@@ -289,7 +318,7 @@ class _Problem:
 
     def stated(self, slopes: Array, shown: set[str]) -> dict[str, float | None]:
         """The constants that a file states."""
-        found: dict[str, float | None] = dict.fromkeys(CONSTANTS)
+        found: dict[str, float | None] = dict.fromkeys(CONSTANTS) | {RESPONSE_STORE: 0.0}
         found |= {
             n: _rounded(_constant(n, float(s))) for n, s in zip(self.free, slopes, strict=True) if n in shown or s == 0
         }

@@ -6,7 +6,7 @@ import math
 
 import msgspec
 
-from simulator.calibration import Calibration, CalibrationPoint, FittedOn
+from simulator.calibration import RESPONSE_STORE, Calibration, CalibrationPoint, FittedOn
 from simulator.models import load_model
 from simulator.policies import engine_policy, tier_policy
 from traces.tiers import PAGE_CACHE, state_named, tier_named, tier_names
@@ -48,9 +48,11 @@ def design(point: CalibrationPoint, fitted_on: FittedOn) -> dict[str, float]:
         "step_request_s": 1.0,
         "hit_token_s": float(point.hit_tokens),
     }
+    whole_tokens = point.prompt_tokens // point.chunk_tokens * point.chunk_tokens
     if _is_behind_gpu(point.tier):
-        whole_tokens = point.prompt_tokens // point.chunk_tokens * point.chunk_tokens
         row["store_token_s"] = float(max(0, whole_tokens - point.hit_tokens))
+    if answers_beside_stores(point, fitted_on):
+        row[RESPONSE_STORE] = 1.0
     row |= {name: times for name, times in for_each_request(fitted_on).items() if times}
     if _asks_storage(point, fitted_on):
         row["poll_s"] = 1.0
@@ -83,6 +85,16 @@ def _batch(point: CalibrationPoint, fitted_on: FittedOn) -> dict[str, float]:
 def _is_behind_gpu(name: str) -> bool:
     served_by = state_named(name).served_by
     return served_by is not None and tier_named(served_by).offload
+
+
+def answers_beside_stores(point: CalibrationPoint, fitted_on: FittedOn) -> bool:
+    """The first token passes the front end while what the request computed is stored. An engine that prefills first
+    stores once a request has ended. An engine without a tier behind its own stores nothing, and what published points
+    stored is not known.
+    """
+    stores = fitted_on.engine is not None and any(_is_behind_gpu(one.tier) for one in fitted_on.points)
+    before = stores and not engine_policy(fitted_on.engine_policy).prefills_first
+    return before and point.prompt_tokens // point.chunk_tokens * point.chunk_tokens > point.hit_tokens
 
 
 def _asks_storage(point: CalibrationPoint, fitted_on: FittedOn) -> bool:

@@ -24,9 +24,10 @@ from harness.experiment.read import Cell, Plan
 from harness.records import Sample
 from harness.results.folder import read_samples, write_atomically
 from harness.results.manifest import Manifest, read_manifest
-from simulator.calibration import HOST_STEP, TRANSFER, Assumption, Calibration, CalibrationPoint, FittedOn
+from simulator.calibration import HOST_STEP, RESPONSE_STORE, TRANSFER, Assumption, Calibration, CalibrationPoint, FittedOn
 from simulator.errors import CalibrationError
 from simulator.models import load_model
+from simulator.point_costs import answers_beside_stores
 from traces.tiers import PAGE_CACHE, all_states, all_tiers, state_named
 
 # What leave-one-out may miss by: the ±5 % that a validation asks for on average, twice that in any point.
@@ -37,6 +38,7 @@ _START_S = 60.0
 _DECIDES = 0.8
 _STORES = "stores were not timed by themselves: in a step without a GPU they are part of token_s; taken to be as reads"
 _COPIES = "loads from CPU RAM are copied one after another: a copy has all the bandwidth there is"
+_NO_STORES = "no point's first token passes the front end while its request is stored"
 _IN_STEPS = "the points cannot tell it from the step's and the request's other costs, which hold it"
 _TIMED = "not fitted: timed inside the engine, from one look of its scheduler for an answer to the next"
 _GIVEN = "not fitted: the reference accelerator keeps to it"
@@ -60,6 +62,8 @@ def calibrated(folder: Path, name: str, experiment: Experiment, engine: EngineNa
     traits = ENGINES[engine].traits(experiment)
     assumed = _assumed(points, load_model(experiment.model).kv_bytes_per_token, traits.copied_reads) | given
     assumed |= _polls(read_samples(folder), size)
+    if not any(answers_beside_stores(point, fitted_on) for point in points):
+        assumed[RESPONSE_STORE] = Assumption(value=0.0, why=_NO_STORES)
     ways = traits._asdict()
     found = fit(fitted_on, assumed, **ways, host_varies=bool(given))
     known = [

@@ -11,6 +11,7 @@ from pathlib import Path
 import msgspec
 import psutil
 
+from harness.collectors.memory import reported_bytes
 from harness.records import HostSample
 
 _SECTOR_BYTES = 512
@@ -23,7 +24,8 @@ _INTERRUPTED = 2.5
 class HostReading(msgspec.Struct, frozen=True):
     """Totals since boot: CPU seconds (all, busy, stolen, ours) and device bytes; None if the kernel does not say.
 
-    core_loop_s is the duration of the loop below at this reading; None if the loop did not run.
+    core_loop_s is the duration of the loop below at this reading; None if the loop did not run. reported_bytes: of free
+    memory, to a virtual machine's host (memory.py).
     """
 
     total_s: float
@@ -33,6 +35,7 @@ class HostReading(msgspec.Struct, frozen=True):
     read_bytes: int | None
     write_bytes: int | None
     core_loop_s: float | None = None
+    reported_bytes: int | None = None
 
 
 def read_host(device_path: Path | None, core: int | None = None) -> HostReading:
@@ -42,7 +45,9 @@ def read_host(device_path: Path | None, core: int | None = None) -> HostReading:
     read_bytes, write_bytes = (_device_bytes(device_path) if device_path else None) or (None, None)
     total_s = busy_s + cpu.idle + cpu.iowait + cpu.steal
     loop_s = None if core is None else core_loop_s(core)
-    return HostReading(total_s, busy_s, cpu.steal, _own_cpu_s(), read_bytes, write_bytes, loop_s)
+    return HostReading(
+        total_s, busy_s, cpu.steal, _own_cpu_s(), read_bytes, write_bytes, loop_s, reported_bytes()
+    )
 
 
 def between(before: HostReading, after: HostReading) -> HostSample:
@@ -57,6 +62,7 @@ def between(before: HostReading, after: HostReading) -> HostSample:
         core_loop_s=_between(before.core_loop_s, after.core_loop_s),
         device_read_bytes=_minus(after.read_bytes, before.read_bytes),
         device_write_bytes=_minus(after.write_bytes, before.write_bytes),
+        reported_bytes=_minus(after.reported_bytes, before.reported_bytes),
     )
 
 

@@ -50,6 +50,17 @@ def reporting_order(system: Path = Path("/sys")) -> int | None:
     return order if order <= _LARGEST_ORDER else None
 
 
+def reported_bytes(system: Path = Path("/sys")) -> int | None:
+    """Free memory that the kernel has offered to the machine's host since boot; None: no such kernel counts it.
+
+    Upstream has no such counter (Linux 6.18, mm/page_reporting.c); kernels of some providers do.
+    """
+    try:
+        return int((system / "module/page_reporting/parameters/reported_kib").read_text()) << 10
+    except (OSError, ValueError):
+        return None
+
+
 class Zone(NamedTuple):
     """Free bytes of one of the kernel's zones: in blocks that are too small to be reported, and in others."""
 

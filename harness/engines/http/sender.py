@@ -17,6 +17,7 @@ from aiohttp.abc import AbstractStreamWriter
 
 from harness.engines.http.bodies import PREPARED_BYTES, Unquotable, bodies_of
 from harness.engines.http.dialect import Dialect
+from harness.engines.http.moments import Moments
 from harness.engines.http.stream import Answer
 from traces.request import Request, TokensByTier, TokenSource
 
@@ -105,12 +106,12 @@ class _StampedBody(aiohttp.BytesPayload):
     """Reads the clock right before the body goes to the socket. A trace of aiohttp could tell that moment, too, but
     costs a call at every other point of each request as well."""
 
-    def __init__(self, body: bytes, answer: Answer, clock: Callable[[], float]) -> None:
+    def __init__(self, body: bytes, answer: Answer, moments: Moments) -> None:
         super().__init__(body)
-        self._answer, self._clock = answer, clock
+        self._answer, self._moments = answer, moments
 
     async def write_with_length(self, writer: AbstractStreamWriter, content_length: int | None) -> None:
-        self._answer.sent_s = self._clock()
+        self._answer.sent_s = self._moments.sent()
         await super().write_with_length(writer, content_length)
 
 
@@ -124,6 +125,7 @@ class HttpSender:
         self._target, self._clock = target, clock
         self._urls = [url.rstrip("/") for url in target.urls]
         self._addresses = [f"{url}{target.dialect.path}" for url in self._urls]
+        self._moments = Moments(clock)
         self._session: aiohttp.ClientSession | None = None
         self._in_flight: set[asyncio.Task[None]] = set()
         self._lost: str | None = None
@@ -186,6 +188,7 @@ class HttpSender:
         except Unquotable as error:
             body = error
         answer = self._begin(self._clock())
+        self._moments.begins(alone=not self._in_flight)
         work = self._serve(request, instance, body, answer, ended)
         task = asyncio.get_running_loop().create_task(work)
         self._in_flight.add(task)
@@ -198,6 +201,8 @@ class HttpSender:
             answer.error = str(body)
         else:
             await self._post(instance, body, answer)
+        if (task := asyncio.current_task()) is not None:
+            self._in_flight.discard(task)  # the next request may begin in `ended`
         ended(self._outcome(request, answer))
 
     def _over(self, request: Request, answer: Answer, ended: WhenEnded, task: asyncio.Task[None]) -> None:
@@ -227,13 +232,14 @@ class HttpSender:
         """Posts the body and feeds what arrives to the answer."""
         assert self._session is not None
         address = self._addresses[instance]
-        post = self._session.post(address, data=_StampedBody(body, answer, self._clock), allow_redirects=False)
+        post = self._session.post(address, data=_StampedBody(body, answer, self._moments), allow_redirects=False)
         try:
             async with post as response:
                 answer.status, answer.content_type = response.status, response.content_type
+                self._moments.came()  # the headers, before the first token
                 while answer.wants_more and (data := await response.content.readany()):
-                    answer.feed(data, self._clock())
-                answer.end(self._clock())
+                    answer.feed(data, self._moments.came())
+                answer.end(self._moments.came())
         except aiohttp.ClientConnectorError as error:
             # A negative number comes from a name look-up, whose error carries its own text.
             number = error.errno or 0

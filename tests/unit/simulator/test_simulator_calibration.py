@@ -103,6 +103,30 @@ def test_the_fit_finds_what_steps_take_for_requests_and_stores() -> None:
     assert {name: found[name] for name in names} == pytest.approx({name: truth.constants[name] for name in names})
 
 
+def test_the_fit_finds_what_a_store_adds_to_a_first_token_and_the_simulator_has_it_too() -> None:
+    truth = load_calibration("rtx-a5000-nfs")
+    host = {"request_s": 2e-3, "response_s": 1e-3, "response_store_s": 3e-3}
+    # Nothing else that stores take, and no disk, whose page cache nobody measured.
+    rest = {"store_token_s": 0.0} | {name: None for name in truth.constants if name.startswith("disk.")}
+    # An engine's own run: what it computes it stores, unlike published points, of which nobody knows.
+    fitted_on = msgspec.structs.replace(truth.fitted_on, engine="vllm", max_num_batched_tokens=2048)
+    truth = msgspec.structs.replace(truth, fitted_on=fitted_on, constants=truth.constants | host | rest)
+    kinds = [("recompute", 0), ("gpu", 1), ("gpu", 0.5), ("cpu", 1), ("cpu", 0.5)]
+    points = tuple(
+        point(tier, length + 1, int(length * share), 1.0) for length in (512, 1024, 1536) for tier, share in kinds
+    )
+    truth = msgspec.structs.replace(truth, fitted_on=msgspec.structs.replace(fitted_on, points=points))
+    exact = tuple(msgspec.structs.replace(each, measured_s=predicted_s(each, truth)) for each in points)
+    model = load_model(fitted_on.model)
+    assert [simulated_s(each, truth, model) for each in points] == pytest.approx([each.measured_s for each in exact])
+    given = ("step_s", "token_s", "attention_s", "cpu.read.bytes_per_s", "response_s", "request_wait_s", "poll_s")
+    assumed = truth.assumed | {name: Assumption(value=truth.constants[name], why="given") for name in given}
+    found = fit(msgspec.structs.replace(fitted_on, points=exact), assumed).constants
+    assert {name: found[name] for name in host} == pytest.approx(host, rel=1e-3)
+    unknown = msgspec.structs.replace(fitted_on, engine=None, points=exact)
+    assert fit(unknown, assumed).constants["response_store_s"] == 0.0
+
+
 @pytest.mark.parametrize(("hit_tokens", "off"), [(0, 0.005), (256, 0.02)])
 def test_a_batch_in_the_simulator_takes_what_the_fit_says_of_its_steps(hit_tokens: int, off: float) -> None:
     """Loads pass beside the steps, but for those that the first step waits for."""

@@ -16,8 +16,8 @@ use crate::time::{self, Ticks};
 /// stores. The front end does one task after another. For each request it spends request_s (HTTP), request_token_s a
 /// prompt token (parsing) and request_chunk_s a prompt chunk (its questions to the cache server). Then request_wait_s
 /// passes, for all requests at once (messages between processes), until the scheduler sees the request. The front end
-/// spends response_s on a first and on a last token; those between count in the steps. A step that only asks the cache
-/// server for an answer takes poll_s. host_spread: the standard deviation over its mean of each task of the front end, of
+/// spends response_s on a first and on a last token; those between count in the steps. It spends response_store_s more
+/// on a token whose request has a store under way. A step that only asks the cache server for an answer takes poll_s. host_spread: the standard deviation over its mean of each task of the front end, of
 /// that wait and of a poll; `seed` says which of those times come (jitter.rs).
 #[derive(Clone, Copy, Debug, Default)]
 #[cfg_attr(feature = "python", derive(pyo3::FromPyObject))]
@@ -35,6 +35,7 @@ pub struct CostConfig {
     pub request_wait_s: f64,
     pub request_chunk_s: f64,
     pub response_s: f64,
+    pub response_store_s: f64,
     pub poll_s: f64,
     pub host_spread: f64,
     pub seed: u64,
@@ -59,7 +60,8 @@ pub struct Cost {
     request_token: Ticks,
     request_wait: Ticks,
     request_chunk: Ticks,
-    pub response: Ticks,
+    response: Ticks,
+    response_store: Ticks,
     pub poll: Ticks,
     pub synchronous_loads: bool,
     jitter: Jitter,
@@ -158,6 +160,7 @@ impl Cost {
             request_wait: time::from_s(config.request_wait_s),
             request_chunk: time::from_s(config.request_chunk_s),
             response: time::from_s(config.response_s),
+            response_store: time::from_s(config.response_store_s),
             poll: time::from_s(config.poll_s),
             synchronous_loads: config.synchronous_loads,
             jitter: Jitter::new(config.host_spread, config.seed),
@@ -201,6 +204,16 @@ impl Cost {
     pub fn front_end(&self, prompt_tokens: u64, prompt_chunks: u64) -> Ticks {
         let (tokens, chunks) = (u128::from(prompt_tokens), u128::from(prompt_chunks));
         self.request + self.request_token * tokens + self.request_chunk * chunks
+    }
+
+    /// The time that the front end spends on passing a token on.
+    pub fn answer(&self, stores: bool) -> Ticks {
+        self.response + if stores { self.response_store } else { 0 }
+    }
+
+    /// Whether the front end takes time to pass tokens on.
+    pub fn answers_take_time(&self) -> bool {
+        self.response > 0 || self.response_store > 0
     }
 
     /// The time on the way to the scheduler, which requests spend at once.

@@ -23,7 +23,7 @@ impl Engine {
     /// Brings the front end, and the step that shares its core, to this moment.
     pub(super) fn run_front_end(&mut self) {
         let shared_core = self.config.cost.shared_core;
-        if !shared_core && self.cost.response == 0 {
+        if !shared_core && !self.cost.answers_take_time() {
             return self.run_front_end_alone();
         }
         let mut front_end = mem::take(&mut self.front_end);

@@ -89,12 +89,13 @@ impl Engine {
 
     /// A step that has just ended gave a request its first or last token: the front end passes it on.
     pub(super) fn answer(&mut self, slot: Slot) {
-        if self.cost.response == 0 {
+        if !self.cost.answers_take_time() {
             self.requests[slot].first_token.get_or_insert(self.now);
             return;
         }
         self.requests[slot].answers += 1;
-        let work = self.cost.vary(self.cost.response);
+        let stores = self.requests[slot].stores_in_flight > 0;
+        let work = self.cost.vary(self.cost.answer(stores));
         self.front_end.add_answer(self.now, work, slot);
     }
 

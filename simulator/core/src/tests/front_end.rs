@@ -115,3 +115,14 @@ fn a_step_takes_time_for_each_request_that_it_begins_and_each_token_that_it_stor
     assert_eq!(step_costs(stores, true), [18.0, 2.0, 6.0]);
     assert_eq!(step_costs(stores, false), [2.0, 2.0, 6.0]);
 }
+
+#[test]
+fn a_first_token_takes_longer_while_its_request_is_stored() {
+    let none = CostConfig { step_s: 2.0 * MS, ..CostConfig::default() };
+    let stores = CostConfig { response_store_s: MS, ..none };
+    // The second request finds what the first one stored.
+    assert_eq!(step_costs(stores, true)[..2], [3.0, 2.0]);
+    assert_eq!(step_costs(stores, false)[..2], [2.0, 2.0]);
+    let answers = CostConfig { response_s: 0.5 * MS, ..stores };
+    assert_eq!(step_costs(answers, true)[..2], [3.5, 2.5]);
+}
