@@ -106,9 +106,9 @@ def test_the_fit_finds_what_steps_take_for_requests_and_stores() -> None:
 def test_the_fit_finds_what_a_store_adds_to_a_first_token_and_the_simulator_has_it_too() -> None:
     truth = load_calibration("rtx-a5000-nfs")
     host = {"request_s": 2e-3, "response_s": 1e-3, "response_store_s": 3e-3}
-    # Nothing else that stores take, and no disk, whose page cache nobody measured.
+    # Nothing else that stores take, and no disk: its page cache was not measured.
     rest = {"store_token_s": 0.0} | {name: None for name in truth.constants if name.startswith("disk.")}
-    # An engine's own run: what it computes it stores, unlike published points, of which nobody knows.
+    # An engine's own run: what it computes it stores; of published points it is unknown.
     fitted_on = msgspec.structs.replace(truth.fitted_on, engine="vllm", max_num_batched_tokens=2048)
     truth = msgspec.structs.replace(truth, fitted_on=fitted_on, constants=truth.constants | host | rest)
     kinds = [("recompute", 0), ("gpu", 1), ("gpu", 0.5), ("cpu", 1), ("cpu", 0.5)]
