@@ -373,7 +373,7 @@ class HostSample(msgspec.Struct, frozen=True, kw_only=True):
     """What else the machine did meanwhile. Shares are of all cores' time; None: this kernel does not say. core_loop_s:
     what a fixed loop took on the engine's core, before and after (host.py, core_loop_s); None: it has no core.
     touch_s_per_gib: what free memory took that the host may have had (memory.py, OwnMemory); None: there was enough.
-    reported_bytes: free memory that the kernel offered to a virtual machine's host meanwhile; None: it does not count."""
+    reported_bytes: free memory that the kernel offered to a virtual machine's host; None: it does not count that."""
 
     steal_share: float | None = None
     foreign_cpu_share: float | None = None

@@ -137,10 +137,10 @@ class Calibration(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     Before the scheduler sees a request, a front end that does one task after another spends request_s, request_token_s
     per prompt token and request_chunk_s per prompt chunk. Then request_wait_s passes, for all requests at once.
     response_s: the front end's time for a request's first token, and for its last. response_store_s: what such a token
-    takes more while a store of its request is under way: the engine goes on asking for the store's end. poll_s: a step of the engine that
-    only asks for the answer to a look-up; of an engine that reads ahead, the wait for storage's answer. Alone, a
-    device's transfer of n chunks takes latency_s + n chunk_s + bytes / bytes_per_s (.inf: the points show no time per
-    byte). All transfers together move at most shared_bytes_per_s (.inf: the points show no bound).
+    takes more while a store of its request is under way: the engine goes on asking for the store's end. poll_s: a step
+    of the engine that only asks for the answer to a look-up; of an engine that reads ahead, the wait for storage's
+    answer. Alone, a device's transfer of n chunks takes latency_s + n chunk_s + bytes / bytes_per_s (.inf: the points
+    show no time per byte). All transfers together move at most shared_bytes_per_s (.inf: the points show no bound).
 
     What runs at once. synchronous_loads: the engine's own thread copies loads from the CPU tier and computes nothing
     meanwhile (vLLM's workers without a GPU: LMCache 0.5.6, multiprocess/transfer_context/worker_transfer.py,
@@ -180,7 +180,9 @@ class Calibration(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     def __post_init__(self) -> None:
         unnamed = _unnamed(self.constants)
         absent = dict.fromkeys(name for name in CONSTANTS if name.partition(".")[0] in unnamed)
-        msgspec.structs.force_setattr(self, "constants", dict.fromkeys((*HOST_STEP, RESPONSE_STORE), 0.0) | absent | self.constants)
+        msgspec.structs.force_setattr(
+            self, "constants", dict.fromkeys((*HOST_STEP, RESPONSE_STORE), 0.0) | absent | self.constants
+        )
         if not 0 <= self.host_spread < math.inf:
             raise ValueError(f"host_spread: {self.host_spread} is not a possible spread")
         odd = set(self.constants) ^ set(CONSTANTS) | set(self.assumed) - set(CONSTANTS)

@@ -91,7 +91,7 @@ def fit(
         constants=dict.fromkeys(CONSTANTS),
     )  # fmt: skip
     asked = msgspec.structs.replace(asked, **traits)
-    problem = _Problem(asked, {RESPONSE_STORE: _SOUGHT_LAST} | assumed)
+    problem = _Problem(asked, {RESPONSE_STORE: _SOUGHT_LAST, **assumed})
     # A bound that nothing has reached shows no derivative: it is sought from starts at which it binds as well.
     best = _descend(problem, problem.first())
     ends = [best]

@@ -24,7 +24,15 @@ from harness.experiment.read import Cell, Plan
 from harness.records import Sample
 from harness.results.folder import read_samples, write_atomically
 from harness.results.manifest import Manifest, read_manifest
-from simulator.calibration import HOST_STEP, RESPONSE_STORE, TRANSFER, Assumption, Calibration, CalibrationPoint, FittedOn
+from simulator.calibration import (
+    HOST_STEP,
+    RESPONSE_STORE,
+    TRANSFER,
+    Assumption,
+    Calibration,
+    CalibrationPoint,
+    FittedOn,
+)
 from simulator.errors import CalibrationError
 from simulator.models import load_model
 from simulator.point_costs import answers_beside_stores

@@ -45,9 +45,7 @@ def read_host(device_path: Path | None, core: int | None = None) -> HostReading:
     read_bytes, write_bytes = (_device_bytes(device_path) if device_path else None) or (None, None)
     total_s = busy_s + cpu.idle + cpu.iowait + cpu.steal
     loop_s = None if core is None else core_loop_s(core)
-    return HostReading(
-        total_s, busy_s, cpu.steal, _own_cpu_s(), read_bytes, write_bytes, loop_s, reported_bytes()
-    )
+    return HostReading(total_s, busy_s, cpu.steal, _own_cpu_s(), read_bytes, write_bytes, loop_s, reported_bytes())
 
 
 def between(before: HostReading, after: HostReading) -> HostSample:

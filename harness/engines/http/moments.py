@@ -4,35 +4,42 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import NamedTuple
 
 _COUNTS = Path("/proc/thread-self/schedstat")
 
 
-def waited_for_core_s() -> float:
-    """For how many seconds the calling thread was ready to run and had no core, since it began.
+class Turns(NamedTuple):
+    """Of a thread since it began: the seconds that it was ready to run and had no core, and how often it got one."""
 
-    0 where the kernel does not count it (Linux, Documentation/scheduler/sched-stats.rst, /proc/PID/schedstat).
-    """
+    waited_s: float = 0.0
+    times: int = 0
+
+
+def turns_of_this_thread() -> Turns:
+    """Nothing where the kernel does not count (Linux, Documentation/scheduler/sched-stats.rst, /proc/PID/schedstat)."""
     try:
-        return int(_COUNTS.read_bytes().split()[1]) / 1e9
+        _, waited_ns, times = _COUNTS.read_bytes().split()
     except OSError:
-        return 0.0
+        return Turns()
+    return Turns(int(waited_ns) / 1e9, int(times))
 
 
 class Moments:
-    """The clock's time, less what this thread waited for its core in between, as long as one request is in flight.
+    """The clock's time; of a lone request's answer, less what this thread waited for its core once the answer had come.
 
     An answer wakes this thread up. Where a cache server has the same core and the kernel writes a chunk of 32 MiB for
-    it, no priority helps: a kernel without preemption ends the write first (seen: 5 ms of a TTFT of 85). The answer had
-    come before that. Of several requests in flight, nothing tells which answer came when: their times stay as they are.
+    it, no priority helps: a kernel without preemption ends the write first (seen: 5 ms of a TTFT of 85). So what the
+    thread waited is taken off where it got its core once in between: the answer woke it up. Where it got its core more
+    often, or several requests are in flight, nothing tells what it waited for, and the times stay as they are.
 
-    clock: the run's, in seconds. waited_s: what the thread has waited so far.
+    clock: the run's, in seconds. turns: of the thread that calls.
     """
 
-    def __init__(self, clock: Callable[[], float], waited_s: Callable[[], float] = waited_for_core_s) -> None:
-        self._clock, self._waited_s = clock, waited_s
+    def __init__(self, clock: Callable[[], float], turns: Callable[[], Turns] = turns_of_this_thread) -> None:
+        self._clock, self._turns = clock, turns
         self._alone = False
-        self._until_last_s = self._last_s = 0.0
+        self._last, self._last_s = Turns(), 0.0
 
     def begins(self, *, alone: bool) -> None:
         """A request begins. alone: no other one is in flight."""
@@ -42,14 +49,15 @@ class Moments:
         """The body goes out now."""
         self._last_s = self._clock()
         if self._alone:
-            self._until_last_s = self._waited_s()
+            self._last = self._turns()
         return self._last_s
 
     def came(self) -> float:
         """When what is read now had come: not before what came last."""
         now_s = self._clock()
         if self._alone:
-            until_now_s = self._waited_s()
-            now_s = max(self._last_s, now_s - (until_now_s - self._until_last_s))
-            self._until_last_s, self._last_s = until_now_s, now_s
+            now = self._turns()
+            if now.times - self._last.times == 1:
+                now_s = max(self._last_s, now_s - (now.waited_s - self._last.waited_s))
+            self._last, self._last_s = now, now_s
         return now_s

@@ -9,24 +9,24 @@ from pathlib import Path
 
 import pytest
 
-from harness.engines.http.moments import Moments, waited_for_core_s
+from harness.engines.http.moments import Moments, Turns, turns_of_this_thread
 
 
 class _Thread:
-    """A clock, and what a thread has waited."""
+    """A clock, and a thread's turns on its core."""
 
     def __init__(self) -> None:
-        self.now_s = self.waited_s = 0.0
+        self.now_s, self.turns = 0.0, Turns()
 
     def moments(self) -> Moments:
-        return Moments(lambda: self.now_s, lambda: self.waited_s)
+        return Moments(lambda: self.now_s, lambda: self.turns)
 
-    def passes(self, seconds: float, waiting_s: float = 0.0) -> None:
+    def passes(self, seconds: float, waiting_s: float = 0.0, turns: int = 1) -> None:
         self.now_s += seconds
-        self.waited_s += waiting_s
+        self.turns = Turns(self.turns.waited_s + waiting_s, self.turns.times + turns)
 
 
-def test_an_answer_came_before_the_thread_waited_for_its_core() -> None:
+def test_an_answer_came_before_the_thread_that_it_woke_up_waited_for_its_core() -> None:
     thread = _Thread()
     moments = thread.moments()
     thread.passes(1.0, waiting_s=0.5)  # before the request, which this does not concern
@@ -39,6 +39,19 @@ def test_an_answer_came_before_the_thread_waited_for_its_core() -> None:
     assert moments.came() == 2.125
     thread.passes(0.5)
     assert moments.came() == 2.75
+
+
+def test_a_thread_that_got_its_core_more_often_may_have_waited_for_something_else() -> None:
+    thread = _Thread()
+    moments = thread.moments()
+    moments.begins(alone=True)
+    moments.sent()
+    thread.passes(1.0, waiting_s=0.5, turns=2)
+    assert moments.came() == 1.0
+    thread.passes(1.0, waiting_s=0.5, turns=0)  # read without sleep
+    assert moments.came() == 2.0
+    thread.passes(1.0, waiting_s=0.5)
+    assert moments.came() == 2.5
 
 
 def test_no_part_of_an_answer_comes_before_the_part_before_it() -> None:
@@ -62,17 +75,21 @@ def test_with_others_in_flight_nothing_is_taken_off() -> None:
     assert moments.came() == 1.0
 
 
-@pytest.mark.skipif(not Path("/proc/thread-self/schedstat").exists(), reason="this kernel does not count what threads wait for their cores")
+@pytest.mark.skipif(
+    not Path("/proc/thread-self/schedstat").exists(),
+    reason="this kernel does not count what threads wait for their cores",
+)
 def test_the_kernel_counts_what_a_thread_waits_for_a_core_that_another_has() -> None:
     core = {min(os.sched_getaffinity(0))}
-    waited_s = []
+    found = []
 
     def shares() -> None:
         os.sched_setaffinity(0, core)
-        before_s, ends_s = waited_for_core_s(), time.monotonic() + 0.5
+        before, ends_s = turns_of_this_thread(), time.monotonic() + 0.5
         while time.monotonic() < ends_s:
             sum(range(1000))
-        waited_s.append(waited_for_core_s() - before_s)
+        after = turns_of_this_thread()
+        found.append((after.waited_s - before.waited_s, after.times - before.times))
 
     pid = os.fork()
     if pid == 0:
@@ -86,4 +103,5 @@ def test_the_kernel_counts_what_a_thread_waits_for_a_core_that_another_has() -> 
     finally:
         os.kill(pid, 9)
         os.waitpid(pid, 0)
-    assert 0.1 < waited_s[0] < 0.5
+    [(waited_s, times)] = found
+    assert 0.1 < waited_s < 0.5 and times > 1
