@@ -24,6 +24,17 @@ def test_a_host_takes_memory_where_the_kernel_reports_it(order: str | None, foun
     assert memory.reporting_order(tmp_path) == found
 
 
+@pytest.mark.parametrize(("counted", "found"), [("3\n", 3072), (None, None)])
+def test_what_a_kernel_has_offered_its_host_is_known_where_it_counts_that(
+    counted: str | None, found: int | None, tmp_path: Path
+) -> None:
+    folder = tmp_path / "module/page_reporting/parameters"
+    folder.mkdir(parents=True)
+    if counted is not None:
+        (folder / "reported_kib").write_text(counted)
+    assert memory.reported_bytes(tmp_path) == found
+
+
 BUDDYINFO = """\
 Node 0, zone      DMA      0      0      0      0      0      0      0      0      1      1      3
 Node 0, zone   Normal      7      5      0      0      0      0      0      0      0      2      1

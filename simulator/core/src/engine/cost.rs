@@ -17,8 +17,9 @@ use crate::time::{self, Ticks};
 /// prompt token (parsing) and request_chunk_s a prompt chunk (its questions to the cache server). Then request_wait_s
 /// passes, for all requests at once (messages between processes), until the scheduler sees the request. The front end
 /// spends response_s on a first and on a last token; those between count in the steps. It spends response_store_s more
-/// on a token whose request has a store under way. A step that only asks the cache server for an answer takes poll_s. host_spread: the standard deviation over its mean of each task of the front end, of
-/// that wait and of a poll; `seed` says which of those times come (jitter.rs).
+/// on a token whose request has a store under way. A step that only asks the cache server for an answer takes poll_s.
+/// host_spread: the standard deviation over its mean of each task of the front end, of that wait and of a poll; `seed`
+/// says which of those times come (jitter.rs).
 #[derive(Clone, Copy, Debug, Default)]
 #[cfg_attr(feature = "python", derive(pyo3::FromPyObject))]
 pub struct CostConfig {
