@@ -48,9 +48,8 @@ def design(point: CalibrationPoint, fitted_on: FittedOn) -> dict[str, float]:
         "step_request_s": 1.0,
         "hit_token_s": float(point.hit_tokens),
     }
-    whole_tokens = point.prompt_tokens // point.chunk_tokens * point.chunk_tokens
     if _is_behind_gpu(point.tier):
-        row["store_token_s"] = float(max(0, whole_tokens - point.hit_tokens))
+        row["store_token_s"] = float(_stored_tokens(point))
     if answers_beside_stores(point, fitted_on):
         row[RESPONSE_STORE] = 1.0
     row |= {name: times for name, times in for_each_request(fitted_on).items() if times}
@@ -94,7 +93,12 @@ def answers_beside_stores(point: CalibrationPoint, fitted_on: FittedOn) -> bool:
     """
     stores = fitted_on.engine is not None and any(_is_behind_gpu(one.tier) for one in fitted_on.points)
     before = stores and not engine_policy(fitted_on.engine_policy).prefills_first
-    return before and point.prompt_tokens // point.chunk_tokens * point.chunk_tokens > point.hit_tokens
+    return before and _stored_tokens(point) > 0
+
+
+def _stored_tokens(point: CalibrationPoint) -> int:
+    """In whole chunks, and not what a hit held."""
+    return max(0, point.prompt_tokens // point.chunk_tokens * point.chunk_tokens - point.hit_tokens)
 
 
 def _asks_storage(point: CalibrationPoint, fitted_on: FittedOn) -> bool:
