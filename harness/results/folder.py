@@ -20,7 +20,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from operator import attrgetter
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import IO, Any, TypeVar, cast
 
 import msgspec
 from msgspec import UNSET
@@ -63,8 +63,12 @@ class RunFolder:
     def resume(cls, path: Path) -> RunFolder:
         """Opens an unfinished run to append to it; a line torn by a crash is cut off."""
         folder = cls(path, read_manifest(path), _take_lock(path))
-        for name in ("rows.jsonl", "samples.jsonl"):
-            _cut_torn_line(path / name)
+        try:
+            for name in ("rows.jsonl", "samples.jsonl"):
+                _cut_torn_line(path / name)
+        except ResultsError:
+            folder.close()
+            raise
         return folder
 
     def save_manifest(self) -> None:
@@ -270,10 +274,11 @@ def _read_lines(path: Path, kind: type[_T], upgrade: Callable[[Any], Any] | None
 
     upgrade: makes a decoded line of an older version one of this version.
     """
-    if not path.exists():
+    file = _opened(path)
+    if file is None:
         return
     decoder, raw = msgspec.json.Decoder(kind), msgspec.json.Decoder()
-    with path.open("rb") as lines:
+    with file as lines:
         for number, line in enumerate(lines, 1):
             if not line.endswith(b"\n"):
                 return
@@ -284,17 +289,28 @@ def _read_lines(path: Path, kind: type[_T], upgrade: Callable[[Any], Any] | None
 
 
 def _lines(path: Path) -> Iterator[bytes]:
-    if path.exists():
-        with path.open("rb") as file:
+    file = _opened(path)
+    if file is not None:
+        with file:
             yield from file
 
 
 def _cut_torn_line(path: Path) -> None:
-    if not path.exists():
-        return
-    with path.open("rb+") as file:
-        data = file.read()
-        file.truncate(data.rfind(b"\n") + 1)
+    file = _opened(path, "rb+")
+    if file is not None:
+        with file:
+            data = file.read()
+            file.truncate(data.rfind(b"\n") + 1)
+
+
+def _opened(path: Path, mode: str = "rb") -> IO[bytes] | None:
+    """The file, None where there is none. Raises ResultsError where it cannot be opened."""
+    try:
+        return cast("IO[bytes]", path.open(mode))
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise ResultsError(f"{path}: cannot be opened ({error.strerror}); make it a readable file") from None
 
 
 def _take_lock(path: Path) -> int:

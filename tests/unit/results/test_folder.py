@@ -95,6 +95,17 @@ def test_a_damaged_line_is_told_with_its_number(tmp_path: Path) -> None:
     assert names(tmp_path / "nowhere") == []
 
 
+def test_rows_that_cannot_be_opened_are_told_and_the_folder_stays_free(tmp_path: Path) -> None:
+    path = tmp_path / "run"
+    RunFolder.create(path, made()).close()
+    (path / "rows.jsonl").mkdir()
+    for opening in (RunFolder.resume, names):
+        with pytest.raises(ResultsError, match=r"rows.jsonl: cannot be opened \(Is a directory\); make it a readable file"):
+            opening(path)
+    (path / "rows.jsonl").rmdir()
+    RunFolder.resume(path).close()
+
+
 def test_a_deterministic_engine_that_begins_again_writes_only_what_is_new(tmp_path: Path) -> None:
     folder = RunFolder.create(tmp_path / "run", made())
     folder.append_rows([row("1"), row("2")])
