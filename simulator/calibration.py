@@ -21,11 +21,8 @@ from traces.tiers import PAGE_CACHE, all_tiers, state_names
 STEP = ("step_s", "token_s", "attention_s", "attention_context_s", "context_s")
 # What an engine's own thread does in a step beside the model's forward pass.
 HOST_STEP = ("step_request_s", "hit_token_s", "store_token_s")
-# What a first or last token takes longer where the engine goes on at once, ahead of the front end.
-RESPONSE_NEXT, RESPONSE_STORE = "response_next_s", "response_store_s"
-RESPONSE_BESIDE = (RESPONSE_NEXT, RESPONSE_STORE)
-PARSING, ASKING = ("request_s", "request_token_s"), ("request_chunk_s",)
-REQUEST = (*PARSING, "request_wait_s", *ASKING, "response_s", *RESPONSE_BESIDE, "poll_s")
+RESPONSE_STORE = "response_store_s"
+REQUEST = ("request_s", "request_token_s", "request_wait_s", "request_chunk_s", "response_s", RESPONSE_STORE, "poll_s")
 COST = (*STEP, *HOST_STEP, *REQUEST)
 # What transfers KV: each tier behind the engine's own, and the page cache of those on a device.
 DEVICES = (
@@ -135,17 +132,15 @@ class Calibration(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     a new token and a token of its context, context_s per token of a sequence's context (core/src/engine/cost.rs).
     The engine's own thread spends step_request_s on each request that a step begins, and hit_token_s on each cached
     token with which that request begins. It spends store_token_s on each token whose KV the step copies to the tier
-    behind the GPU (0: beside the steps). A file that lacks these three, response_next_s or response_store_s means 0. Of
-    a tier that it does not name, all is unknown.
-    Before the scheduler sees a request, a front end that does one task after another spends request_s, and
-    request_token_s per prompt token. Then request_wait_s passes, for all requests at once. request_chunk_s per prompt
-    chunk: the cache server's, which takes one question after another; the front end's where an engine has no such
-    server or reads ahead. response_s: the front end's time for a request's first token, and for its last. Such a token
-    takes longer where the engine goes on at once, ahead of the front end: response_next_s where it begins another step,
-    response_store_s while a store of the token's request is under way. poll_s: a step of the engine that only asks for
-    the answer to a look-up; of an engine that reads ahead, the wait for storage's answer. Alone, a device's transfer of
-    n chunks takes latency_s + n chunk_s + bytes / bytes_per_s (.inf: the points show no time per byte). All transfers
-    together move at most shared_bytes_per_s (.inf: the points show no bound).
+    behind the GPU (0: beside the steps). A file that lacks these three or response_store_s means 0. Of a tier that it
+    does not name, all is unknown.
+    Before the scheduler sees a request, a front end that does one task after another spends request_s, request_token_s
+    per prompt token and request_chunk_s per prompt chunk. Then request_wait_s passes, for all requests at once.
+    response_s: the front end's time for a request's first token, and for its last. response_store_s: what such a token
+    takes more while a store of its request is under way: the engine goes on asking for the store's end. poll_s: a step
+    of the engine that only asks for the answer to a look-up; of an engine that reads ahead, the wait for storage's
+    answer. Alone, a device's transfer of n chunks takes latency_s + n chunk_s + bytes / bytes_per_s (.inf: the points
+    show no time per byte). All transfers together move at most shared_bytes_per_s (.inf: the points show no bound).
 
     What runs at once. synchronous_loads: the engine's own thread copies loads from the CPU tier and computes nothing
     meanwhile (vLLM's workers without a GPU: LMCache 0.5.6, multiprocess/transfer_context/worker_transfer.py,
@@ -186,7 +181,7 @@ class Calibration(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         unnamed = _unnamed(self.constants)
         absent = dict.fromkeys(name for name in CONSTANTS if name.partition(".")[0] in unnamed)
         msgspec.structs.force_setattr(
-            self, "constants", dict.fromkeys((*HOST_STEP, *RESPONSE_BESIDE), 0.0) | absent | self.constants
+            self, "constants", dict.fromkeys((*HOST_STEP, RESPONSE_STORE), 0.0) | absent | self.constants
         )
         if not 0 <= self.host_spread < math.inf:
             raise ValueError(f"host_spread: {self.host_spread} is not a possible spread")

@@ -18,17 +18,7 @@ from numpy.typing import NDArray
 from scipy.optimize import nnls
 from scipy.special import stdtrit
 
-from simulator.calibration import (
-    ASKING,
-    CONSTANTS,
-    PARSING,
-    RESPONSE_BESIDE,
-    RESPONSE_STORE,
-    Assumption,
-    Calibration,
-    CalibrationPoint,
-    FittedOn,
-)
+from simulator.calibration import CONSTANTS, RESPONSE_STORE, Assumption, Calibration, CalibrationPoint, FittedOn
 from simulator.models import load_model
 from simulator.point_costs import design, for_each_request, is_linear, slope_of
 from simulator.probing import simulated_s
@@ -59,6 +49,8 @@ _SOUGHT_LAST = Assumption(value=0.0, why="sought once all else is found")
 _NORMAL_975 = 1.96
 # From so many of the places that a fit without the host's spread has found, one with it sets out.
 _VARIED_STARTS = 3
+# What a front end takes to parse a request.
+_PARSING = ("request_s", "request_token_s", "request_chunk_s")
 
 Array = NDArray[np.float64]
 
@@ -102,12 +94,9 @@ def fit(
     problem = _Problem(asked, {RESPONSE_STORE: _SOUGHT_LAST, **assumed})
     # A bound that nothing has reached shows no derivative: it is sought from starts at which it binds as well.
     best = _descend(problem, problem.first())
-    lone = problem.of_lone(best)
     ends = [best]
     for parts, bound in itertools.product(_PARTS, problem.bounds()):
         ends.append(_descend(problem, problem.start(best, bound, parts)))
-        best = min(best, ends[-1], key=problem.loss)
-        ends.append(_descend(problem, problem.start(lone, bound, parts)))
         best = min(best, ends[-1], key=problem.loss)
     problem, ends = _with_stores(asked, assumed, ends)
     best = min(ends, key=problem.loss)
@@ -151,10 +140,9 @@ def _host_spread(problem: _Problem, slopes: Array) -> float:
     named, polls = problem.by_name(slopes), round(problem.always["poll_s"])
     found = []
     for point, row, alone in zip(problem.fitted_on.points, problem.rows, problem.lone, strict=True):
-        parsing_s, asking_s = (sum(named[name] * row.get(name, 0.0) for name in names) for names in (PARSING, ASKING))
+        parsing_s = sum(named[name] * row.get(name, 0.0) for name in _PARSING)
         # It parses in two halves (core/src/engine/front_end.rs).
-        halves_s = [parsing_s / 2, parsing_s / 2]
-        tasks = [*halves_s, asking_s, named["request_wait_s"], named["response_s"], *[named["poll_s"]] * polls]
+        tasks = [parsing_s / 2, parsing_s / 2, named["request_wait_s"], named["response_s"], *[named["poll_s"]] * polls]
         served_by, samples = state_named(point.tier).served_by, point.samples or 0
         own_hit = served_by is not None and not tier_named(served_by).offload
         if (
@@ -287,18 +275,6 @@ class _Problem:
         limits = [p.device_bytes_per_s for p in self.fitted_on.points if p.device_bytes_per_s]
         return np.array([2 / max(limits) if limits and n == "disk.read.bytes_per_s" else 0.0 for n in self.free])
 
-    def of_lone(self, slopes: Array) -> Array:
-        """Slopes that fit lone points alone, which no order of events bends; where those say nothing, as given."""
-        lone = np.array(self.lone)
-        offset, matrix = self.linear(slopes)
-        matrix, target = matrix[lone], 1 - offset[lone]
-        told = np.any(matrix != 0, axis=0)
-        found = slopes.copy()
-        if np.any(told):
-            rest = target - matrix[:, ~told] @ slopes[~told]
-            found[told] = _solve(matrix[:, told], rest, self.weights[lone])
-        return found
-
     def bounds(self) -> list[tuple[str, ...]]:
         """Which shared bandwidths may bind: none, each alone, all."""
         shared = tuple(name for name in self.free if name.endswith("shared_bytes_per_s"))
@@ -342,7 +318,7 @@ class _Problem:
 
     def stated(self, slopes: Array, shown: set[str]) -> dict[str, float | None]:
         """The constants that a file states."""
-        found: dict[str, float | None] = dict.fromkeys(CONSTANTS) | dict.fromkeys(RESPONSE_BESIDE, 0.0)
+        found: dict[str, float | None] = dict.fromkeys(CONSTANTS) | {RESPONSE_STORE: 0.0}
         found |= {
             n: _rounded(_constant(n, float(s))) for n, s in zip(self.free, slopes, strict=True) if n in shown or s == 0
         }

@@ -48,9 +48,9 @@ def design(point: CalibrationPoint, fitted_on: FittedOn) -> dict[str, float]:
         "step_request_s": 1.0,
         "hit_token_s": float(point.hit_tokens),
     }
-    if is_behind_gpu(point.tier):
+    if _is_behind_gpu(point.tier):
         row["store_token_s"] = float(_stored_tokens(point))
-    if _answers_beside_stores(point, fitted_on):
+    if answers_beside_stores(point, fitted_on):
         row[RESPONSE_STORE] = 1.0
     row |= {name: times for name, times in for_each_request(fitted_on).items() if times}
     if _asks_storage(point, fitted_on):
@@ -81,18 +81,17 @@ def _batch(point: CalibrationPoint, fitted_on: FittedOn) -> dict[str, float]:
     }
 
 
-def is_behind_gpu(name: str) -> bool:
-    """Whether hits in a state come from a tier behind the engine's own."""
+def _is_behind_gpu(name: str) -> bool:
     served_by = state_named(name).served_by
     return served_by is not None and tier_named(served_by).offload
 
 
-def _answers_beside_stores(point: CalibrationPoint, fitted_on: FittedOn) -> bool:
-    """A first token passes the front end while the engine asks for the end of its request's store. An engine that
-    prefills first stores once a request has ended. An engine without a tier behind its own stores nothing, and what
-    published points stored is not known.
+def answers_beside_stores(point: CalibrationPoint, fitted_on: FittedOn) -> bool:
+    """The first token passes the front end while what the request computed is stored. An engine that prefills first
+    stores once a request has ended. An engine without a tier behind its own stores nothing, and what published points
+    stored is not known.
     """
-    stores = fitted_on.engine is not None and any(is_behind_gpu(one.tier) for one in fitted_on.points)
+    stores = fitted_on.engine is not None and any(_is_behind_gpu(one.tier) for one in fitted_on.points)
     before = stores and not engine_policy(fitted_on.engine_policy).prefills_first
     return before and _stored_tokens(point) > 0
 
@@ -118,7 +117,7 @@ def _devices(name: str, fitted_on: FittedOn) -> list[str]:
     Of tiers in RAM, those that some point is served by; where none is, the one next to the engine.
     """
     state = state_named(name)
-    if state.served_by is None or not is_behind_gpu(name):
+    if state.served_by is None or not _is_behind_gpu(name):
         return []
     served = {state_named(point.tier).served_by for point in fitted_on.points}
     down_to = tier_names().index(state.served_by) + 1
@@ -146,7 +145,7 @@ def is_linear(point: CalibrationPoint, fitted_on: FittedOn) -> bool:
     """Its time is linear in the constants, as `design` says. Not where an engine computes while what it loads comes."""
     if point.metric == "batch_s":
         return True
-    beside = engine_policy(fitted_on.engine_policy).prefills_first and is_behind_gpu(point.tier)
+    beside = engine_policy(fitted_on.engine_policy).prefills_first and _is_behind_gpu(point.tier)
     return point.concurrency == 1 and point.device_bytes_per_s is None and point.metric == "ttft_s" and not beside
 
 

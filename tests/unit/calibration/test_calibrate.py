@@ -12,13 +12,7 @@ import msgspec
 import pytest
 import yaml
 
-from harness.calibration.calibrate import (
-    _limit_decides,
-    _waits_for_next_step_s,
-    calibrated,
-    planned_micro_cells,
-    write_calibration,
-)
+from harness.calibration.calibrate import _limit_decides, calibrated, planned_micro_cells, write_calibration
 from harness.calibration.points import micro_cells, points_of
 from harness.commands.calibrate import calibrate
 from harness.engines import ENGINES
@@ -26,7 +20,7 @@ from harness.experiment.read import Plan, load_experiment
 from harness.measure.run import RunRequest, run
 from harness.records import AcceleratorFacts, Counters, HostSample, Sample
 from harness.results.manifest import encode_manifest, read_manifest
-from simulator.calibration import STEP, TRANSFER, Assumption, Calibration, CalibrationPoint, load_calibration
+from simulator.calibration import TRANSFER, Calibration, CalibrationPoint, load_calibration
 from simulator.fitting import Fit, fit
 from simulator.models import load_model
 from simulator.probing import simulated_s
@@ -181,16 +175,13 @@ def test_what_an_accelerator_keeps_to_is_not_fitted(
     assert "cpu.read.latency_s" not in found.assumed, "what the host's messages take around a transfer is the host's"
 
 
-@pytest.mark.usefixtures("truth")
 def test_what_a_look_for_an_answer_takes_is_what_the_engine_has_timed(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Of the calibration's own samples, all together; the fit then leaves it as it is."""
     plan = load_experiment(experiment(folder))
     key = micro_cells(plan.experiment, (64, 256), 600.0, passes=1)[0].key
-    timed = [timed_sample(key, "gpu", 2, 3000), timed_sample(key, "recompute", 1, 1500)]
-    # Looks for the end of a load do not count.
-    timed += [timed_sample("other", "gpu", 1, 9000), timed_sample(key, "cpu", 8, 9000)]
+    timed = [timed_sample(cell, *of) for cell, *of in ((key, 2, 3000), (key, 1, 1500), ("other", 1, 9000))]
     monkeypatch.setattr("harness.calibration.calibrate.read_samples", lambda _folder: timed)
     found = fitted_to(lambda p: lone(p) and p.tier != "disk", tmp_path / "run", plan, "sim", monkeypatch)
     assert found.assumed["poll_s"].value == found.constants["poll_s"] == pytest.approx(13_500 / 4 / 1e6)
@@ -198,36 +189,12 @@ def test_what_a_look_for_an_answer_takes_is_what_the_engine_has_timed(
     assert "poll_s" not in calibrated(tmp_path / "run", "c", plan.experiment, "sim").assumed
 
 
-def timed_sample(cell: str, tier: str, polls: int, took_us: int) -> Sample:
+def timed_sample(cell: str, polls: int, took_us: int) -> Sample:
     moved = Counters(paced={"polls": polls}, asked_us={"polls": took_us})
     return Sample(
-        cell=cell, tier=tier, index=0, attempt=0, started_s=0.0, ended_s=1.0, verdict="proven", observed=moved,
+        cell=cell, tier="gpu", index=0, attempt=0, started_s=0.0, ended_s=1.0, verdict="proven", observed=moved,
         expected=Counters(), host=HostSample(),
     )  # fmt: skip
-
-
-def test_what_a_first_token_waits_for_the_next_step_is_read_off_decoding(truth: Calibration) -> None:
-    waits = {"response_next_s": 2e-3, "poll_s": 1e-3}
-    known = msgspec.structs.replace(truth, constants=truth.constants | waits, shared_core=False)
-    decoding = CalibrationPoint(
-        tier="gpu",
-        prompt_tokens=513,
-        hit_tokens=512,
-        chunk_tokens=64,
-        output_tokens=33,
-        metric="tpot_s",
-        measured_s=1.0,
-    )
-    model = load_model("tiny-llama")
-    points = [decoding, msgspec.structs.replace(decoding, prompt_tokens=1025, hit_tokens=1024)]
-    points.append(msgspec.structs.replace(decoding, concurrency=4))  # their first tokens come apart for other reasons
-    points = [msgspec.structs.replace(one, measured_s=simulated_s(one, known, model)) for one in points]
-    fitted_on = msgspec.structs.replace(truth.fitted_on, points=tuple(points))
-    given = {name: Assumption(value=truth.constant(name), why="given") for name in STEP}
-    assert _waits_for_next_step_s(fitted_on, given) == pytest.approx([2e-3, 2e-3], rel=0.05)
-    late = msgspec.structs.replace(fitted_on, points=(msgspec.structs.replace(points[0], measured_s=0.1),))
-    assert _waits_for_next_step_s(late, given) == [0.0]
-    assert _waits_for_next_step_s(fitted_on, {}) == []
 
 
 @pytest.mark.parametrize("limit", ["2GiB/s", "100MiB/s"])

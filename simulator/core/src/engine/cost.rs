@@ -13,13 +13,11 @@ use crate::time::{self, Ticks};
 
 /// Seconds: per step, per new token, per pair of new tokens, per pair of a new token and a token of its context, per
 /// token of a sequence's context, per request that a step begins, per cached token of those, per token that a step
-/// stores. The front end does one task after another. For each request it spends request_s (HTTP) and request_token_s a
-/// prompt token (parsing). A cache server spends request_chunk_s a prompt chunk on the questions about it, one request
-/// after another (the front end, where an engine has none or reads ahead). Then request_wait_s passes, for all requests
-/// at once (messages between processes), until the scheduler sees the request. The front end spends response_s on a
-/// first and on a last token; those between count in the steps. Such a token takes longer where the engine goes on at
-/// once, ahead of the front end: response_next_s where it begins another step, and response_store_s where a store of
-/// the request is under way. A step that only asks for an answer takes poll_s.
+/// stores. The front end does one task after another. For each request it spends request_s (HTTP), request_token_s a
+/// prompt token (parsing) and request_chunk_s a prompt chunk (its questions to the cache server). Then request_wait_s
+/// passes, for all requests at once (messages between processes), until the scheduler sees the request. The front end
+/// spends response_s on a first and on a last token; those between count in the steps. It spends response_store_s more
+/// on a token whose request has a store under way. A step that only asks the cache server for an answer takes poll_s.
 /// host_spread: the standard deviation over its mean of each task of the front end, of that wait and of a poll; `seed`
 /// says which of those times come (jitter.rs).
 #[derive(Clone, Copy, Debug, Default)]
@@ -38,7 +36,6 @@ pub struct CostConfig {
     pub request_wait_s: f64,
     pub request_chunk_s: f64,
     pub response_s: f64,
-    pub response_next_s: f64,
     pub response_store_s: f64,
     pub poll_s: f64,
     pub host_spread: f64,
@@ -65,8 +62,6 @@ pub struct Cost {
     request_wait: Ticks,
     request_chunk: Ticks,
     response: Ticks,
-    /// More on tokens of a step that another follows at once.
-    pub response_next: Ticks,
     response_store: Ticks,
     pub poll: Ticks,
     pub synchronous_loads: bool,
@@ -166,7 +161,6 @@ impl Cost {
             request_wait: time::from_s(config.request_wait_s),
             request_chunk: time::from_s(config.request_chunk_s),
             response: time::from_s(config.response_s),
-            response_next: time::from_s(config.response_next_s),
             response_store: time::from_s(config.response_store_s),
             poll: time::from_s(config.poll_s),
             synchronous_loads: config.synchronous_loads,
@@ -208,13 +202,9 @@ impl Cost {
     }
 
     /// The time that the front end spends on a request.
-    pub fn front_end(&self, prompt_tokens: u64) -> Ticks {
-        self.request + self.request_token * u128::from(prompt_tokens)
-    }
-
-    /// The time that questions about so many chunks take.
-    pub fn question(&self, prompt_chunks: u64) -> Ticks {
-        self.request_chunk * u128::from(prompt_chunks)
+    pub fn front_end(&self, prompt_tokens: u64, prompt_chunks: u64) -> Ticks {
+        let (tokens, chunks) = (u128::from(prompt_tokens), u128::from(prompt_chunks));
+        self.request + self.request_token * tokens + self.request_chunk * chunks
     }
 
     /// The time that the front end spends on passing a token on.
@@ -224,7 +214,7 @@ impl Cost {
 
     /// Whether the front end takes time to pass tokens on.
     pub fn answers_take_time(&self) -> bool {
-        self.response > 0 || self.response_next > 0 || self.response_store > 0
+        self.response > 0 || self.response_store > 0
     }
 
     /// The time on the way to the scheduler, which requests spend at once.

@@ -32,8 +32,6 @@ pub struct FrontEnd {
     step_left: Ticks,
     /// How many requests the front end has parsed.
     parsed: u64,
-    /// When the last step ended whose tokens do not know yet what the engine does next.
-    ended: Option<Ticks>,
 }
 
 impl FrontEnd {
@@ -66,24 +64,9 @@ impl FrontEnd {
 
     /// Adds a token that a step gave a request at `now`; tokens of one step are one task.
     pub fn add_answer(&mut self, now: Ticks, work: Ticks, slot: Slot) {
-        self.ended = Some(now);
         match self.queue.back_mut() {
             Some((_, Task::Answers(at, slots))) if *at == now => slots.push(slot),
             _ => self.add(now, work, Task::Answers(now, vec![slot]), 0),
-        }
-    }
-
-    /// Whether a step ended at `now` whose tokens do not know yet what the engine does next. They do from now on.
-    pub fn awaits_engine(&mut self, now: Ticks) -> bool {
-        self.ended.take() == Some(now)
-    }
-
-    /// The tokens of the step that ended at `now` take that much longer.
-    pub fn hold_answers(&mut self, now: Ticks, work: Ticks) {
-        if let Some((left, Task::Answers(at, _))) = self.queue.back_mut()
-            && *at == now
-        {
-            *left = left.saturating_add(work.saturating_mul(2));
         }
     }
 

@@ -77,12 +77,7 @@ impl Engine {
 
     fn parsing(&self, submission: &Submission) -> Ticks {
         let tokens = submission.prompt_tokens().unwrap_or(0).min(self.config.max_model_len);
-        let asks = if self.server_takes_chunks() {
-            0
-        } else {
-            self.cost.question(tokens / self.config.chunk_tokens)
-        };
-        self.cost.front_end(tokens) + asks
+        self.cost.front_end(tokens, tokens / self.config.chunk_tokens)
     }
 
     /// When a step ends that begins now and would end at `end` on a core of its own.

@@ -5,7 +5,6 @@ use std::mem;
 use super::Engine;
 use super::prefills_first::MOST_RESERVED;
 use super::request::{Completion, Request, Status, Submission};
-use super::step::Step;
 use crate::keys::{ChunkRange, Segment, keys_and_runs};
 use crate::tiers::Slot;
 
@@ -98,20 +97,6 @@ impl Engine {
         let stores = self.requests[slot].stores_in_flight > 0;
         let work = self.cost.vary(self.cost.answer(stores));
         self.front_end.add_answer(self.now, work, slot);
-    }
-
-    /// The engine has just begun what comes next. If that is a step, tokens of the one that ended at this moment wait for
-    /// the engine's own work on it.
-    pub(super) fn hold_answers(&mut self) {
-        let computes = match &self.step {
-            Some(Step::Batch { batch, .. }) => !batch.slots.is_empty(),
-            step => step.is_some(),
-        };
-        let longer = self.cost.response_next;
-        if self.front_end.awaits_engine(self.now) && computes && longer > 0 {
-            let work = self.cost.vary(longer);
-            self.front_end.hold_answers(self.now, work);
-        }
     }
 
     /// A request has all of its tokens.

@@ -367,7 +367,6 @@ impl Engine {
     pub(crate) fn begin_step(&mut self) {
         if self.step.is_none() {
             self.begin_next_step();
-            self.hold_answers();
         }
     }
 
@@ -377,7 +376,7 @@ impl Engine {
             return;
         }
         let mut batch = self.schedule();
-        while batch.only_polls() && batch.counts && self.cost.poll == 0 && self.loading_until <= self.now {
+        while batch.only_polls() && self.cost.poll == 0 && self.loading_until <= self.now {
             // An engine with nothing else to do asks again at once.
             self.slots = batch.slots;
             batch = self.schedule();
@@ -387,7 +386,7 @@ impl Engine {
             batch = self.schedule();
         }
         self.note_transfers();
-        let polled = self.asks_again_at(&batch);
+        let polled = if batch.only_polls() { self.now + self.cost.vary(self.cost.poll) } else { 0 };
         let start = self.now.max(self.loading_until).max(polled);
         if !batch.slots.is_empty() {
             let end = (start + self.cost.step(&batch.work)).max(batch.loads_until);

@@ -167,8 +167,6 @@ pub struct Request {
     pub wake_polls_left: u64,
     /// Storage was read for it, and no schedule has come since.
     pub reading: bool,
-    /// When the cache server will have taken its question; 0: it has.
-    pub taken_at: Ticks,
     pub stored_chunks: u64,
     /// Tokens that a lower level than the first one held: they came as one piece.
     pub fetched: Range<u64>,

@@ -31,21 +31,12 @@ pub struct Batch {
     pub loads_until: Ticks,
     /// The scheduler will ask again for a look-up's answer.
     pub polls: bool,
-    /// Some of those answers come nearer with each time that it asks.
-    pub counts: bool,
-    /// When the server has taken the next of the questions that it has not taken yet; 0: there is none.
-    pub taken_at: Ticks,
 }
 
 impl Batch {
     /// The step computes nothing; the scheduler only asks for the answers to look-ups.
     pub fn only_polls(&self) -> bool {
         self.slots.is_empty() && self.polls
-    }
-
-    /// Notes a question that the server will have taken by then.
-    pub fn awaits(&mut self, taken_at: Ticks) {
-        self.taken_at = if self.taken_at == 0 { taken_at } else { self.taken_at.min(taken_at) };
     }
 }
 

@@ -117,18 +117,6 @@ fn a_step_takes_time_for_each_request_that_it_begins_and_each_token_that_it_stor
 }
 
 #[test]
-fn a_first_token_takes_longer_where_another_step_follows() {
-    let cost = CostConfig { step_s: 2.0 * MS, response_next_s: MS, ..CostConfig::default() };
-    assert_eq!(answers(cost, &[1, 1]), [(2.0, 2.0), (2.0, 2.0)]);
-    assert_eq!(answers(cost, &[3]), [(3.0, 6.0)]);
-    assert_eq!(answers(cost, &[1, 2]), [(3.0, 3.0), (3.0, 4.0)]);
-    // The second one is parsed while the first one's step runs, and its own step follows.
-    let parsed = CostConfig { request_s: MS, response_s: 0.5 * MS, ..cost };
-    assert_eq!(answers(parsed, &[1, 1]), [(5.0, 5.0), (6.0, 6.0)]);
-    assert_eq!(step_costs(cost, true)[..2], [2.0, 2.0]);
-}
-
-#[test]
 fn a_first_token_takes_longer_while_its_request_is_stored() {
     let none = CostConfig { step_s: 2.0 * MS, ..CostConfig::default() };
     let stores = CostConfig { response_store_s: MS, ..none };
