@@ -100,7 +100,9 @@ def test_rows_that_cannot_be_opened_are_told_and_the_folder_stays_free(tmp_path:
     RunFolder.create(path, made()).close()
     (path / "rows.jsonl").mkdir()
     for opening in (RunFolder.resume, names):
-        with pytest.raises(ResultsError, match=r"rows.jsonl: cannot be opened \(Is a directory\); make it a readable file"):
+        with pytest.raises(
+            ResultsError, match=r"rows.jsonl: cannot be opened \(Is a directory\); make it a readable file"
+        ):
             opening(path)
     (path / "rows.jsonl").rmdir()
     RunFolder.resume(path).close()
