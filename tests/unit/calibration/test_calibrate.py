@@ -175,6 +175,7 @@ def test_what_an_accelerator_keeps_to_is_not_fitted(
     assert "cpu.read.latency_s" not in found.assumed, "what the host's messages take around a transfer is the host's"
 
 
+@pytest.mark.usefixtures("truth")
 def test_what_a_look_for_an_answer_takes_is_what_the_engine_has_timed(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
