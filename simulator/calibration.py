@@ -18,7 +18,9 @@ from simulator.errors import CalibrationError
 from simulator.models import load_config
 from traces.tiers import PAGE_CACHE, all_tiers, state_names
 
-STEP = ("step_s", "token_s", "attention_s", "attention_context_s", "context_s")
+# The least that a step takes, by the host that launches its kernels.
+LAUNCH = "launch_s"
+STEP = ("step_s", "token_s", "attention_s", "attention_context_s", "context_s", LAUNCH)
 # What an engine's own thread does in a step beside the model's forward pass.
 HOST_STEP = ("step_request_s", "hit_token_s", "store_token_s")
 RESPONSE_STORE = "response_store_s"
@@ -129,11 +131,12 @@ class Calibration(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     """Constants by name (CONSTANTS), null where unknown, with their provenance.
 
     Seconds: step_s per step, token_s per new token, attention_s per pair of new tokens, attention_context_s per pair of
-    a new token and a token of its context, context_s per token of a sequence's context (core/src/engine/cost.rs).
+    a new token and a token of its context, context_s per token of a sequence's context (core/src/engine/cost.rs). All
+    these together take launch_s at least.
     The engine's own thread spends step_request_s on each request that a step begins, and hit_token_s on each cached
     token with which that request begins. It spends store_token_s on each token whose KV the step copies to the tier
-    behind the GPU (0: beside the steps). A file that lacks these three or response_store_s means 0. Of a tier that it
-    does not name, all is unknown.
+    behind the GPU (0: beside the steps). A file that lacks launch_s, these three or response_store_s means 0. Of a tier
+    that it does not name, all is unknown.
     Before the scheduler sees a request, a front end that does one task after another spends request_s, request_token_s
     per prompt token and request_chunk_s per prompt chunk. Then request_wait_s passes, for all requests at once.
     response_s: the front end's time for a request's first token, and for its last. response_store_s: what such a token
@@ -149,7 +152,7 @@ class Calibration(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     that read at once (LMCache's server with its adapter fs). copied_reads: a chunk that is read is copied once more
     (SGLang's file storage). disk.read.bytes_per_s is then that copy, where the device's own bandwidth is known: the
     kernel copies a part while the device still reads. Where it is not, page_cache.read.bytes_per_s counts for each
-    byte, too.
+    byte, too. launches_steps: the engine's thread launches a step's kernels one by one, and a GPU computes beside it.
 
     host_spread: the standard deviation of each of the host's tasks (front end, wait, poll, answer) over its mean; 0:
     each takes its mean time, so that requests sent at once run in one order.
@@ -171,6 +174,7 @@ class Calibration(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     shared_core: bool = False
     serial_chunks: bool = False
     copied_reads: bool = False
+    launches_steps: bool = False
     host_spread: float = 0.0
     held: Held | None = None
     good: bool | None = None
@@ -181,7 +185,7 @@ class Calibration(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         unnamed = _unnamed(self.constants)
         absent = dict.fromkeys(name for name in CONSTANTS if name.partition(".")[0] in unnamed)
         msgspec.structs.force_setattr(
-            self, "constants", dict.fromkeys((*HOST_STEP, RESPONSE_STORE), 0.0) | absent | self.constants
+            self, "constants", dict.fromkeys((LAUNCH, *HOST_STEP, RESPONSE_STORE), 0.0) | absent | self.constants
         )
         if not 0 <= self.host_spread < math.inf:
             raise ValueError(f"host_spread: {self.host_spread} is not a possible spread")

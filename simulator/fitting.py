@@ -18,9 +18,18 @@ from numpy.typing import NDArray
 from scipy.optimize import nnls
 from scipy.special import stdtrit
 
-from simulator.calibration import CONSTANTS, RESPONSE_STORE, Assumption, Calibration, CalibrationPoint, FittedOn
+from simulator.calibration import (
+    CONSTANTS,
+    LAUNCH,
+    RESPONSE_STORE,
+    Assumption,
+    Calibration,
+    CalibrationPoint,
+    FittedOn,
+)  # fmt: skip
+from simulator.launches import computed_steps, lone_decoding_s
 from simulator.models import load_model
-from simulator.point_costs import design, for_each_request, is_linear, slope_of
+from simulator.point_costs import design, for_each_request, is_linear, lone_s, prefill_steps, slope_of
 from simulator.probing import simulated_s
 from traces.tiers import state_named, tier_named
 
@@ -46,6 +55,7 @@ _OF_MEDIAN = 1.4826
 _HUBER = 1.345 * _MODEL_ERROR
 _TELLING_SAMPLES = 5
 _SOUGHT_LAST = Assumption(value=0.0, why="sought once all else is found")
+_UNBOUND = Assumption(value=0.0, why="no launch bounds a step")
 _NORMAL_975 = 1.96
 # From so many of the places that a fit without the host's spread has found, one with it sets out.
 _VARIED_STARTS = 3
@@ -76,24 +86,40 @@ def fit(
     """Constants by least squares of the relative error, none below 0; null where the points say nothing.
 
     Relative, because a time to first token of 30 ms has to be as right as one of 3 s; a point weighs what its noise
-    allows (`_weights`). A bandwidth is .inf where the fit finds no time per byte, as is a shared one that
-    nothing showed.
+    allows (`_weights`). A bandwidth is .inf where the fit finds no time per byte, a shared one where nothing showed it.
 
     host_varies: whatever else a lone hit in the engine's own tier takes repeats, so that the spread of its times is the
     host's. Requests sent together then run in several orders, and points of such are fitted by their median. What such
     a point misses can be an order that the model lacks, so that it pulls no harder than one missed by Huber's bound.
     Then points weigh what a first fit misses their kind by, lone or sent together, so that the latter do not bend what
     lone requests tell.
-    traits: what waits for what (Calibration.synchronous_loads and those after it); what is not named is false.
+    traits: what waits for what (Calibration.synchronous_loads and those after it); what is not named is false. Where
+    steps are launched, a lone sequence decodes no faster than that: either its steps take launch_s, or no step does.
     """
     asked = Calibration(
         name="fit", source="", date="", machine="", method="", fitted_on=fitted_on, assumed={},
         constants=dict.fromkeys(CONSTANTS),
     )  # fmt: skip
     asked = msgspec.structs.replace(asked, **traits)
+    assumed = {LAUNCH: _UNBOUND, **assumed}
+    found = _fit(asked, assumed, host_varies, {})
+    launch_s = lone_decoding_s(fitted_on.points) if asked.launches_steps else None
+    if launch_s is None or assumed[LAUNCH] is not _UNBOUND:
+        return found
+    bounding = {**assumed, LAUNCH: Assumption(value=_rounded(launch_s), why="a lone sequence decodes so")}
+    bound = _fit(asked, bounding, host_varies, found.constants)
+    weights = _MODEL_ERROR / np.hypot(_MODEL_ERROR, _noise(fitted_on.points))
+    measured = np.array([point.measured_s for point in fitted_on.points])
+    return min(found, bound, key=lambda fit: float(np.sum((weights * (fit.fitted_s / measured - 1)) ** 2)))
+
+
+def _fit(
+    asked: Calibration, assumed: Mapping[str, Assumption], host_varies: bool, near: Mapping[str, float | None]
+) -> Fit:
+    """near: where launches bound steps, it sets out from these constants."""
     problem = _Problem(asked, {RESPONSE_STORE: _SOUGHT_LAST, **assumed})
     # A bound that nothing has reached shows no derivative: it is sought from starts at which it binds as well.
-    best = _descend(problem, problem.first())
+    best = _descend(problem, problem.first(near))
     ends = [best]
     for parts, bound in itertools.product(_PARTS, problem.bounds()):
         ends.append(_descend(problem, problem.start(best, bound, parts)))
@@ -219,6 +245,7 @@ class _Problem:
         self.weights: Array = _MODEL_ERROR / np.hypot(np.where(self.together, errors[1], errors[0]), self.noise)
         self.lone = [is_linear(point, fitted_on) for point in fitted_on.points]
         self.rows = [design(point, fitted_on) for point in fitted_on.points]
+        self.steps = [prefill_steps(point, fitted_on) for point in fitted_on.points]
         self.free = [n for n in CONSTANTS if n not in assumed and any(n in row for row in self.rows)]
         self.telling = [self._telling(index) for index in range(len(self.rows))]
         self.always = for_each_request(fitted_on)
@@ -241,7 +268,7 @@ class _Problem:
 
     def _says(self, index: int, named: dict[str, float]) -> float:
         if self.lone[index]:
-            return sum(named[name] * times for name, times in self.rows[index].items())
+            return lone_s(self.rows[index], self.steps[index], named)
         asked = (index, *named.values())
         if asked not in self._simulated_s:
             self._simulated_s[asked] = simulated_s(self.fitted_on.points[index], self._with(named), self.model)
@@ -270,8 +297,12 @@ class _Problem:
         pulls: Array = self.weights / np.sqrt(np.maximum(1.0, sizes / self.huber))
         return pulls
 
-    def first(self) -> Array:
+    def first(self, near: Mapping[str, float | None]) -> Array:
         """Slopes of 0, but for a device whose limit is known: below that limit, its own bandwidth would never show."""
+        if near:
+            known = self.by_name(np.array([slope_of(n, near[n] or 0.0) if near[n] else 0.0 for n in self.free]))
+            known |= computed_steps(self.fitted_on.points, self.rows, known)
+            return np.array([known[n] for n in self.free])
         limits = [p.device_bytes_per_s for p in self.fitted_on.points if p.device_bytes_per_s]
         return np.array([2 / max(limits) if limits and n == "disk.read.bytes_per_s" else 0.0 for n in self.free])
 

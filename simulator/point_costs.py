@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping, Sequence
 
 import msgspec
 
-from simulator.calibration import RESPONSE_STORE, Calibration, CalibrationPoint, FittedOn
+from simulator.calibration import LAUNCH, RESPONSE_STORE, STEP, Calibration, CalibrationPoint, FittedOn
 from simulator.models import load_model
 from simulator.policies import engine_policy, tier_policy
 from traces.tiers import PAGE_CACHE, state_named, tier_named, tier_names
@@ -33,10 +34,7 @@ def design(point: CalibrationPoint, fitted_on: FittedOn) -> dict[str, float]:
         ctx = count * context
         attention = {"attention_s": count / 2, "attention_context_s": ctx, "context_s": ctx}
         return {"step_s": 1.0, "token_s": float(count), "response_s": 1 / point.output_tokens} | attention
-    steps = [
-        (min(fitted_on.max_num_batched_tokens, point.prompt_tokens - context), context)
-        for context in range(point.hit_tokens, point.prompt_tokens, fitted_on.max_num_batched_tokens)
-    ]
+    steps = prefill_steps(point, fitted_on)
     row = {
         "step_s": float(len(steps)),
         "token_s": float(point.prompt_tokens - point.hit_tokens),
@@ -62,6 +60,28 @@ def design(point: CalibrationPoint, fitted_on: FittedOn) -> dict[str, float]:
         if (point.concurrency > 1 or point.device_bytes_per_s is not None) and device != "cpu.read":
             row[f"{device}.shared_bytes_per_s"] = row[f"{device}.bytes_per_s"]
     return row
+
+
+def prefill_steps(point: CalibrationPoint, fitted_on: FittedOn) -> list[tuple[int, int]]:
+    """(new tokens, tokens of context) of each step of a lone prefill."""
+    most, end = fitted_on.max_num_batched_tokens, point.prompt_tokens
+    return [(min(most, end - context), context) for context in range(point.hit_tokens, end, most)]
+
+
+def lone_s(row: Mapping[str, float], steps: Sequence[tuple[int, int]], slopes: Mapping[str, float]) -> float:
+    """The time of a point whose `design` and `prefill_steps` these are."""
+    if not slopes[LAUNCH]:
+        return sum(slopes[name] * times for name, times in row.items())
+    computed = (
+        slopes["step_s"]
+        + slopes["token_s"] * new
+        + slopes["attention_s"] * new * new / 2
+        + slopes["attention_context_s"] * new * context
+        + slopes["context_s"] * context
+        for new, context in steps
+    )
+    beside = sum(slopes[name] * times for name, times in row.items() if name not in STEP)
+    return beside + sum(max(slopes[LAUNCH], step_s) for step_s in computed)
 
 
 def _batch(point: CalibrationPoint, fitted_on: FittedOn) -> dict[str, float]:
@@ -130,8 +150,8 @@ def _devices(name: str, fitted_on: FittedOn) -> list[str]:
 
 def predicted_s(point: CalibrationPoint, calibration: Calibration) -> float:
     """What the constants say of a lone point."""
-    row = design(point, calibration.fitted_on)
-    return sum(slope_of(name, calibration.constant(name)) * times for name, times in row.items())
+    row, steps = design(point, calibration.fitted_on), prefill_steps(point, calibration.fitted_on)
+    return lone_s(row, steps, {name: slope_of(name, calibration.constant(name)) for name in (*row, *STEP)})
 
 
 def for_each_request(fitted_on: FittedOn) -> dict[str, float]:

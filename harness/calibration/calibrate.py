@@ -26,6 +26,7 @@ from harness.results.folder import read_samples, write_atomically
 from harness.results.manifest import Manifest, read_manifest
 from simulator.calibration import (
     HOST_STEP,
+    LAUNCH,
     RESPONSE_STORE,
     TRANSFER,
     Assumption,
@@ -48,6 +49,7 @@ _STORES = "stores were not timed by themselves: in a step without a GPU they are
 _COPIES = "loads from CPU RAM are copied one after another: a copy has all the bandwidth there is"
 _NO_STORES = "no point's first token passes the front end while its request is stored"
 _IN_STEPS = "the points cannot tell it from the step's and the request's other costs, which hold it"
+_COMPUTES = "without a GPU, the engine's own thread computes what it does not wait for"
 _TIMED = "not fitted: timed inside the engine, from one look of its scheduler for an answer to the next"
 _GIVEN = "not fitted: the reference accelerator keeps to it"
 _ONE_CHUNK = "one chunk size cannot tell a chunk's cost from that of its bytes and its tokens, which have it"
@@ -70,10 +72,13 @@ def calibrated(folder: Path, name: str, experiment: Experiment, engine: EngineNa
     traits = ENGINES[engine].traits(experiment)
     assumed = _assumed(points, load_model(experiment.model).kv_bytes_per_token, traits.copied_reads) | given
     assumed |= _polls(read_samples(folder), size)
+    if not traits.launches_steps:
+        assumed = {LAUNCH: Assumption(value=0.0, why=_COMPUTES), **assumed}
     if not any(answers_beside_stores(point, fitted_on) for point in points):
         assumed[RESPONSE_STORE] = Assumption(value=0.0, why=_NO_STORES)
     ways = traits._asdict()
-    found = fit(fitted_on, assumed, **ways, host_varies=bool(given))
+    # What a GPU computes repeats, as what an accelerator paces does.
+    found = fit(fitted_on, assumed, **ways, host_varies=bool(given) or traits.launches_steps)
     known = [
         msgspec.structs.replace(point, fitted_s=float(f"{fitted_s:.6g}"), loo_error=round(error, 5))
         for point, fitted_s, error in zip(points, found.fitted_s, found.loo_error, strict=True)
@@ -97,11 +102,11 @@ def calibrated(folder: Path, name: str, experiment: Experiment, engine: EngineNa
 
 
 def _machine(manifest: Manifest) -> str:
-    """With what stood for a GPU first: the constants are then of both."""
+    """With the GPU, or what stood for one, first: the constants are then of both."""
     host, resolved = manifest.host, [cell.resolved for cell in manifest.cells if cell.resolved]
     paced = dict.fromkeys(str(each.accelerator) for each in resolved if each.accelerator)
     own = f"{host.cpu}, {host.cores} cores, {(host.memory_bytes or 0) >> 30} GiB RAM, Linux {host.kernel}"
-    return "; ".join([*paced, own])
+    return "; ".join([*paced, *dict.fromkeys(host.gpus), own])
 
 
 def packs_of(experiment: Experiment, engine: EngineName) -> Packs:

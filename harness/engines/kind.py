@@ -42,6 +42,7 @@ class Traits(NamedTuple):
     shared_core: bool = False
     serial_chunks: bool = False
     copied_reads: bool = False
+    launches_steps: bool = False
 
 
 class Packs(NamedTuple):

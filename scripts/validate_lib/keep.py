@@ -77,10 +77,14 @@ def _without_paths(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [_without_paths(inner) for inner in value]
     if isinstance(value, str):
-        return " ".join(
-            Path(word).name if word.startswith("/") and len(word) > 1 else word for word in value.split(" ")
-        )
+        return " ".join(_without_path(word) for word in value.split(" "))
     return value
+
+
+def _without_path(word: str) -> str:
+    """A path may stand behind a key: engines.vllm.python=/…"""
+    key, equals, path = word.rpartition("=")
+    return f"{key}{equals}{Path(path).name}" if path.startswith("/") and len(path) > 1 else word
 
 
 def _rows(run: Path) -> Iterator[tuple[Any, ...]]:

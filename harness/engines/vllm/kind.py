@@ -58,6 +58,7 @@ def _traits(experiment: Experiment) -> Traits:
         synchronous_loads=on_cpu and not (paced and settings.link == "paced"),
         shared_core=on_cpu and not paced and len(settings.cores.of_engines or ()) == 1,
         serial_chunks=disk is not None and ADAPTERS[disk.adapter].serial_chunks,
+        launches_steps=not on_cpu,
     )
 
 

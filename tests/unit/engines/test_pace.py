@@ -84,6 +84,12 @@ def test_sequences_of_one_step_share_its_fixed_time() -> None:
     )
 
 
+def test_a_step_takes_as_long_as_its_launches_at_least() -> None:
+    cost = StepCost(**COST, launch_s=0.02)
+    assert cost.of([(1, 0)]) == 0.02
+    assert cost.of([(500, 0)]) == StepCost(**COST).of([(500, 0)]) > 0.02
+
+
 def test_the_engine_s_own_work_counts_towards_the_step() -> None:
     clock = Clock()
     pace = steps(clock)

@@ -215,6 +215,26 @@ def test_what_is_not_alike_is_refused(tmp_path: Path, prefix_run: Path, change: 
     assert words in refusal(other, plain if "host.cpu" in change else prefix_run)
 
 
+@pytest.mark.parametrize("gpus", [["H200"], []])
+def test_an_accelerator_is_held_against_a_gpu_on_a_machine_without_one(
+    tmp_path: Path, prefix_run: Path, gpus: list[str]
+) -> None:
+    """Against other arithmetic, its machine has to be the same."""
+    ours, theirs = (noisy_copy(prefix_run, tmp_path / name, seed=1, spread=0.0) for name in ("gpu", "paced"))
+    of_gpu, of_paced = (json.loads((side / "manifest.json").read_text()) for side in (ours, theirs))
+    of_gpu["host"] |= {"gpus": gpus, "cores": 64}
+    of_paced["cells"][0]["resolved"]["accelerator"] = {
+        "name": "h200", "machine": "m", "date": "2026-11-26", "standing": "s", "link": "paced",
+        "fitted_on": "tiny-llama",
+    }  # fmt: skip
+    for side, manifest in ((ours, of_gpu), (theirs, of_paced)):
+        (side / "manifest.json").write_text(json.dumps(manifest))
+    if gpus:
+        assert set(verdicts(judged(ours, theirs)).values()) == {"pass"}
+    else:
+        assert "unlike hosts: cores is 64" in refusal(ours, theirs)
+
+
 def test_other_token_counts_are_refused(tmp_path: Path, prefix_run: Path, free_run: Path) -> None:
     longer = changed_rows(prefix_run, tmp_path / "longer", output_tokens=2)
     assert "different token counts: output_tokens is [2] on one side, [1]" in refusal(longer, prefix_run)

@@ -7,13 +7,17 @@
 //! for one new token and for thousands. r is what the engine's own thread spends on a request that it begins, and h what
 //! a token costs that it need not compute. w is what it spends to copy a token's KV to the tier behind the GPU; 0 where
 //! stores pass beside the steps.
+//!
+//! Where an engine's thread launches the kernels of a step one by one, and the device computes beside it, the terms up to
+//! d take as long as the launches at least (l): max(l, t0 + … + d Σc).
 
 use super::jitter::Jitter;
 use crate::time::{self, Ticks};
 
 /// Seconds: per step, per new token, per pair of new tokens, per pair of a new token and a token of its context, per
 /// token of a sequence's context, per request that a step begins, per cached token of those, per token that a step
-/// stores. The front end does one task after another. For each request it spends request_s (HTTP), request_token_s a
+/// stores. launch_s: the least that a step takes before what the engine's own thread adds; 0: no such bound.
+/// The front end does one task after another. For each request it spends request_s (HTTP), request_token_s a
 /// prompt token (parsing) and request_chunk_s a prompt chunk (its questions to the cache server). Then request_wait_s
 /// passes, for all requests at once (messages between processes), until the scheduler sees the request. The front end
 /// spends response_s on a first and on a last token; those between count in the steps. It spends response_store_s more
@@ -28,6 +32,7 @@ pub struct CostConfig {
     pub attention_s: f64,
     pub attention_context_s: f64,
     pub context_s: f64,
+    pub launch_s: f64,
     pub step_request_s: f64,
     pub hit_token_s: f64,
     pub store_token_s: f64,
@@ -54,6 +59,7 @@ pub struct Cost {
     half_attention: Ticks,
     attention_context: Ticks,
     context: Ticks,
+    launch: Ticks,
     step_request: Ticks,
     hit_token: Ticks,
     store_token: Ticks,
@@ -95,19 +101,32 @@ impl Work {
     }
 }
 
-/// Decode steps in a row: the time of the first one, and by how much each step is longer than the one before.
+/// Decode steps in a row: what the first one computes, by how much each step computes longer than the one before, and
+/// what each takes at least.
 #[derive(Clone, Copy, Debug)]
 pub struct Pace {
     first: Ticks,
     growth: Ticks,
+    least: Ticks,
 }
 
 impl Pace {
     /// The time of the first `steps` steps.
     pub fn steps(&self, steps: u64) -> Ticks {
-        let k = u128::from(steps);
+        let least = u128::from(steps).min(self.bound());
+        let k = u128::from(steps) - least;
         // k(k-1)/2, without a wrap for k = 0.
-        self.first * k + self.growth * (k * k.saturating_sub(1) / 2)
+        let computed = (self.first + self.growth * least) * k + self.growth * (k * k.saturating_sub(1) / 2);
+        self.least * least + computed
+    }
+
+    /// How many of the first steps compute for less than a step takes at least.
+    fn bound(&self) -> u128 {
+        match self.least.saturating_sub(self.first) {
+            0 => 0,
+            lacking if self.growth > 0 => lacking.div_ceil(self.growth),
+            _ => u128::MAX,
+        }
     }
 
     /// How many steps, `most` at most, take less than `room`.
@@ -115,12 +134,15 @@ impl Pace {
         if most == 0 || self.steps(most) < room {
             return most;
         }
+        let fits = |steps: u64| self.steps(steps) < room;
+        if self.bound() > 0 {
+            return largest(most, fits);
+        }
         // Real numbers come close; integers correct the rest.
         let (half, room_real) = (self.growth as f64 / 2.0, room as f64);
         let rest = self.first as f64 - half;
         let guess = 2.0 * room_real / (rest + (rest * rest + 4.0 * half * room_real).sqrt());
         let guess = (guess as u64).min(most - 1);
-        let fits = |steps: u64| self.steps(steps) < room;
         if (guess == 0 || fits(guess)) && !fits(guess + 1) {
             return guess;
         }
@@ -153,6 +175,7 @@ impl Cost {
             half_attention: time::from_s(config.attention_s / 2.0),
             attention_context: time::from_s(config.attention_context_s),
             context: time::from_s(config.context_s),
+            launch: time::from_s(config.launch_s),
             step_request: time::from_s(config.step_request_s),
             hit_token: time::from_s(config.hit_token_s),
             store_token: time::from_s(config.store_token_s),
@@ -169,12 +192,15 @@ impl Cost {
     }
 
     pub fn step(&self, work: &Work) -> Ticks {
+        self.computes(work).max(self.launch) + work.host
+    }
+
+    fn computes(&self, work: &Work) -> Ticks {
         self.step
             + self.token * work.new_tokens
             + self.half_attention * work.new_pairs_twice
             + self.attention_context * work.context_pairs
             + self.context * work.context
-            + work.host
     }
 
     /// What the engine's own thread spends on a request that begins with so many cached tokens.
@@ -198,7 +224,7 @@ impl Cost {
         let first =
             Work { new_tokens: n, new_pairs_twice: n, context_pairs: c, context: c, ..Work::default() };
         let growth = n * (self.attention_context + self.context);
-        Pace { first: self.step(&first), growth }
+        Pace { first: self.computes(&first), growth, least: self.launch }
     }
 
     /// The time that the front end spends on a request.
@@ -234,15 +260,22 @@ mod tests {
 
     #[test]
     fn a_run_of_decode_steps_costs_exactly_its_steps() {
-        let config = CostConfig {
-            step_s: 0.003,
-            token_s: 1.7e-4,
-            attention_s: 1.8e-9,
-            attention_context_s: 2.9e-9,
-            context_s: 3.1e-8,
-            ..CostConfig::default()
-        };
-        let cost = Cost::new(&config);
+        // Launches bound no step, the first 600 and more, and all.
+        for launch_s in [0.0, 0.006_25, 1.0] {
+            costs_exactly_its_steps(&CostConfig {
+                step_s: 0.003,
+                token_s: 1.7e-4,
+                attention_s: 1.8e-9,
+                attention_context_s: 2.9e-9,
+                context_s: 3.1e-8,
+                launch_s,
+                ..CostConfig::default()
+            });
+        }
+    }
+
+    fn costs_exactly_its_steps(config: &CostConfig) {
+        let cost = Cost::new(config);
         let mut contexts = [5u64, 1_000, 77_777];
         let pace = cost.pace(3, contexts.iter().sum());
         let mut total = 0;
@@ -260,6 +293,19 @@ mod tests {
             let within = (1..=1_000).take_while(|&steps| pace.steps(steps) < room).count() as u64;
             assert_eq!(pace.within(room, 1_000), within);
         }
+    }
+
+    #[test]
+    fn a_step_takes_its_launches_or_what_it_computes_and_then_what_the_engines_thread_adds() {
+        let cost =
+            Cost::new(&CostConfig { step_s: 0.005, token_s: 1e-5, launch_s: 0.02, ..CostConfig::default() });
+        let step = |tokens: u64| {
+            let mut work = Work::default();
+            work.add(tokens, 0);
+            work.add_host(time::from_s(0.001));
+            (time::to_s(cost.step(&work)) * 1e6).round()
+        };
+        assert_eq!((step(1), step(1_500), step(4_000)), (21_000.0, 21_000.0, 46_000.0));
     }
 
     #[test]

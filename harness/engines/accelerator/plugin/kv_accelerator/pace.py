@@ -54,14 +54,15 @@ def share_interpreter() -> None:
 
 @dataclass(frozen=True)
 class StepCost:
-    """step = step_s + token_s Σq + attention_s Σq²/2 + attention_context_s Σqc + context_s Σc, with q the new tokens of
-    a sequence in this step and c its context before it."""
+    """step = step_s + token_s Σq + attention_s Σq²/2 + attention_context_s Σqc + context_s Σc, and launch_s at least,
+    with q the new tokens of a sequence in this step and c its context before it."""
 
     step_s: float
     token_s: float
     attention_s: float
     attention_context_s: float
     context_s: float
+    launch_s: float = 0.0
 
     def of(self, sequences: Iterable[tuple[int, int]]) -> float:
         """sequences: (q, c) of each."""
@@ -69,13 +70,14 @@ class StepCost:
         for q, c in sequences:
             tokens, pairs_twice = tokens + q, pairs_twice + q * q
             context_pairs, context = context_pairs + q * c, context + c
-        return (
+        computed_s = (
             self.step_s
             + self.token_s * tokens
             + self.attention_s * pairs_twice / 2
             + self.attention_context_s * context_pairs
             + self.context_s * context
         )
+        return max(self.launch_s, computed_s)
 
 
 @dataclass
