@@ -60,10 +60,11 @@ DISK_BANDWIDTH = ("disk.read.bytes_per_s", "disk.read.shared_bytes_per_s")
 
 
 def wrong_calibration(path: Path, factor: float, *constants: str) -> Path:
-    """configs/hardware/cpu-2core.yaml with constants (the disk's bandwidth: alone and shared) times a factor."""
+    """configs/hardware/cpu-2core.yaml with constants (the disk's bandwidth: alone and shared) times a factor; 0 stays,
+    which a file may leave out."""
     known = yaml.safe_load(Path("configs/hardware/cpu-2core.yaml").read_text())
     for constant in constants or DISK_BANDWIDTH:
-        known["constants"][constant] *= factor
+        known["constants"][constant] = known["constants"].get(constant, 0.0) * factor
     path.write_text(yaml.safe_dump(known))
     return path
 
