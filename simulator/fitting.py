@@ -300,7 +300,7 @@ class _Problem:
     def first(self, near: Mapping[str, float | None]) -> Array:
         """Slopes of 0, but for a device whose limit is known: below that limit, its own bandwidth would never show."""
         if near:
-            known = self.by_name(np.array([slope_of(n, near[n] or 0.0) if near[n] else 0.0 for n in self.free]))
+            known = self.by_name(np.array([slope_of(n, s) if (s := near[n]) else 0.0 for n in self.free]))
             known |= computed_steps(self.fitted_on.points, self.rows, known)
             return np.array([known[n] for n in self.free])
         limits = [p.device_bytes_per_s for p in self.fitted_on.points if p.device_bytes_per_s]

@@ -10,7 +10,6 @@ import msgspec
 from harness.errors import NotComparable
 from harness.experiment.workloads import PrefixWorkload, hit_tokens
 from harness.records import Resolved
-from harness.results.manifest import CellEntry
 from harness.results.provenance import is_simulated
 from harness.validation.points import Point, PointKey, Side, axes, left_out_reasons
 from simulator.calibration import Calibration
@@ -124,7 +123,7 @@ def _hit_tokens(here: dict[str, Any]) -> int:
 def _hosts(reference: Side, candidate: Side) -> Iterator[str]:
     """Real engines have to run on like machines; a simulator's own machine is in none of its figures. An accelerator is
     held against a GPU, which its machine need not have."""
-    if any(_is_paced(side) for side in (reference, candidate)) and (_has_gpu(reference) or _has_gpu(candidate)):
+    if any(is_paced(side) for side in (reference, candidate)) and (_has_gpu(reference) or _has_gpu(candidate)):
         return
     manifests = [m for side in (reference, candidate) if not is_simulated(side.engine) for m in side.manifests]
     for manifest in manifests[1:]:
@@ -134,16 +133,13 @@ def _hosts(reference: Side, candidate: Side) -> Iterator[str]:
                 yield f"unlike hosts: {field} is {first} in {manifests[0].run_id}, {other} in {manifest.run_id}"
 
 
-def _is_paced(side: Side) -> bool:
-    return any(cell.resolved is not None and bool(cell.resolved.accelerator) for cell in _cells(side))
+def is_paced(side: Side) -> bool:
+    """Whether a reference accelerator stood for a GPU."""
+    return any(bool(resolved and resolved.accelerator) for resolved in (p.cell.resolved for p in side.points.values()))
 
 
 def _has_gpu(side: Side) -> bool:
-    return not _is_paced(side) and any(manifest.host.gpus for manifest in side.manifests)
-
-
-def _cells(side: Side) -> list[CellEntry]:
-    return [point.cell for point in side.points.values()]
+    return not is_paced(side) and any(manifest.host.gpus for manifest in side.manifests)
 
 
 def _common(reference: Side, candidate: Side) -> Iterator[str]:

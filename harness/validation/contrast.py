@@ -26,7 +26,7 @@ from harness.results.provenance import Made, is_simulated
 from harness.results.rows import metric_values
 from harness.results.summary import repeats_exactly
 from harness.stats import Ratio, paired_ratio, ratio_interval
-from harness.validation.comparable import defects, name
+from harness.validation.comparable import defects, is_paced, name
 from harness.validation.document import SideFacts, side_facts
 from harness.validation.points import Point, PointKey, Side
 from harness.validation.setups import Difference, differences, setup_of
@@ -107,7 +107,7 @@ def are_unlike(ours: Side, theirs: Side) -> bool:
 def _made(side: Side) -> Made:
     cells = [point.cell for point in side.points.values()]
     if not is_simulated(side.engine):
-        return "paced" if any(cell.resolved and cell.resolved.accelerator for cell in cells) else "measured"
+        return "paced" if is_paced(side) else "measured"
     found = [cell.record.storage for cell in cells if cell.record and cell.record.storage]
     if found and all(each.kv for each in found):
         return "measured"
