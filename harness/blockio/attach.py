@@ -90,7 +90,7 @@ async def run_trace(
     trace = BpfTrace(target, device_number=device, pids=pids)
     await trace.start()
     started_s = engine.now_s()
-    zero_ns = trace.zero_ns(started_s)
+    zero_ns = trace.zero_ns(engine.now_s)
     try:
         yield
     finally:

@@ -17,7 +17,7 @@ import shutil
 import signal
 import subprocess
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +37,7 @@ _MAX_PIDS = 8
 _START_TIMEOUT_S, _STOP_TIMEOUT_S, _SETTLE_TIMEOUT_S, _ASK_AGAIN_S = 30.0, 15.0, 10.0, 3.0
 # bpftrace has printed everything once the files keep their sizes for this many polls in a row.
 _POLL_S, _STILL_POLLS = 0.05, 4
+_CLOCK_LOOKS = 9
 _FALLBACKS = (
     "without it samples.jsonl still has bytes from /proc/PID/io (storage_read_bytes) and from diskstats (host.device_…)"
 )
@@ -134,18 +135,21 @@ class BpfTrace:
         path = self._folder / f"{name}.jsonl"
         return path.exists() and b'"ready ' in path.read_bytes()[:4096]
 
-    def zero_ns(self, now_s: float) -> int:
-        """The moment, on bpftrace's clock, at which the caller's clock was 0.
+    def zero_ns(self, clock: Callable[[], float]) -> int:
+        """The moment, on bpftrace's clock, at which the caller's clock, in seconds, was 0.
 
-        The caller's clock shows now_s and runs at the rate of CLOCK_MONOTONIC. Some versions of bpftrace include
-        the machine's suspended time in nsecs; the first line of the output shows which kind this one is.
+        The caller's clock runs at the rate of CLOCK_MONOTONIC. It is read between two looks at that clock, and the
+        closest two of several count: where the process loses its core in between, all events would be early.
+        Some versions of bpftrace include the machine's suspended time in nsecs; the first line of the output shows
+        which kind this one is.
         """
         ready_ns = next(
             int(line.split()[1]) for line in _lines(self._folder / "block.jsonl") if line.startswith("ready")
         )
-        monotonic_ns, boot_ns = time.monotonic_ns(), time.clock_gettime_ns(time.CLOCK_BOOTTIME)
-        asleep_ns = boot_ns - monotonic_ns if ready_ns > monotonic_ns else 0
-        return monotonic_ns + asleep_ns - round(now_s * 1e9)
+        looks = [(time.monotonic_ns(), clock(), time.monotonic_ns()) for _ in range(_CLOCK_LOOKS)]
+        before_ns, now_s, after_ns = min(looks, key=lambda look: look[2] - look[0])
+        asleep_ns = time.clock_gettime_ns(time.CLOCK_BOOTTIME) - time.monotonic_ns() if ready_ns > after_ns else 0
+        return (before_ns + after_ns) // 2 + asleep_ns - round(now_s * 1e9)
 
     async def stop(self) -> int:
         """Ends both scripts and returns the number of lost events."""
