@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from operator import itemgetter
 from statistics import fmean, median
 from typing import Any
 
@@ -53,7 +54,7 @@ def notes(comparison: Comparison, reference: Side) -> list[str]:
     unequal = [p for p in comparison.points if any(f.verdict != "pass" for f in p.counts)]
     if count := sum(p.axes["workload"] != "prefix" and _behind_lmcache(p, reference) for p in unequal):
         found.append(f"The model lacks: {_TICKS}. {count} of {len(unequal)} points with unequal counts.")
-    return found + (_host(reference) if missed else [])
+    return found + (_host(reference) + _memory(reference) + _drift(reference) if missed else [])
 
 
 def _behind_lmcache(point: PointResult, side: Side) -> bool:
@@ -80,13 +81,47 @@ def _host(side: Side) -> list[str]:
     return [f"{said}."]
 
 
+def _memory(side: Side) -> list[str]:
+    """Of samples that touched memory before they began: what a virtual machine's host takes to give a GiB of it."""
+    samples = [each for point in side.points.values() for repeat in point.repeats.values() for each in repeat.samples]
+    touched_s = [each.host.touch_s_per_gib for each in samples if each.host.touch_s_per_gib is not None]
+    if len(touched_s) < _LEAST_SAMPLES:
+        return []
+    least_s, middle_s, most_s = np.quantile(touched_s, (0.0, 0.5, 0.9))
+    return [
+        f"The host: a GiB of new memory took {least_s:.2g} s at best, {middle_s:.2g} s in half of the samples that"
+        f" touched some, and at least {most_s:.2g} s in one of ten."
+    ]
+
+
+def _drift(side: Side) -> list[str]:
+    """How much longer the later half of a point's samples took than the earlier: what no model can know."""
+    drifts = []
+    for point in side.points.values():
+        by_time = [ttft_s for _, ttft_s in _timed(point)]
+        if len(by_time) >= _LEAST_SAMPLES:
+            half = len(by_time) // 2
+            drifts.append(median(by_time[-half:]) / median(by_time[:half]) - 1)
+    if not drifts:
+        return []
+    return [
+        f"The reference against itself: medians of the later half of a point's samples are {min(drifts):+.0%} to"
+        f" {max(drifts):+.0%} beside those of the earlier half, {median(drifts):+.0%} in the middle of {len(drifts)} points."
+    ]
+
+
 def _beside(point: Point) -> list[tuple[Sample, float]]:
     """The samples that count and have a timing of the core, with their mean TTFT."""
+    return [(sample, ttft_s) for sample, ttft_s in _timed(point) if sample.host.core_loop_s is not None]
+
+
+def _timed(point: Point) -> list[tuple[Sample, float]]:
+    """The samples that count, with their mean TTFT, in the order measured: folder by folder, each on its own clock."""
     found = []
-    for repeat in point.repeats.values():
+    for (folder, _), repeat in point.repeats.items():
         rows = repeat.by_sample()
         for sample in repeat.samples:
             ttfts_s = [row.ttft_s for row in rows.get((sample.index, sample.attempt), []) if row.ttft_s is not None]
-            if ttfts_s and sample.host.core_loop_s is not None:
-                found.append((sample, fmean(ttfts_s)))
-    return found
+            if ttfts_s:
+                found.append(((folder, sample.attempt, sample.started_s), sample, fmean(ttfts_s)))
+    return [(sample, ttft_s) for _, sample, ttft_s in sorted(found, key=itemgetter(0))]

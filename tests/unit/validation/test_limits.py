@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import msgspec
 import pytest
 
 from harness.records import HostSample
@@ -31,11 +32,12 @@ def said(*points: PointResult, side: Side | None = None) -> list[str]:
     return notes(comparison, side or Side((), (), {}))
 
 
-def side(*beside: tuple[float | None, float]) -> Side:
-    """Of one point: the core's loop around each sample, and its TTFT."""
+def side(*beside: tuple[float | None, float], touch_s: float | None = None) -> Side:
+    """Of one point: the core's loop around each sample, and its TTFT; what a GiB of memory took before each."""
     repeat = Repeat()
     for index, (loop_s, ttft_s) in enumerate(beside):
-        repeat.samples.append(sample("gpu", index, host=HostSample(core_loop_s=loop_s)))
+        host = HostSample(core_loop_s=loop_s, touch_s_per_gib=None if touch_s is None else touch_s * (index + 1))
+        repeat.samples.append(sample("gpu", index, host=host))
         repeat.rows.append(row("gpu", ttft_s, sample=index))
     return Side((), (), {("c", "gpu"): Point("gpu", CellEntry(key="c"), {(0, "c"): repeat})})
 
@@ -79,7 +81,7 @@ def test_lmcaches_ticks_are_told_only_where_lmcache_serves(
 
 def test_the_host_is_told_where_its_core_was_timed_and_something_misses() -> None:
     slow = side(*[(1e-4 * (1 + i / 10), 0.02 * (1 + i / 10)) for i in range(10)])
-    (host,) = said(point("prefix", 1, 0.2), side=slow)
+    host, _ = said(point("prefix", 1, 0.2), side=slow)
     assert "took at least 45% longer" in host and "one of ten at least 81%" in host
     assert "correlation with TTFT 1.00" in host
     assert said(point("prefix", 1, 0.0), side=slow) == []
@@ -91,12 +93,36 @@ def test_a_sample_that_was_measured_again_counts_by_its_last_attempt() -> None:
     again.points["c", "gpu"].repeats[0, "c"].samples.append(
         sample("gpu", 0, "contradicted", attempt=1, host=HostSample(core_loop_s=1e-5))
     )
-    (host,) = said(point("prefix", 1, 0.2), side=again)
+    host, _ = said(point("prefix", 1, 0.2), side=again)
     assert "took at least 45% longer" in host and "correlation with TTFT 1.00" in host
 
 
 @pytest.mark.filterwarnings("error")
 def test_too_few_samples_or_a_core_that_never_changed_tell_of_no_correlation() -> None:
     for few in (side((1e-4, 0.1), (2e-4, 0.2)), side(*[(1e-4, 0.1 + i) for i in range(9)])):
-        (host,) = said(point("prefix", 1, 0.2), side=few)
+        host = said(point("prefix", 1, 0.2), side=few)[0]
         assert "correlation" not in host
+
+
+def test_memory_that_the_host_gives_slowly_is_told() -> None:
+    times = [(None, 0.02)] * 10
+    memory, _ = said(point("prefix", 1, 0.2), side=side(*times, touch_s=0.2))
+    assert memory == (
+        "The host: a GiB of new memory took 0.2 s at best, 1.1 s in half of the samples that touched some, and at least"
+        " 1.8 s in one of ten."
+    )
+    assert len(said(point("prefix", 1, 0.2), side=side(*times))) == 1
+
+
+@pytest.mark.parametrize("in_another_folder", [False, True])
+def test_a_reference_that_became_slower_is_told(in_another_folder: bool) -> None:
+    """Folder by folder, and by each one's clock, in whatever order the samples were written."""
+    slower = side(*[(None, 0.02)] * 4, *[(None, 0.03)] * 5)
+    both = slower.points["c", "gpu"].repeats
+    both[0, "c"].samples.reverse()
+    if in_another_folder:
+        early, late = [[each for each in both[0, "c"].samples if (each.index < 4) is first] for first in (True, False)]
+        late = [msgspec.structs.replace(each, started_s=each.started_s - 4) for each in late]
+        both[0, "c"].samples, both[1, "c"] = early, Repeat(samples=late, rows=both[0, "c"].rows[4:])
+    (drift,) = said(point("prefix", 1, 0.2), side=slower)
+    assert "are +50% to +50% beside those of the earlier half, +50% in the middle of 1 points" in drift
