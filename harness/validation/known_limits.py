@@ -106,7 +106,8 @@ def _drift(side: Side) -> list[str]:
         return []
     return [
         f"The reference against itself: medians of the later half of a point's samples are {min(drifts):+.0%} to"
-        f" {max(drifts):+.0%} beside those of the earlier half, {median(drifts):+.0%} in the middle of {len(drifts)} points."
+        f" {max(drifts):+.0%} beside those of the earlier half, {median(drifts):+.0%} in the middle of {len(drifts)}"
+        " points."
     ]
 
 
