@@ -138,11 +138,13 @@ class TierMeasurement:
         await place(engine, probe, tier, index, warm.append)
         touch_s_per_gib = await self._have(self._memory_of[tier])
         fresh = needs_fresh_prefix(engine.capabilities, tier)
+        taken_share = self._memory.taken_share()
         before, host = await engine.metrics(), _watch(engine, self._cell, self._folder.path)
         started_s = engine.now_s()
         with self._before_others():
             await engine.replay(Load(probe.requests(tier, index, fresh_prefix=fresh)), rows.append)
-        ended_s, host_sample = engine.now_s(), msgspec.structs.replace(host(), touch_s_per_gib=touch_s_per_gib)
+        ended_s, own = engine.now_s(), {"touch_s_per_gib": touch_s_per_gib, "taken_share": taken_share}
+        host_sample = msgspec.structs.replace(host(), **own)
         observed = (await engine.metrics()).since(before)
         self._placed_s = started_s - began_s if state_named(tier).restarted else self._placed_s
         verdict, reason = prove(probe, tier, observed, rows)

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from harness.blockio.attach import run_trace
-from harness.collectors.memory import OwnMemory
+from harness.collectors.memory import MAX_TAKEN_SHARE, OwnMemory, RestedPages, taken_in_words
 from harness.engines import ENGINES
 from harness.engines.base import KeepsRecord
 from harness.engines.kind import EngineName
@@ -86,10 +86,12 @@ async def run_group(
     if not cells:
         return
     cores = ENGINES[name].cores(cells[0].experiment).client
-    memory = OwnMemory()
+    memory = OwnMemory(None if can.virtual_time else RestedPages())
     try:
         progress.state("starting the engine")
         resolved = await running.start()
+        if (taken := memory.taken_share() or 0.0) > MAX_TAKEN_SHARE:
+            progress.note(taken_in_words(taken))
         if resolved.accelerator and resolved.accelerator.doubt:
             progress.note(resolved.accelerator.doubt)
         async with run_trace(cells, running.engine, resolved, folder), pinned(cores):

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from operator import itemgetter
 from statistics import fmean, median
 from typing import Any
 
 import numpy as np
 
+from harness.collectors.memory import MAX_TAKEN_SHARE
 from harness.engines import ENGINES
 from harness.records import Sample
 from harness.results.summary import core_slower
@@ -73,25 +74,40 @@ def _host(side: Side) -> list[str]:
         f"The host: in half of the samples the engine's core took at least {np.median(slower):.0%} longer than at its"
         f" best, in one of ten at least {np.quantile(slower, 0.9):.0%}"
     )
-    beside = [np.array([(sample.host.core_loop_s, ttft_s) for sample, ttft_s in pair]) for pair in pairs]
+    return [f"{said}{_followed([[(sample.host.core_loop_s, ttft_s) for sample, ttft_s in pair] for pair in pairs])}."]
+
+
+def _followed(points: Iterable[Sequence[tuple[float | None, float]]]) -> str:
+    """How well the times of one point's samples follow what was seen beside them; nothing where neither changed."""
+    beside = [np.array([both for both in point if both[0] is not None], dtype=float) for point in points]
     telling = [pair for pair in beside if len(pair) >= _LEAST_SAMPLES and all(np.ptp(pair, axis=0) > 0)]
     follow = [float(np.corrcoef(pair.T)[0, 1]) for pair in telling]
-    if follow:
-        said += f"; samples of one point follow it (correlation with TTFT {median(follow):.2f}, median over points)"
-    return [f"{said}."]
+    if not follow:
+        return ""
+    return f"; samples of one point follow it (correlation with TTFT {median(follow):.2f}, median over points)"
 
 
 def _memory(side: Side) -> list[str]:
-    """Of samples that touched memory before they began: what a virtual machine's host takes to give a GiB of it."""
+    """What a virtual machine's host takes: of memory that is in use, and to give a GiB of memory that is not."""
     samples = [each for point in side.points.values() for repeat in point.repeats.values() for each in repeat.samples]
     touched_s = [each.host.touch_s_per_gib for each in samples if each.host.touch_s_per_gib is not None]
-    if len(touched_s) < _LEAST_SAMPLES:
-        return []
-    least_s, middle_s, most_s = np.quantile(touched_s, (0.0, 0.5, 0.9))
-    return [
-        f"The host: a GiB of new memory took {least_s:.2g} s at best, {middle_s:.2g} s in half of the samples that"
-        f" touched some, and at least {most_s:.2g} s in one of ten."
-    ]
+    taken = [each.host.taken_share for each in samples if each.host.taken_share is not None]
+    said = []
+    if len(touched_s) >= _LEAST_SAMPLES:
+        least_s, middle_s, most_s = np.quantile(touched_s, (0.0, 0.5, 0.9))
+        said.append(
+            f"The host: a GiB of new memory took {least_s:.2g} s at best, {middle_s:.2g} s in half of the samples that"
+            f" touched some, and at least {most_s:.2g} s in one of ten."
+        )
+    if taken and np.quantile(taken, 0.9) > MAX_TAKEN_SHARE:
+        beside = [
+            [(sample.host.taken_share, ttft_s) for sample, ttft_s in _timed(point)] for point in side.points.values()
+        ]
+        said.append(
+            f"The host had taken {np.median(taken):.0%} of memory in use that had rested before half of the samples,"
+            f" and at least {np.quantile(taken, 0.9):.0%} before one of ten: engines wait for it{_followed(beside)}."
+        )
+    return said
 
 
 def _drift(side: Side) -> list[str]:

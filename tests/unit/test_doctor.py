@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from harness import doctor
+from harness.collectors.memory import RestedPages
 from harness.commands.doctor import doctor as doctor_command
 from harness.doctor import Check, checks, render
 from tests.support.paths import ROOT
@@ -61,6 +62,8 @@ def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr(doctor, "DEV", tmp_path / "dev")
     monkeypatch.setattr(doctor, "PORTS", (0,))
     monkeypatch.setattr(doctor, "STEAL_WINDOW_S", 0.0)
+    monkeypatch.setattr(doctor, "REST_WINDOW_S", 0.0)
+    monkeypatch.setattr(RestedPages, "taken_share", lambda _: 0.01)
     monkeypatch.setattr(doctor, "MIN_DISK_BYTES", 0)
     monkeypatch.setattr(os, "geteuid", lambda: 0)
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1})
@@ -303,3 +306,14 @@ def test_a_host_that_takes_memory_back_is_told_and_stops_nothing(
     (unsure,) = [check for check in checks(machine / "checkout") if check.ok is not True]
     assert unsure.name == "memory kept" and unsure.ok is None
     assert "takes free memory back" in unsure.detail and "touch" in (unsure.cure or "")
+
+
+def test_on_a_host_that_takes_memory_in_use_no_time_is_relied_on(
+    machine: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(RestedPages, "taken_share", lambda _: 0.45)
+    found = checks(machine / "checkout")
+    (failed,) = [check for check in found if check.ok is not True]
+    assert failed.name == "memory kept" and failed.ok is False and "had taken 45% of memory" in failed.detail
+    (timing,) = [ability for ability in doctor.abilities() if ability.name == "timing"]
+    assert doctor.obstacles(timing, found) == [failed]

@@ -1,13 +1,14 @@
 """Free memory that a virtual machine's host does not take: one page of each block is kept, so that none is reported."""
 
 import mmap
+import time
 from pathlib import Path
 from typing import ClassVar
 
 import pytest
 
 from harness.collectors import memory
-from harness.collectors.memory import OwnMemory, Zone, free_memory, in_small_blocks
+from harness.collectors.memory import OwnMemory, RestedPages, Zone, free_memory, in_small_blocks
 
 MIB = 2**20
 BLOCK_PAGES = 512
@@ -183,3 +184,34 @@ def test_real_memory_is_given_back_but_for_a_page_of_each_block(monkeypatch: pyt
 def _resident_bytes() -> int:
     words = Path("/proc/self/statm").read_text().split()
     return int(words[1]) * mmap.PAGESIZE
+
+
+def test_a_page_that_the_host_has_taken_is_one_that_is_slow_to_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A quarter of the pages: each is read once before one is read again."""
+    rested = RestedPages()
+    now_s, read = [0.0], list[int]()
+
+    class Taken:
+        def __getitem__(self, page: int) -> int:
+            read.append(page)
+            now_s[0] += 1e-4 if page // mmap.PAGESIZE % 4 == 0 else 1e-6
+            return 1
+
+    monkeypatch.setattr(rested, "_memory", Taken())
+    monkeypatch.setattr(time, "perf_counter", lambda: now_s[0])
+    pages = memory._RESTED_BYTES // mmap.PAGESIZE
+    shares = [rested.taken_share() for _ in range(pages // memory._LOOKS_AT_PAGES)]
+    assert sorted(read) == list(range(0, memory._RESTED_BYTES, mmap.PAGESIZE))
+    assert sum(shares) / len(shares) == pytest.approx(0.25)
+    own = OwnMemory(rested)
+    assert own.taken_share() == shares[0]
+    own.let_go()
+    assert own.taken_share() is None and OwnMemory().taken_share() is None
+
+
+def test_pages_in_use_are_not_taken() -> None:
+    rested = RestedPages()
+    looks = memory._RESTED_BYTES // mmap.PAGESIZE // memory._LOOKS_AT_PAGES
+    for _ in range(looks):
+        rested.taken_share()
+    assert min(rested.taken_share() for _ in range(looks)) < memory.MAX_TAKEN_SHARE

@@ -9,6 +9,7 @@ import pytest
 from harness.collectors.memory import OwnMemory
 from harness.engines.fake.engine import FakeEngine
 from harness.measure.run import run
+from harness.results.folder import read_samples
 from simulator.models import load_model
 from tests.unit.measure.test_run_loop import Quiet, request
 
@@ -21,11 +22,15 @@ class Ledger(OwnMemory):
 
     def __init__(self) -> None:
         super().__init__()
+        self.taken = 0.0
         self.events: list[tuple[str, int]] = []
 
     def have(self, size_bytes: int) -> float | None:
         self.events.append(("have", size_bytes))
         return None
+
+    def taken_share(self) -> float | None:
+        return self.taken
 
     def let_go(self) -> None:
         self.events.append(("let go", 0))
@@ -35,7 +40,7 @@ class Ledger(OwnMemory):
 def ledger(monkeypatch: pytest.MonkeyPatch) -> Ledger:
     """Of a run on an engine of real time; its events also have what was sent."""
     ledger = Ledger()
-    monkeypatch.setattr("harness.measure.group.OwnMemory", lambda: ledger)
+    monkeypatch.setattr("harness.measure.group.OwnMemory", lambda _rested: ledger)
 
     class Watching(FakeEngine):
         def __init__(self, *arguments: Any) -> None:
@@ -59,3 +64,21 @@ def test_placing_finds_what_the_largest_sample_needs_and_each_sample_what_it_nee
     most, cold = RECOMPUTE_TOKENS * each, COLD_TOKENS * each
     sample = [("have", most), ("have", most), ("recompute", 0), ("have", most), ("have", cold), ("disk_cold", 0)]
     assert ledger.events == [*sample * 2, ("let go", 0)], "a run that has ended keeps nothing"
+
+
+@pytest.mark.usefixtures("ledger")
+@pytest.mark.parametrize(("taken", "notes"), [(0.45, 1), (0.02, 0)])
+def test_a_host_that_takes_memory_in_use_is_told_at_once_and_by_each_sample(
+    tmp_path: Path, ledger: Ledger, taken: float, notes: int
+) -> None:
+    ledger.taken, told = taken, Quiet()
+    run(request(tmp_path, model="tiny-llama", measure={"tiers": ["gpu"], "samples": 2}), told)
+    assert len([note for note in told.notes if f"had taken {taken:.0%} of memory" in note]) == notes
+    [folder] = {path.parent for path in tmp_path.rglob("samples.jsonl")}
+    assert [sample.host.taken_share for sample in read_samples(folder)] == [taken, taken]
+
+
+def test_an_engine_of_virtual_time_does_not_look(tmp_path: Path) -> None:
+    run(request(tmp_path, model="tiny-llama", measure={"tiers": ["gpu"], "samples": 2}), Quiet())
+    [folder] = {path.parent for path in tmp_path.rglob("samples.jsonl")}
+    assert [sample.host.taken_share for sample in read_samples(folder)] == [None, None]

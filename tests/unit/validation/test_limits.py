@@ -32,11 +32,16 @@ def said(*points: PointResult, side: Side | None = None) -> list[str]:
     return notes(comparison, side or Side((), (), {}))
 
 
-def side(*beside: tuple[float | None, float], touch_s: float | None = None) -> Side:
-    """Of one point: the core's loop around each sample, and its TTFT; what a GiB of memory took before each."""
+def side(*beside: tuple[float | None, float], touch_s: float | None = None, taken: float | None = None) -> Side:
+    """Of one point: the core's loop around each sample, and its TTFT; what a GiB of memory took before the first, and
+    the share of memory that the host had taken: more before each further sample."""
     repeat = Repeat()
     for index, (loop_s, ttft_s) in enumerate(beside):
-        host = HostSample(core_loop_s=loop_s, touch_s_per_gib=None if touch_s is None else touch_s * (index + 1))
+        host = HostSample(
+            core_loop_s=loop_s,
+            touch_s_per_gib=None if touch_s is None else touch_s * (index + 1),
+            taken_share=None if taken is None else taken * (index + 1),
+        )
         repeat.samples.append(sample("gpu", index, host=host))
         repeat.rows.append(row("gpu", ttft_s, sample=index))
     return Side((), (), {("c", "gpu"): Point("gpu", CellEntry(key="c"), {(0, "c"): repeat})})
@@ -112,6 +117,17 @@ def test_memory_that_the_host_gives_slowly_is_told() -> None:
         " 1.8 s in one of ten."
     )
     assert len(said(point("prefix", 1, 0.2), side=side(*times))) == 1
+
+
+def test_memory_that_the_host_takes_from_what_is_in_use_is_told() -> None:
+    slower = [(None, 0.02 + i / 1000) for i in range(10)]
+    memory, _ = said(point("prefix", 1, 0.2), side=side(*slower, taken=0.04))
+    assert memory == (
+        "The host had taken 22% of memory in use that had rested before half of the samples, and at least 36% before"
+        " one of ten: engines wait for it; samples of one point follow it (correlation with TTFT 1.00, median over"
+        " points)."
+    )
+    assert len(said(point("prefix", 1, 0.2), side=side(*slower, taken=0.004))) == 1, "a host that keeps it"
 
 
 @pytest.mark.parametrize("in_another_folder", [False, True])
