@@ -124,7 +124,11 @@ def _fitted_on(manifest: Manifest, points: tuple[CalibrationPoint, ...], size: s
     cell = next(cell for cell in manifest.cells if cell.key.startswith(size))
     resolved = cell.resolved
     assert resolved is not None, "points were measured, so that the engine has said its sizes"
-    assert resolved.block_tokens is not None and resolved.gpu_blocks is not None
+    if resolved.block_tokens is None or resolved.gpu_blocks is None:
+        raise CalibrationError(
+            f"engine {manifest.engine} does not say how many blocks its GPU's KV cache has, which the simulator needs;"
+            " use an engine that says it, or `harness run`"
+        )
     assumed, limits = cell.experiment.engines.of(SimSettings), resolved.scheduler
     host = {key: getattr(manifest.host, key) for key in ("cpu", "cores", "memory_bytes", "kernel")}
     return FittedOn(

@@ -21,6 +21,7 @@ from harness.measure.run import RunRequest, run
 from harness.records import AcceleratorFacts, Counters, HostSample, Sample
 from harness.results.manifest import encode_manifest, read_manifest
 from simulator.calibration import TRANSFER, Calibration, CalibrationPoint, load_calibration
+from simulator.errors import CalibrationError
 from simulator.fitting import Fit, fit
 from simulator.models import load_model
 from simulator.probing import simulated_s
@@ -146,6 +147,19 @@ def test_a_calibration_of_a_paced_engine_names_the_accelerator(
     (tmp_path / "paced" / "manifest.json").write_bytes(encode_manifest(manifest))
     made = calibrated(tmp_path / "paced", "paced", load_experiment(experiment(folder)).experiment, "sim")
     assert made.machine.startswith("reference accelerator h9, no GPU; ") and str(manifest.host.cpu) in made.machine
+
+
+def test_an_engine_that_does_not_say_its_blocks_is_told_in_one_line(
+    tmp_path: Path, folder: Path, measured: Path
+) -> None:
+    shutil.copytree(measured, tmp_path / "silent")
+    manifest = read_manifest(measured)
+    for cell in manifest.cells:
+        assert cell.resolved is not None
+        cell.resolved = msgspec.structs.replace(cell.resolved, gpu_blocks=None)
+    (tmp_path / "silent" / "manifest.json").write_bytes(encode_manifest(manifest))
+    with pytest.raises(CalibrationError, match=r"does not say how many blocks .*; use an engine that says it"):
+        calibrated(tmp_path / "silent", "silent", load_experiment(experiment(folder)).experiment, "sim")
 
 
 def fitted_to(
