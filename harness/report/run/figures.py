@@ -330,14 +330,15 @@ def _mean(values: Sequence[int | None]) -> Any:
 
 
 def host_noise(samples: Sequence[Sample]) -> go.Figure:
-    """Steal and other processes' CPU around each sample, in the order measured, as shares of all cores' time; and how
-    much slower the engine's core was than at its best."""
+    """Steal and other processes' CPU around each sample, in the order measured, as shares of all cores' time; how much
+    slower the engine's core was than at its best; and the share of rested memory that the host had taken."""
     figure = go.Figure()
     chosen = list(range(0, len(samples), -(-len(samples) // MAX_DOTS) or 1))
     fields = {
         "steal": ([s.host.steal_share for s in samples], "#B3261E", "x"),
         "other processes": ([s.host.foreign_cpu_share for s in samples], "#3B6FB6", "circle"),
         "the engine's core, slower than at its best": (core_slower(samples), "#6A8F3C", "diamond"),
+        "memory in use that the host had taken": ([s.host.taken_share for s in samples], "#8E5BA6", "square"),
     }
     for name, (values, color, symbol) in fields.items():
         points = [(place + 1, values[place]) for place in chosen]

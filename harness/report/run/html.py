@@ -270,8 +270,9 @@ def _details(summary: Summary, rows: Sequence[RequestRecord], samples: Sequence[
     watched = [s for s in samples if s.host.steal_share is not None or s.host.foreign_cpu_share is not None]
     if len(watched) > 1:
         noise = (
-            "CPU time that the hypervisor took, and that other processes used, while each sample ran; and what was left"
-            " of the engine's core around it: who else uses the host's core shows nowhere else."
+            "CPU time that the hypervisor took, and that other processes used, while each sample ran; what was left of"
+            " the engine's core around it; and how much memory that rested the host had taken before it. Who else uses"
+            " the host's core and memory shows nowhere else."
         )
         found.append(picture(_NOISE, "Host noise", noise, figures.host_noise(watched)))
     return found
@@ -335,6 +336,7 @@ def _noise(samples: Sequence[Sample]) -> list[tuple[str, str]]:
         ("steal", [s.host.steal_share for s in samples]),
         ("other processes' CPU", [s.host.foreign_cpu_share for s in samples]),
         ("the engine's core, slower than at its best", core_slower(samples)),
+        ("memory in use that the host had taken", [s.host.taken_share for s in samples]),
     ):
         values = [value for value in found if value is not None]
         text = f"mean {percent(sum(values) / len(values))}, at most {percent(max(values))}" if values else NOT_REPORTED

@@ -245,6 +245,12 @@ def test_host_noise_leaves_out_what_was_not_said() -> None:
     assert (steal.name, list(steal.x), list(steal.y)) == ("steal", [1, 3], [0.1, 0.3])
 
 
+def test_host_noise_shows_the_memory_that_the_host_had_taken() -> None:
+    samples = [sample("gpu", n, host=HostSample(taken_share=share)) for n, share in enumerate((None, 0.0, 0.45))]
+    (taken,) = figures.host_noise(samples).data
+    assert (taken.name, list(taken.y)) == ("memory in use that the host had taken", [0.0, 0.45])
+
+
 def test_text_from_outside_is_escaped_in_labels() -> None:
     rows = [row("gpu", 0.1, cell=name, id="<img src=x>") for name in ("<b>a</b>", "c")]
     cells = [cell(name, {"k": name}) for name in ("<b>a</b>", "c")]

@@ -156,6 +156,13 @@ def test_the_proof_tells_what_the_device_gave(tmp_path: Path) -> None:
     assert "steal mean 1.0 %" in page.text["evidence"]
 
 
+def test_the_proof_tells_what_memory_the_host_had_taken(tmp_path: Path) -> None:
+    shares = (0.0, 0.2)
+    samples = [sample("gpu", n, host=HostSample(steal_share=0.0, taken_share=share)) for n, share in enumerate(shares)]
+    page = report(tmp_path, [row("gpu", 0.2, at_s=n) for n in range(2)], samples)
+    assert "memory in use that the host had taken mean 10.0 %, at most 20.0 %" in page.text["evidence"]
+
+
 def test_contradicted_rows_are_counted_explained_and_left_out(tmp_path: Path) -> None:
     rows = [row("disk", 0.2, at_s=n, lag_s=0.0) for n in range(2)]
     rows.append(row("disk", 9.0, at_s=3, verdict="contradicted", verdict_reason="cpu served 4096 tokens"))
