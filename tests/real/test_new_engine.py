@@ -86,6 +86,8 @@ def test_the_device_is_that_of_the_folder_which_its_kind_names(tmp_path: Path, o
     trace, found = traced(tmp_path, storage={"trace": True}, engines={"toy": toy})
     assert trace.path == str(own_device.mount) and trace.device_number == own_device.device_number
     check_accounts(found)
-    read_bytes = {sample.tier: sample.host.device_read_bytes for sample in read_samples(tmp_path / "run")}
+    samples = list(read_samples(tmp_path / "run"))
+    assert all(sample.host.taken_share is not None for sample in samples), "engines of real time look before each"
+    read_bytes = {sample.tier: sample.host.device_read_bytes for sample in samples}
     assert read_bytes["disk"] == 0 and read_bytes["disk_cold"] == pytest.approx(PREFIX_BYTES, rel=0.01)
     assert not [path for path in own_device.mount.iterdir() if path.name != "lost+found"]
