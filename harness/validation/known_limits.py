@@ -66,7 +66,7 @@ def _behind_lmcache(point: PointResult, side: Side) -> bool:
 
 
 def _host(side: Side) -> list[str]:
-    pairs = [_beside(point) for point in side.points.values()]
+    pairs = [_timed(point) for point in side.points.values()]
     slower = [share for share in core_slower([sample for pair in pairs for sample, _ in pair]) if share is not None]
     if not slower:
         return []
@@ -125,11 +125,6 @@ def _drift(side: Side) -> list[str]:
         f" {max(drifts):+.0%} beside those of the earlier half, {median(drifts):+.0%} in the middle of {len(drifts)}"
         " points."
     ]
-
-
-def _beside(point: Point) -> list[tuple[Sample, float]]:
-    """The samples that count and have a timing of the core, with their mean TTFT."""
-    return [(sample, ttft_s) for sample, ttft_s in _timed(point) if sample.host.core_loop_s is not None]
 
 
 def _timed(point: Point) -> list[tuple[Sample, float]]:
