@@ -78,7 +78,7 @@ class Counters(msgspec.Struct, frozen=True, kw_only=True):
 
     A reference accelerator counts its steps, loads and stores: paced, the microseconds that they were to take
     (asked_us), those that ended late, and the microseconds by which all of them ended after their due moments
-    (overrun_us).
+    (overrun_us). at_us: sums of moments on the run's clock: 'arrivals' of requests at the scheduler, 'ends' of steps.
 
     by_instance: of several instances, what each one and a cache server of its own count; a cache server that they share
     counts in the totals alone.
@@ -97,6 +97,7 @@ class Counters(msgspec.Struct, frozen=True, kw_only=True):
     asked_us: dict[str, int] = {}
     late: dict[str, int] = {}
     overrun_us: dict[str, int] = {}
+    at_us: dict[str, int] = {}
     by_instance: tuple[Counters, ...] = ()
 
     def since(self, earlier: Counters) -> Counters:
@@ -146,7 +147,7 @@ class Counters(msgspec.Struct, frozen=True, kw_only=True):
 
 COUNTERS_BY_TIER = (
     *("hit_tokens", "loaded_chunks", "device_read_bytes", "sent_bytes", "reads"),
-    *("paced", "asked_us", "late", "overrun_us"),
+    *("paced", "asked_us", "late", "overrun_us", "at_us"),
 )
 
 

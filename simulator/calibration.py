@@ -23,8 +23,12 @@ LAUNCH = "launch_s"
 STEP = ("step_s", "token_s", "attention_s", "attention_context_s", "context_s", LAUNCH)
 # What an engine's own thread does in a step beside the model's forward pass.
 HOST_STEP = ("step_request_s", "hit_token_s", "store_token_s")
-RESPONSE_STORE = "response_store_s"
-REQUEST = ("request_s", "request_token_s", "request_wait_s", "request_chunk_s", "response_s", RESPONSE_STORE, "poll_s")
+# What a first or last token takes longer where the engine goes on at once, ahead of the front end.
+RESPONSE_NEXT, RESPONSE_STORE = "response_next_s", "response_store_s"
+RESPONSE_BESIDE = (RESPONSE_NEXT, RESPONSE_STORE)
+# What a front end takes to parse a request, and what the questions about its chunks take.
+PARSING, ASKING = ("request_s", "request_token_s"), "request_chunk_s"
+REQUEST = (*PARSING, "request_wait_s", ASKING, "response_s", *RESPONSE_BESIDE, "poll_s")
 COST = (*STEP, *HOST_STEP, *REQUEST)
 # What transfers KV: each tier behind the engine's own, and the page cache of those on a device.
 DEVICES = (
@@ -185,7 +189,7 @@ class Calibration(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         unnamed = _unnamed(self.constants)
         absent = dict.fromkeys(name for name in CONSTANTS if name.partition(".")[0] in unnamed)
         msgspec.structs.force_setattr(
-            self, "constants", dict.fromkeys((LAUNCH, *HOST_STEP, RESPONSE_STORE), 0.0) | absent | self.constants
+            self, "constants", dict.fromkeys((LAUNCH, *HOST_STEP, *RESPONSE_BESIDE), 0.0) | absent | self.constants
         )
         if not 0 <= self.host_spread < math.inf:
             raise ValueError(f"host_spread: {self.host_spread} is not a possible spread")

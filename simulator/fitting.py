@@ -19,8 +19,11 @@ from scipy.optimize import nnls
 from scipy.special import stdtrit
 
 from simulator.calibration import (
+    ASKING,
     CONSTANTS,
     LAUNCH,
+    PARSING,
+    RESPONSE_BESIDE,
     RESPONSE_STORE,
     Assumption,
     Calibration,
@@ -57,10 +60,10 @@ _TELLING_SAMPLES = 5
 _SOUGHT_LAST = Assumption(value=0.0, why="sought once all else is found")
 _UNBOUND = Assumption(value=0.0, why="no launch bounds a step")
 _NORMAL_975 = 1.96
+# Of normal times, the variance of a mean over that of the mean of the middle half.
+_MIDDLE_EFFICIENCY = 0.837
 # From so many of the places that a fit without the host's spread has found, one with it sets out.
 _VARIED_STARTS = 3
-# What a front end takes to parse a request.
-_PARSING = ("request_s", "request_token_s", "request_chunk_s")
 
 Array = NDArray[np.float64]
 
@@ -166,9 +169,10 @@ def _host_spread(problem: _Problem, slopes: Array) -> float:
     named, polls = problem.by_name(slopes), round(problem.always["poll_s"])
     found = []
     for point, row, alone in zip(problem.fitted_on.points, problem.rows, problem.lone, strict=True):
-        parsing_s = sum(named[name] * row.get(name, 0.0) for name in _PARSING)
-        # It parses in two halves (core/src/engine/front_end.rs).
-        tasks = [parsing_s / 2, parsing_s / 2, named["request_wait_s"], named["response_s"], *[named["poll_s"]] * polls]
+        parsing_s, asking_s = (sum(named[n] * row.get(n, 0.0) for n in names) for names in (PARSING, (ASKING,)))
+        # It reads a request, and then does the rest of its parsing (core/src/engine/intake.rs).
+        tasks = [parsing_s / 3, parsing_s * 2 / 3, asking_s, named["request_wait_s"], named["response_s"]]
+        tasks += [named["poll_s"]] * polls
         served_by, samples = state_named(point.tier).served_by, point.samples or 0
         own_hit = served_by is not None and not tier_named(served_by).offload
         if (
@@ -179,8 +183,7 @@ def _host_spread(problem: _Problem, slopes: Array) -> float:
             and point.low_s is not None
             and any(tasks)
         ):
-            # Of a median, whose standard error is that of a mean times the root of π/2.
-            spread_s = (point.high_s - point.low_s) / (2 * _NORMAL_975) * math.sqrt(samples * 2 / math.pi)
+            spread_s = (point.high_s - point.low_s) / (2 * _NORMAL_975) * math.sqrt(samples * _MIDDLE_EFFICIENCY)
             found.append(spread_s / math.hypot(*tasks))
     return _rounded(float(np.median(found))) if found else 0.0
 
@@ -244,7 +247,8 @@ class _Problem:
         # and those of requests sent together).
         self.weights: Array = _MODEL_ERROR / np.hypot(np.where(self.together, errors[1], errors[0]), self.noise)
         self.lone = [is_linear(point, fitted_on) for point in fitted_on.points]
-        self.rows = [design(point, fitted_on) for point in fitted_on.points]
+        waits = asked.synchronous_loads
+        self.rows = [design(point, fitted_on, synchronous_loads=waits) for point in fitted_on.points]
         self.steps = [prefill_steps(point, fitted_on) for point in fitted_on.points]
         self.free = [n for n in CONSTANTS if n not in assumed and any(n in row for row in self.rows)]
         self.telling = [self._telling(index) for index in range(len(self.rows))]
@@ -349,7 +353,7 @@ class _Problem:
 
     def stated(self, slopes: Array, shown: set[str]) -> dict[str, float | None]:
         """The constants that a file states."""
-        found: dict[str, float | None] = dict.fromkeys(CONSTANTS) | {RESPONSE_STORE: 0.0}
+        found: dict[str, float | None] = dict.fromkeys(CONSTANTS) | dict.fromkeys(RESPONSE_BESIDE, 0.0)
         found |= {
             n: _rounded(_constant(n, float(s))) for n, s in zip(self.free, slopes, strict=True) if n in shown or s == 0
         }

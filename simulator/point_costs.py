@@ -13,7 +13,7 @@ from simulator.policies import engine_policy, tier_policy
 from traces.tiers import PAGE_CACHE, state_named, tier_named, tier_names
 
 
-def design(point: CalibrationPoint, fitted_on: FittedOn) -> dict[str, float]:
+def design(point: CalibrationPoint, fitted_on: FittedOn, *, synchronous_loads: bool = False) -> dict[str, float]:
     """How often each constant counts in a lone request's time (for bytes_per_s: bytes, so its inverse is linear), and
     in that of a batch whose transfers pass beside its steps. Of other points: which constants count, and about how
     often.
@@ -23,7 +23,7 @@ def design(point: CalibrationPoint, fitted_on: FittedOn) -> dict[str, float]:
     if point.hit_share < 1:
         shares = ((point.hit_share, point.hit_tokens), (1 - point.hit_share, 0))
         parts = [
-            (share, design(msgspec.structs.replace(point, hit_tokens=tokens, hit_share=1.0), fitted_on))
+            (share, design(msgspec.structs.replace(point, hit_tokens=tokens, hit_share=1.0), fitted_on, synchronous_loads=synchronous_loads))
             for share, tokens in shares
         ]
         names = dict.fromkeys(name for _, part in parts for name in part)
@@ -46,14 +46,18 @@ def design(point: CalibrationPoint, fitted_on: FittedOn) -> dict[str, float]:
         "step_request_s": 1.0,
         "hit_token_s": float(point.hit_tokens),
     }
-    if _is_behind_gpu(point.tier):
+    if is_behind_gpu(point.tier):
         row["store_token_s"] = float(_stored_tokens(point))
     if answers_beside_stores(point, fitted_on):
         row[RESPONSE_STORE] = 1.0
     row |= {name: times for name, times in for_each_request(fitted_on).items() if times}
+    devices = _devices(point.tier, fitted_on) if point.hit_tokens else ()
+    if devices and not synchronous_loads and (polls := tier_policy(fitted_on.tier_policy).connector.load_polls):
+        # It asks all the time: of the one time during which the load ends, half is left.
+        row["poll_s"] = row.get("poll_s", 0.0) + polls + 0.5
     if _asks_storage(point, fitted_on):
         row["poll_s"] = 1.0
-    for device in _devices(point.tier, fitted_on) if point.hit_tokens else ():
+    for device in devices:
         row[f"{device}.latency_s"] = 1.0
         row[f"{device}.chunk_s"] = point.hit_tokens / point.chunk_tokens
         row[f"{device}.bytes_per_s"] = float(point.hit_tokens * load_model(fitted_on.model).kv_bytes_per_token)
@@ -101,7 +105,8 @@ def _batch(point: CalibrationPoint, fitted_on: FittedOn) -> dict[str, float]:
     }
 
 
-def _is_behind_gpu(name: str) -> bool:
+def is_behind_gpu(name: str) -> bool:
+    """Whether hits in a state come from a tier behind the engine's own."""
     served_by = state_named(name).served_by
     return served_by is not None and tier_named(served_by).offload
 
@@ -111,7 +116,7 @@ def answers_beside_stores(point: CalibrationPoint, fitted_on: FittedOn) -> bool:
     stores once a request has ended. An engine without a tier behind its own stores nothing, and what published points
     stored is not known.
     """
-    stores = fitted_on.engine is not None and any(_is_behind_gpu(one.tier) for one in fitted_on.points)
+    stores = fitted_on.engine is not None and any(is_behind_gpu(one.tier) for one in fitted_on.points)
     before = stores and not engine_policy(fitted_on.engine_policy).prefills_first
     return before and _stored_tokens(point) > 0
 
@@ -137,7 +142,7 @@ def _devices(name: str, fitted_on: FittedOn) -> list[str]:
     Of tiers in RAM, those that some point is served by; where none is, the one next to the engine.
     """
     state = state_named(name)
-    if state.served_by is None or not _is_behind_gpu(name):
+    if state.served_by is None or not is_behind_gpu(name):
         return []
     served = {state_named(point.tier).served_by for point in fitted_on.points}
     down_to = tier_names().index(state.served_by) + 1
@@ -150,7 +155,8 @@ def _devices(name: str, fitted_on: FittedOn) -> list[str]:
 
 def predicted_s(point: CalibrationPoint, calibration: Calibration) -> float:
     """What the constants say of a lone point."""
-    row, steps = design(point, calibration.fitted_on), prefill_steps(point, calibration.fitted_on)
+    row = design(point, calibration.fitted_on, synchronous_loads=calibration.synchronous_loads)
+    steps = prefill_steps(point, calibration.fitted_on)
     return lone_s(row, steps, {name: slope_of(name, calibration.constant(name)) for name in (*row, *STEP)})
 
 
@@ -165,7 +171,7 @@ def is_linear(point: CalibrationPoint, fitted_on: FittedOn) -> bool:
     """Its time is linear in the constants, as `design` says. Not where an engine computes while what it loads comes."""
     if point.metric == "batch_s":
         return True
-    beside = engine_policy(fitted_on.engine_policy).prefills_first and _is_behind_gpu(point.tier)
+    beside = engine_policy(fitted_on.engine_policy).prefills_first and is_behind_gpu(point.tier)
     return point.concurrency == 1 and point.device_bytes_per_s is None and point.metric == "ttft_s" and not beside
 
 

@@ -246,6 +246,7 @@ class Simulator(Driver[_core.Engine]):
             min_load_tokens=self.engine_policy.min_load_tokens,
             lookup_polls=self.tier_policy.connector.lookup_polls,
             wake_polls=self.tier_policy.connector.wake_polls,
+            load_polls=self.tier_policy.connector.load_polls,
             journal=journal,
             cost=self._cost(),
             tiers=self._tiers(),

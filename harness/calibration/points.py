@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from statistics import fmean, median
+from statistics import fmean
 from typing import Any, NamedTuple
 
 import msgspec
@@ -27,6 +27,7 @@ from harness.results.manifest import CellEntry, read_manifest
 from harness.results.rows import metric_values
 from harness.results.summary import counted
 from simulator.calibration import CalibrationPoint, Metric
+from simulator.probing import middle_mean
 from traces.request import RequestRecord
 from traces.tiers import all_states, state_named
 
@@ -151,7 +152,7 @@ def _point(tier: str, cell: CellEntry, samples: Sequence[Sequence[RequestRecord]
     hit = hit_tokens(workload.prompt_tokens, workload.hit_rate, cache.chunk_tokens)
     values = [fmean(metric_values(rows, metric)) for rows in samples]
     chosen = np.random.default_rng(seed).choice(values, size=(_RESAMPLED, len(values)))
-    low, high = (float(np.quantile(np.median(chosen, axis=1), share)) for share in (0.025, 0.975))
+    low, high = (float(np.quantile(middle_mean(chosen, axis=1), share)) for share in (0.025, 0.975))
     state = state_named(tier)
     on_disk = state.from_device is not None
     return CalibrationPoint(
@@ -165,7 +166,7 @@ def _point(tier: str, cell: CellEntry, samples: Sequence[Sequence[RequestRecord]
         device_bytes_per_s=cell.device_bytes_per_s if state.from_device else None,
         file_system=cell.disk_file_system if on_disk else None,
         samples=len(values),
-        measured_s=float(f"{median(values):.6g}"),
+        measured_s=float(f"{float(middle_mean(values)):.6g}"),
         low_s=float(f"{low:.6g}"),
         high_s=float(f"{high:.6g}"),
     )

@@ -3,8 +3,8 @@
     comparison = compare(read_side([real]), read_side([sim]), margin=0.05)
 
 The error is (candidate - reference) / reference. Machines are slow for seconds on end, and no model predicts when: so
-mean and rate are those of a sample, and the median over samples is compared; of a free load that is sent again, each
-request's median over the passes. The error's 90 % interval comes from resampling.py. Two one-sided tests at 5 % are the
+mean and rate are those of a sample, and the mean of the middle half of the samples is compared; of a free load that is
+sent again, each request's median over the passes. The error's 90 % interval comes from resampling.py. Two one-sided tests at 5 % are the
 same as asking whether that interval lies within the margin: pass; all of it outside: fail; neither: not resolvable.
 Counts have no interval: they are equal or not.
 """
@@ -27,13 +27,14 @@ from harness.validation.resampling import (
     Times,
     interval,
     mean_tokens,
-    median_rate,
+    middle_rate,
     quantile,
     rate,
     shared_requests,
     times,
 )
 from harness.validation.turns import TurnPair, turn_pairs
+from simulator.probing import middle_mean
 
 MARGIN = 0.05
 # A process also reads pages from its device that are no chunk (its own files, the file system's): up to this share of
@@ -164,7 +165,7 @@ def figures(a: Times, b: Times, margin: float) -> list[Figure]:
     if not a.ttft.size or not b.ttft.size:
         return []
     a, b = a.typical(), b.typical()
-    centre, per_s = (np.mean, rate) if a.free else (np.median, median_rate)
+    centre, per_s = (np.mean, rate) if a.free else (middle_mean, middle_rate)
     samples = (a.units, b.units)
     requests = ([of * a.size for of in a.units], [of * b.size for of in b.units])
     found = [

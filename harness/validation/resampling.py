@@ -1,7 +1,7 @@
 """A point's seconds, laid out so that what is independent can be drawn again; and the interval that this gives.
 
     ours = times(point, names)
-    low, high = interval(median_rate, ours, left, right, groups)
+    low, high = interval(middle_rate, ours, left, right, groups)
 
 Independent are: samples; whole turns where a point was measured in turns, since samples taken together are off
 together; of free loads blocks of neighbouring requests, the same ones on both sides.
@@ -17,6 +17,7 @@ import msgspec
 import numpy as np
 
 from harness.stats import Indices, Values, expanded_interval, resampled_blocks, resampled_groups
+from simulator.probing import middle_mean
 from harness.validation.points import Point
 from traces.request import RequestRecord
 
@@ -148,8 +149,8 @@ def rate(values: Values, **axis: Any) -> Values:
     return 1.0 / np.mean(values, **axis)  # type: ignore[no-any-return]
 
 
-def median_rate(values: Values, **axis: Any) -> Values:
-    return 1.0 / np.median(values, **axis)  # type: ignore[no-any-return]
+def middle_rate(values: Values, **axis: Any) -> Values:
+    return 1.0 / middle_mean(values, **axis)
 
 
 def _block_length(n: int) -> int:

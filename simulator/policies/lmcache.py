@@ -19,7 +19,7 @@ LMCACHE = TierPolicy(
     # One for the acknowledgement, one for the answer (vllm_multi_process_adapter.py, check_lookup_result).
     # One more to wake the server up: of 44 requests of vLLM 0.32 that came while no other waited, 33 took 3 or 4 and 7
     # took 2; of 44 that came while one did, 20 took 2 and 17 took 3 or 4.
-    connector=Connector(lookup_polls=2, wake_polls=1),
+    connector=Connector(lookup_polls=2, wake_polls=1, load_polls=1),
     max_prefetches=8,
     disk_evicts=False,
 )

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import msgspec
 
@@ -123,13 +123,16 @@ def _is_assumed(calibration: Calibration, name: str) -> bool:
     return found is not None and bool(found.value)
 
 
-def read_report(report: Path) -> dict[str, int | None]:
-    """Totals since the engine started, by the names of Counters.named; empty before its first step."""
+def read_report(report: Path, origin_s: float = 0.0) -> dict[str, int | None]:
+    """Totals since the engine started, by the names of Counters.named; empty before its first step. origin_s: the run's
+    beginning, by time.perf_counter."""
     try:
-        tallies: dict[str, dict[str, float]] = json.loads(report.read_text())
+        tallies: dict[str, dict[str, Any]] = json.loads(report.read_text())
     except (OSError, ValueError):
         return {}
     found: dict[str, int | None] = {}
+    for name, (count, sum_s) in tallies.pop("moments").items():
+        found[f"{name}_at_us"] = round((sum_s - count * origin_s) * _MICRO)
     for kind, tally in tallies.items():
         found |= {f"{kind}_paced": int(tally["count"]), f"{kind}_late": int(tally["late"])}
         found |= {f"{kind}_{name}_us": round(tally[f"{name}_s"] * _MICRO) for name in ("asked", "overrun")}

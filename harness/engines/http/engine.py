@@ -81,6 +81,8 @@ class ServedEngine(ABC, Generic[P]):
         clients: Clients | None = None,
     ) -> None:
         self._experiment, self._model, self._folder, self._clock = experiment, model, folder, clock
+        # The closest of a few: this process may lose its core between the two clocks.
+        self._origin_s = min(time.perf_counter() - clock() for _ in range(9))
         self.caches, self.capabilities = tuple(caches), capabilities
         place = [number if len(caches) > 1 else 0 for number in range(len(processes))]
         self._instances = [Instance(process, place[n] if caches else None) for n, process in enumerate(processes)]
@@ -257,7 +259,7 @@ class ServedEngine(ABC, Generic[P]):
         each = []
         for one, metrics in zip(self._instances, look.engines, strict=True):
             behind = look.caches[one.cache].counters if alone and one.cache is not None else {}
-            each.append({**self._counted(metrics), **behind, **one.process.pace()})
+            each.append({**self._counted(metrics), **behind, **one.process.pace(self._origin_s)})
         # The last one looked when the others had settled: its store's account lacks nothing that they have loaded.
         below = look.caches[-1].of_store if look.caches else {}
         shared = look.caches[0].counters if look.caches and not alone else {}

@@ -155,9 +155,9 @@ class ServerProcess(ABC):
                 f" {self.program.reports}{self._see()}"
             ) from None
 
-    def pace(self) -> dict[str, int | None]:
-        """What the accelerator has paced so far; empty without one."""
-        return read_report(self._report) if self._accelerator else {}
+    def pace(self, origin_s: float) -> dict[str, int | None]:
+        """What the accelerator has paced so far; empty without one. origin_s: the run's beginning, by perf_counter."""
+        return read_report(self._report, origin_s) if self._accelerator else {}
 
     def read_bytes(self) -> int | None:
         """Bytes that it got from storage devices; None for a process that is not known."""

@@ -203,14 +203,17 @@ def test_the_report_is_what_the_harness_reads(tmp_path: Path) -> None:
     report = Report(str(path))
     report.add("steps", 0.5, 2 * LATE_S)
     report.add("steps", 0.25, -0.1)
+    report.note("arrivals", 100.25)
+    report.note("arrivals", 100.75)
     report.add("loads", 0.125, 0.0)
-    found = read_report(path)
+    found = read_report(path, origin_s=100.0)
     assert found["steps_paced"] == 2 and found["steps_late"] == 1 and found["stores_paced"] == 0
     assert (
         found["steps_asked_us"] == 750_000 and found["steps_overrun_us"] == 2000 and found["loads_asked_us"] == 125_000
     )
     counters = Counters.of(found)
     assert counters.paced == {"steps": 2, "polls": 0, "loads": 1, "stores": 0} and counters.named() == found
+    assert counters.at_us == {"arrivals": 1_000_000}, "of the run, and of those that there were"
     assert len(path.read_text().splitlines()) == 1
 
 

@@ -14,7 +14,7 @@ impl Engine {
         self.pool.check(self.requests.iter().map(|request| &request.blocks));
         if let Some(tiers) = self.tiers_if_any() {
             let hits = self.requests.iter().filter_map(|request| match &request.lookup {
-                Lookup::Answered(hit) => Some(hit),
+                Lookup::Answered(hit) | Lookup::Untold(hit) => Some(hit),
                 _ => None,
             });
             tiers.check(&hits.collect::<Vec<&Hit>>());

@@ -20,6 +20,8 @@ pub struct EngineConfig {
     pub lookup_polls: u64,
     /// How many more of an idle engine's schedules, if no other request waits for an answer: the server slept.
     pub wake_polls: u64,
+    /// How many more schedules pass until it knows that a load has ended which it did not wait for.
+    pub load_polls: u64,
     /// A step prefills or decodes. It keeps the cached prefixes of all requests that begin in it before it takes room,
     /// which it does for all of them at once; steps are of whole blocks. What a request loads comes layer by layer
     /// while its step runs, which takes as long as the longer of the two. The GPU's cache evicts what one insertion
@@ -50,6 +52,11 @@ impl EngineConfig {
             max_num_batched_tokens: if self.prefills_first { whole } else { self.max_num_batched_tokens },
             ..self
         }
+    }
+
+    /// A cache server answers the engine's questions, and takes longer for more chunks; otherwise the front end does.
+    pub fn asks_server(&self) -> bool {
+        self.lookup_polls > 0 && !self.reads_ahead
     }
 
     /// Why an engine with these settings could serve nothing, in one line; None: it can.

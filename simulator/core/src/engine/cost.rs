@@ -14,14 +14,19 @@
 use super::jitter::Jitter;
 use crate::time::{self, Ticks};
 
+/// What an idle engine sleeps of a poll (vLLM, v1/engine/core.py, _process_engine_step).
+const IDLE_SLEEP_S: f64 = 1e-3;
+
 /// Seconds: per step, per new token, per pair of new tokens, per pair of a new token and a token of its context, per
 /// token of a sequence's context, per request that a step begins, per cached token of those, per token that a step
 /// stores. launch_s: the least that a step takes before what the engine's own thread adds; 0: no such bound.
 /// The front end does one task after another. For each request it spends request_s (HTTP), request_token_s a
 /// prompt token (parsing) and request_chunk_s a prompt chunk (its questions to the cache server). Then request_wait_s
 /// passes, for all requests at once (messages between processes), until the scheduler sees the request. The front end
-/// spends response_s on a first and on a last token; those between count in the steps. It spends response_store_s more
-/// on a token whose request has a store under way. A step that only asks the cache server for an answer takes poll_s.
+/// spends response_s on a first and on a last token; those between count in the steps. Such a token takes longer where
+/// the engine goes on at once, ahead of the front end: response_next_s where it begins another step, and
+/// response_store_s where a store of the request is under way. A step that only asks the cache server for an answer takes
+/// poll_s.
 /// host_spread: the standard deviation over its mean of each task of the front end, of that wait and of a poll; `seed`
 /// says which of those times come (jitter.rs).
 #[derive(Clone, Copy, Debug, Default)]
@@ -41,6 +46,7 @@ pub struct CostConfig {
     pub request_wait_s: f64,
     pub request_chunk_s: f64,
     pub response_s: f64,
+    pub response_next_s: f64,
     pub response_store_s: f64,
     pub poll_s: f64,
     pub host_spread: f64,
@@ -68,6 +74,9 @@ pub struct Cost {
     request_wait: Ticks,
     request_chunk: Ticks,
     response: Ticks,
+    /// More on tokens on their way when a step begins that computes, or that only polls.
+    pub response_next: Ticks,
+    pub response_poll: Ticks,
     response_store: Ticks,
     pub poll: Ticks,
     pub synchronous_loads: bool,
@@ -184,6 +193,8 @@ impl Cost {
             request_wait: time::from_s(config.request_wait_s),
             request_chunk: time::from_s(config.request_chunk_s),
             response: time::from_s(config.response_s),
+            response_next: time::from_s(config.response_next_s),
+            response_poll: time::from_s((config.poll_s - IDLE_SLEEP_S).max(0.0)).min(time::from_s(config.response_next_s)),
             response_store: time::from_s(config.response_store_s),
             poll: time::from_s(config.poll_s),
             synchronous_loads: config.synchronous_loads,
@@ -228,9 +239,13 @@ impl Cost {
     }
 
     /// The time that the front end spends on a request.
-    pub fn front_end(&self, prompt_tokens: u64, prompt_chunks: u64) -> Ticks {
-        let (tokens, chunks) = (u128::from(prompt_tokens), u128::from(prompt_chunks));
-        self.request + self.request_token * tokens + self.request_chunk * chunks
+    pub fn front_end(&self, prompt_tokens: u64) -> Ticks {
+        self.request + self.request_token * u128::from(prompt_tokens)
+    }
+
+    /// The time that questions about so many chunks take.
+    pub fn question(&self, prompt_chunks: u64) -> Ticks {
+        self.request_chunk * u128::from(prompt_chunks)
     }
 
     /// The time that the front end spends on passing a token on.
@@ -240,12 +255,17 @@ impl Cost {
 
     /// Whether the front end takes time to pass tokens on.
     pub fn answers_take_time(&self) -> bool {
-        self.response > 0 || self.response_store > 0
+        self.response > 0 || self.response_next > 0 || self.response_store > 0
     }
 
     /// The time on the way to the scheduler, which requests spend at once.
     pub fn wait(&mut self) -> Ticks {
         self.vary(self.request_wait)
+    }
+
+    /// What is left of a poll at some moment.
+    pub fn rest_of_poll(&mut self) -> Ticks {
+        self.jitter.within(self.poll / 2)
     }
 
     /// What a task of the host takes this time whose mean that is.

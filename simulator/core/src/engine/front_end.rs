@@ -16,7 +16,15 @@ pub enum Task {
     Read(Submission),
     Parse(Submission),
     /// First and last tokens of the step that ended at that moment: they come in one message.
-    Answers(Ticks, Vec<Slot>),
+    Answers(Answers),
+}
+
+#[derive(Debug)]
+pub struct Answers {
+    at: Ticks,
+    pub slots: Vec<Slot>,
+    /// A step that computes has gone ahead of them.
+    held: bool,
 }
 
 /// Counts work in halves of ticks, so that half a core's share of any time is a whole number.
@@ -32,6 +40,8 @@ pub struct FrontEnd {
     step_left: Ticks,
     /// How many requests the front end has parsed.
     parsed: u64,
+    /// How many messages with answers no step has gone ahead of.
+    not_held: usize,
 }
 
 impl FrontEnd {
@@ -65,8 +75,35 @@ impl FrontEnd {
     /// Adds a token that a step gave a request at `now`; tokens of one step are one task.
     pub fn add_answer(&mut self, now: Ticks, work: Ticks, slot: Slot) {
         match self.queue.back_mut() {
-            Some((_, Task::Answers(at, slots))) if *at == now => slots.push(slot),
-            _ => self.add(now, work, Task::Answers(now, vec![slot]), 0),
+            Some((_, Task::Answers(answers))) if answers.at == now => answers.slots.push(slot),
+            _ => {
+                self.not_held += 1;
+                self.add(now, work, Task::Answers(Answers { at: now, slots: vec![slot], held: false }), 0);
+            }
+        }
+    }
+
+    /// The engine's own work on a step that only polls goes ahead of what the front end does.
+    pub fn hold(&mut self, work: Ticks) {
+        if let Some((left, _)) = self.queue.front_mut() {
+            *left = left.saturating_add(work.saturating_mul(2));
+        }
+    }
+
+    /// Whether answers are on their way that no step has gone ahead of. The one that begins now does.
+    pub fn awaits_step(&mut self) -> bool {
+        std::mem::take(&mut self.not_held) > 0
+    }
+
+    /// The engine's own work on a step goes ahead of answers on their way, once.
+    pub fn hold_answers(&mut self, work: Ticks) {
+        let mut longer = work.saturating_mul(2);
+        for (left, task) in &mut self.queue {
+            if let Task::Answers(answers) = task
+                && !std::mem::replace(&mut answers.held, true)
+            {
+                *left = left.saturating_add(std::mem::take(&mut longer));
+            }
         }
     }
 
@@ -78,7 +115,11 @@ impl FrontEnd {
     /// Takes out the first task if its work is done.
     pub fn pop_done(&mut self) -> Option<Task> {
         let done = self.queue.front().is_some_and(|(left, _)| *left == 0);
-        if done { self.queue.pop_front().map(|(_, task)| task) } else { None }
+        let task = if done { self.queue.pop_front().map(|(_, task)| task) } else { None };
+        if let Some(Task::Answers(answers)) = &task {
+            self.not_held -= usize::from(!answers.held);
+        }
+        task
     }
 
     /// The number of the request that the front end has parsed just now.

@@ -8,6 +8,10 @@ use super::request::Submission;
 use super::step::Step;
 use crate::time::Ticks;
 
+/// What part of a request's parsing comes before others of the front end's tasks get their turn: a third. vLLM 0.32 reads
+/// a request in 0.8 ms, goes on to others that are there, and then takes 1.6 ms to make tokens and a message of it.
+const READING: Ticks = 3;
+
 impl Engine {
     /// Takes a request that is sent at `at`; `number` orders those that arrive together.
     pub(crate) fn accept(&mut self, submission: Submission, at: Ticks, number: u64) {
@@ -15,13 +19,16 @@ impl Engine {
         self.sends.push(at, number, submission);
     }
 
-    /// When the next request is sent, the front end ends a task, or a request reaches the scheduler.
+    /// When the next request is sent, the front end ends a task, a request reaches the scheduler, or the cache server has
+    /// taken a question.
     pub(super) fn next_arrival(&self) -> Ticks {
-        self.sends.next_at().min(self.arrivals.next_at()).min(self.front_end.next_at())
+        let asked = self.sends.next_at().min(self.arrivals.next_at());
+        asked.min(self.front_end.next_at()).min(self.polls.next_at())
     }
 
-    /// Brings the front end, and the step that shares its core, to this moment.
+    /// Brings the front end, the step that shares its core, and the cache server's answers to this moment.
     pub(super) fn run_front_end(&mut self) {
+        self.tell_answers();
         let shared_core = self.config.cost.shared_core;
         if !shared_core && !self.cost.answers_take_time() {
             return self.run_front_end_alone();
@@ -37,21 +44,21 @@ impl Engine {
             let begins = !front_end.is_busy() && shared_core;
             let step_left = if begins { 2 * self.step_left_once_cut() } else { 0 };
             let parsing = self.parsing(&submission);
-            let work = self.cost.vary(parsing / 2);
+            let work = self.cost.vary(parsing / READING);
             front_end.add(self.now, work, Task::Read(submission), step_left);
         }
         while let Some(task) = front_end.pop_done() {
             match task {
                 Task::Read(submission) => {
                     let parsing = self.parsing(&submission);
-                    let work = self.cost.vary(parsing.div_ceil(2));
+                    let work = self.cost.vary(parsing - parsing / READING);
                     front_end.add_second_half(self.now, work, submission);
                 }
                 Task::Parse(submission) => {
                     let at = self.now.saturating_add(self.cost.wait());
                     self.arrivals.push(at, front_end.count_parsed(), submission);
                 }
-                Task::Answers(_, slots) => slots.into_iter().for_each(|slot| self.answer_passed(slot)),
+                Task::Answers(answers) => answers.slots.into_iter().for_each(|slot| self.answer_passed(slot)),
             }
         }
         if shared_core && (was_busy || front_end.is_busy()) {
@@ -67,7 +74,7 @@ impl Engine {
         {
             self.sends.prefetch_next();
             let parsing = self.parsing(&submission);
-            let work = self.cost.vary(parsing / 2) + self.cost.vary(parsing.div_ceil(2));
+            let work = self.cost.vary(parsing / READING) + self.cost.vary(parsing - parsing / READING);
             let until = self.front_end.parse_alone(at, work);
             let number = self.front_end.count_parsed();
             let wait = self.cost.wait();
@@ -77,7 +84,8 @@ impl Engine {
 
     fn parsing(&self, submission: &Submission) -> Ticks {
         let tokens = submission.prompt_tokens().unwrap_or(0).min(self.config.max_model_len);
-        self.cost.front_end(tokens, tokens / self.config.chunk_tokens)
+        let chunks = if self.config.asks_server() { 0 } else { tokens / self.config.chunk_tokens };
+        self.cost.front_end(tokens) + self.cost.question(chunks)
     }
 
     /// When a step ends that begins now and would end at `end` on a core of its own.

@@ -22,6 +22,14 @@ impl Jitter {
         Self { reach: reach as u64, next: keys::numbered(seed) }
     }
 
+    /// When something happens this time in a span of twice that mean: at any moment of it alike.
+    pub fn within(&mut self, mean: Ticks) -> Ticks {
+        let mut whole = Self { reach: if self.reach == 0 { 0 } else { ONE }, next: self.next };
+        let at = whole.of(mean);
+        self.next = whole.next;
+        at
+    }
+
     /// What a task takes this time.
     pub fn of(&mut self, mean: Ticks) -> Ticks {
         if self.reach == 0 || mean == 0 {

@@ -5,6 +5,7 @@ use std::mem;
 use super::Engine;
 use super::prefills_first::MOST_RESERVED;
 use super::request::{Completion, Request, Status, Submission};
+use super::step::Step;
 use crate::keys::{ChunkRange, Segment, keys_and_runs};
 use crate::tiers::Slot;
 
@@ -97,6 +98,25 @@ impl Engine {
         let stores = self.requests[slot].stores_in_flight > 0;
         let work = self.cost.vary(self.cost.answer(stores));
         self.front_end.add_answer(self.now, work, slot);
+    }
+
+    /// The engine has just begun what comes next: its own work on that goes ahead of the front end's.
+    pub(super) fn hold_front_end(&mut self) {
+        match &self.step {
+            None => {}
+            Some(Step::Batch { batch, .. }) if batch.slots.is_empty() => {
+                if self.front_end.is_busy() && !self.config.cost.shared_core {
+                    let work = self.cost.vary(self.cost.response_poll);
+                    self.front_end.hold(work);
+                }
+            }
+            Some(_) => {
+                if self.front_end.awaits_step() {
+                    let work = self.cost.vary(self.cost.response_next);
+                    self.front_end.hold_answers(work);
+                }
+            }
+        }
     }
 
     /// A request has all of its tokens.

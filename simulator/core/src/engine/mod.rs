@@ -41,7 +41,7 @@ use config::EngineConfig;
 use cost::Cost;
 use front_end::FrontEnd;
 use prefills_first::Door;
-use request::{Completion, Lookup, Request, Status, Submission};
+use request::{Completion, Request, Status, Submission};
 use step::{Batch, Step};
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -329,11 +329,11 @@ impl Engine {
     /// A transfer of one of this engine's requests ended at `at`. True: the next schedule may decide otherwise.
     pub(crate) fn transfer_ended(&mut self, at: Ticks, ended: Ended) -> bool {
         match ended {
-            Ended::Lookup(slot, hit) => self.requests[slot].lookup = Lookup::Answered(hit),
+            Ended::Lookup(slot, hit) => self.found(at, slot, hit),
             Ended::Ahead(slot, read) => self.read_was_ahead(slot, read),
             Ended::Overdue(_) => {}
             Ended::Load(slot) if self.requests[slot].status == Status::Loading => {
-                self.requests[slot].status = Status::Loaded;
+                self.load_ended(slot);
             }
             Ended::Load(_) => return false, // It came by layer: the request runs already.
             Ended::Store(slot) => {
@@ -367,6 +367,7 @@ impl Engine {
     pub(crate) fn begin_step(&mut self) {
         if self.step.is_none() {
             self.begin_next_step();
+            self.hold_front_end();
         }
     }
 

@@ -1,5 +1,8 @@
 //! When the engine's connector sees what a cache server answers: vLLM asks again at each schedule.
 //!
+//! The server takes one question after another, each as long as its chunks take. What the engine computes meanwhile costs
+//! nothing more. The chunks of a question that it reads storage for count after the read.
+//!
 //! The server sleeps while no request waits for its answer. To wake up takes it longer than an engine that has nothing to
 //! compute takes to ask again, and less than a step that computes. So of prompts that are sent together the second one
 //! has its answer as early as the first.
@@ -7,11 +10,22 @@
 //! A server that reads storage first begins when it has woken up, and the engine asks it for its progress every second
 //! time. That takes as long as if all the asking came after the read (LMCache 0.5.6, vllm_multi_process_adapter.py,
 //! check_lookup_result).
+//!
+//! What it loads without waiting for it, the engine asks about as soon as it has begun a step (vLLM 0.32,
+//! v1/worker/kv_connector_model_runner_mixin.py, get_finished). So a load that ends during a step is known in the next
+//! one, and is computed with in the one after that.
+
+use std::collections::VecDeque;
 
 use super::Engine;
-use super::request::Lookup;
-use super::step::Batch;
-use crate::tiers::Slot;
+use super::request::{Lookup, Status};
+use super::step::{Batch, Step};
+use crate::tiers::{Hit, Slot};
+use crate::time::{FOREVER, Ticks};
+
+/// What the server's own work on a question and on an answer takes, of a poll: a half and a quarter.
+const QUESTION: Ticks = 2;
+const ANSWER: Ticks = 4;
 
 #[derive(Debug, Default)]
 pub(super) struct Polls {
@@ -19,6 +33,17 @@ pub(super) struct Polls {
     pub idle: bool,
     /// How many requests wait for an answer.
     awaiting: u64,
+    /// Questions that the server has not taken yet, in its order, each with the moment when it has.
+    untold: VecDeque<(Ticks, Slot)>,
+    /// When the server is done with all messages so far.
+    busy_until: Ticks,
+}
+
+impl Polls {
+    /// When the server has taken the next question.
+    pub fn next_at(&self) -> Ticks {
+        self.untold.front().map_or(FOREVER, |(at, _)| *at)
+    }
 }
 
 impl Engine {
@@ -29,15 +54,15 @@ impl Engine {
         let request = &mut self.requests[slot];
         if let Lookup::NotAsked = request.lookup {
             batch.steady = false;
-            request.lookup = match server.tiers.lookup(self.now, name, &request.chunks) {
-                Some(hit) => Lookup::Answered(hit),
-                None => Lookup::Pending,
-            };
+            let found = server.tiers.lookup(self.now, name, &request.chunks);
             request.polls_left = self.config.lookup_polls;
             request.wake_polls_left = if self.polls.awaiting == 0 { self.config.wake_polls } else { 0 };
-            request.reading = matches!(request.lookup, Lookup::Pending);
+            (request.lookup, request.reading) = (Lookup::Pending, found.is_none());
             self.polls.awaiting += u64::from(request.polls_left > 0);
-        } else if let Lookup::Pending = request.lookup {
+            if let Some(hit) = found {
+                self.found(self.now, slot, hit);
+            }
+        } else if let Lookup::Pending | Lookup::Untold(_) = request.lookup {
             return false;
         } else if std::mem::take(&mut request.reading) {
             batch.steady = false;
@@ -48,11 +73,70 @@ impl Engine {
             request.polls_left -= 1;
             self.polls.awaiting -= u64::from(request.polls_left == 0);
         }
+        let request = &self.requests[slot];
         let answered = matches!(request.lookup, Lookup::Answered(_));
-        if request.polls_left > 0 && answered {
+        // An engine that asks all the time waits for what it asks for, and for nothing else.
+        let behind = self.cost.poll > 0 && self.now < self.polls.busy_until + self.cost.poll / ANSWER;
+        if answered && (request.polls_left > 0 || behind) {
             (batch.steady, batch.polls) = (false, true);
             return false;
         }
         answered
+    }
+
+    /// The server has found at `at` what it holds for a request, and answers once it has taken the question.
+    pub(super) fn found(&mut self, at: Ticks, slot: Slot, hit: Hit) {
+        let request = &mut self.requests[slot];
+        let chunks = if self.config.asks_server() { request.prompt / self.config.chunk_tokens } else { 0 };
+        let mean = self.cost.question(chunks);
+        if self.config.lookup_polls > 0 {
+            let takes = self.cost.vary(mean + self.cost.poll / QUESTION);
+            self.polls.busy_until = self.polls.busy_until.max(at).saturating_add(takes);
+        }
+        if mean == 0 {
+            request.lookup = Lookup::Answered(hit);
+            return;
+        }
+        request.lookup = Lookup::Untold(hit);
+        let free_at = self.polls.untold.back().map_or(at, |(until, _)| at.max(*until));
+        let takes = self.cost.vary(mean);
+        self.polls.untold.push_back((free_at.saturating_add(takes), slot));
+    }
+
+    /// Gives the answers to questions that the server has taken by now.
+    pub(super) fn tell_answers(&mut self) {
+        while self.polls.next_at() <= self.now
+            && let Some((at, slot)) = self.polls.untold.pop_front()
+        {
+            let request = &mut self.requests[slot];
+            if let Lookup::Untold(hit) = std::mem::take(&mut request.lookup) {
+                request.lookup = Lookup::Answered(hit);
+            }
+            // The schedule of an engine that waits for this comes at once, and is the last that does not count.
+            request.reading = self.step.is_none();
+            self.invalidate_schedule(at);
+        }
+    }
+
+    pub(super) fn load_ended(&mut self, slot: Slot) {
+        let request = &mut self.requests[slot];
+        request.status = Status::Loaded;
+        request.polls_left = if self.cost.synchronous_loads { 0 } else { self.config.load_polls };
+        if request.polls_left > 0 && self.step.is_none() {
+            // An engine that waits for loads alone asks about them all the time.
+            let end = self.now.saturating_add(self.cost.rest_of_poll());
+            self.step = Some(Step::Batch { end: self.end_on_shared_core(end), batch: Batch::default() });
+        }
+    }
+
+    /// Whether the engine knows that a load has ended; each schedule brings it nearer.
+    pub(super) fn knows_loaded(&mut self, slot: Slot, batch: &mut Batch) -> bool {
+        let request = &mut self.requests[slot];
+        let knows = request.polls_left == 0;
+        if !knows {
+            request.polls_left -= 1;
+            (batch.steady, batch.polls) = (false, true);
+        }
+        knows
     }
 }

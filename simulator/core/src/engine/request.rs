@@ -102,6 +102,8 @@ pub enum Lookup {
     #[default]
     NotAsked,
     Pending,
+    /// The server has an answer, and gives it once it has taken the question.
+    Untold(Hit),
     /// The scheduler has asked what lower levels hold; a later pass takes the answer.
     Asked(Asked, Matched),
     /// The tiers read ahead for the request, which has yet to ask.

@@ -135,7 +135,7 @@ impl Engine {
                     batch.work.add_host(self.cost.begin(self.requests[slot].computed));
                     self.compute(slot, tokens, batch);
                 }
-                _ if self.requests[slot].status == Status::Loading => skipped_holding.push(slot),
+                _ if from_holding || self.requests[slot].status == Status::Loading => skipped_holding.push(slot),
                 _ => skipped.push(slot),
             }
         }
@@ -146,7 +146,10 @@ impl Engine {
     fn consider(&mut self, slot: Slot, budget: u64, batch: &mut Batch) -> Verdict {
         match self.requests[slot].status {
             Status::Loading => Verdict::Skip,
-            Status::Loaded => self.resume_loaded(slot, budget),
+            Status::Loaded => match self.knows_loaded(slot, batch) {
+                true => self.resume_loaded(slot, budget),
+                false => Verdict::Skip,
+            },
             _ => {
                 if !self.answered(slot, batch) {
                     return Verdict::Skip;

@@ -135,8 +135,10 @@ fn any_tiers(chunk_tokens: u64) -> impl Strategy<Value = TierConfig> {
 }
 
 fn front_end(shared_core: bool, answers: bool, polls: bool) -> CostConfig {
-    let (response_s, poll_s) = (7e-4 * f64::from(answers), 3e-4 * f64::from(polls));
-    CostConfig { shared_core, response_s, poll_s, ..super::config(400, None).cost }
+    let (response_s, response_next_s) = (7e-4 * f64::from(answers), 11e-4 * f64::from(answers));
+    let (poll_s, request_chunk_s) = (13e-4 * f64::from(polls), 5e-4 * f64::from(polls));
+    let plain = super::config(400, None).cost;
+    CostConfig { shared_core, response_s, response_next_s, poll_s, request_chunk_s, ..plain }
 }
 
 pub fn any_config() -> impl Strategy<Value = EngineConfig> {
@@ -155,6 +157,7 @@ pub fn any_config() -> impl Strategy<Value = EngineConfig> {
                     stores_replies,
                     lookup_polls: 2 * u64::from(late),
                     wake_polls: u64::from(late),
+                    load_polls: u64::from(late),
                     prefills_first,
                     min_load_tokens: 10 * u64::from(some),
                     block_tokens,

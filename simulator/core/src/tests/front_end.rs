@@ -72,11 +72,11 @@ fn tokens_that_wait_for_the_front_end_come_together() {
 
 #[test]
 fn a_front_end_turns_to_others_in_the_midst_of_parsing() {
-    let cost = CostConfig { step_s: MS, request_s: 4.0 * MS, ..CostConfig::default() };
+    let cost = CostConfig { step_s: MS, request_s: 3.0 * MS, ..CostConfig::default() };
     let shared = CostConfig { shared_core: true, ..cost };
-    // Read until 2 and 4 ms, parsed until 6 and 8; the first one's step shares the core with the latter.
-    assert_eq!(answers(shared, &[1, 1]), [(8.0, 8.0), (10.0, 10.0)]);
-    assert_eq!(answers(cost, &[1, 1]), [(5.0, 5.0), (9.0, 9.0)]);
+    // Read until 1 and 2 ms, parsed until 4 and 6; the first one's step shares the core with the latter.
+    assert_eq!(answers(shared, &[1, 1]), [(6.0, 6.0), (8.0, 8.0)]);
+    assert_eq!(answers(cost, &[1, 1]), [(4.0, 4.0), (7.0, 7.0)]);
 }
 
 /// Thousandths of a second up to the first token of a prompt of 20 tokens, two chunks of 8 and 4 more; then of 5 others
@@ -114,6 +114,18 @@ fn a_step_takes_time_for_each_request_that_it_begins_and_each_token_that_it_stor
     let stores = CostConfig { store_token_s: MS, ..none };
     assert_eq!(step_costs(stores, true), [18.0, 2.0, 6.0]);
     assert_eq!(step_costs(stores, false), [2.0, 2.0, 6.0]);
+}
+
+#[test]
+fn a_first_token_takes_longer_where_another_step_follows() {
+    let cost = CostConfig { step_s: 2.0 * MS, response_next_s: MS, ..CostConfig::default() };
+    assert_eq!(answers(cost, &[1, 1]), [(2.0, 2.0), (2.0, 2.0)]);
+    assert_eq!(answers(cost, &[3]), [(3.0, 6.0)]);
+    assert_eq!(answers(cost, &[1, 2]), [(3.0, 3.0), (3.0, 4.0)]);
+    // The second one is parsed while the first one's step runs, and its own step follows.
+    let parsed = CostConfig { request_s: 1.5 * MS, response_s: 0.5 * MS, ..cost };
+    assert_eq!(answers(parsed, &[1, 1]), [(5.5, 5.5), (6.5, 6.5)]);
+    assert_eq!(step_costs(cost, true)[..2], [2.0, 2.0]);
 }
 
 #[test]

@@ -95,6 +95,7 @@ pub(crate) fn config(gpu_blocks: u32, tiers: Option<TierConfig>) -> EngineConfig
         record_token_times: true,
         macro_steps: true,
         lookup_polls: 0,
+        load_polls: 0,
         wake_polls: 0,
         prefills_first: false,
         reads_ahead: false,

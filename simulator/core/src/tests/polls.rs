@@ -25,8 +25,13 @@ fn an_engine_that_computes_sees_an_answer_two_steps_later_and_an_idle_one_at_onc
 /// When requests that arrive at these moments have their first tokens, in seconds. A poll takes 1 ms, a step 2 ms and
 /// more, parsing 1 ms.
 fn firsts(wake_polls: u64, at: &[Ticks]) -> Vec<f64> {
+    firsts_of_chunks(wake_polls, 0.0, at)
+}
+
+/// The same. Each prompt has one chunk, which the server takes that long to ask for.
+fn firsts_of_chunks(wake_polls: u64, request_chunk_s: f64, at: &[Ticks]) -> Vec<f64> {
     let plain = config(400, Some(tiers(lmcache(), 100, None)));
-    let cost = CostConfig { poll_s: 1e-3, request_token_s: 0.0, ..plain.cost };
+    let cost = CostConfig { poll_s: 1e-3, request_token_s: 0.0, request_chunk_s, ..plain.cost };
     let mut engine = Engine::new(EngineConfig { lookup_polls: 2, wake_polls, cost, ..plain }).expect("good");
     for (number, &at) in at.iter().enumerate() {
         engine.submit(ask(&number.to_string(), &[(number as i64, 9)], 1), at).expect("taken");
@@ -55,4 +60,17 @@ fn prompts_that_are_sent_together_are_computed_together_where_the_first_wakes_th
     // After that answer the server sleeps again.
     let later = firsts(1, &[0, from_s(1.0)]);
     assert!((later[1] - 1.0 - later[0]).abs() < 1e-9, "{later:?}");
+}
+
+#[test]
+fn a_question_takes_the_server_as_long_as_its_chunks_and_an_answer_waits_for_other_questions() {
+    let near = |one: f64, other: f64| (one - other).abs() < 1e-9;
+    let plain = firsts(1, &[0])[0];
+    for chunk_s in [0.4e-3, 2.5e-3] {
+        assert!(near(firsts_of_chunks(1, chunk_s, &[0])[0], plain + chunk_s));
+    }
+    let apart = firsts(0, &[0, 0]);
+    assert!(apart[1] > apart[0]);
+    let behind = firsts_of_chunks(0, 1.5e-3, &[0, 0]);
+    assert!(near(behind[0], behind[1]) && behind[0] > apart[0] + 1.5e-3, "{behind:?}");
 }

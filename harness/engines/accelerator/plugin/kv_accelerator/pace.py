@@ -103,6 +103,8 @@ class Report:
     """Totals since the start, written after each step and transfer to a file of the harness. path None: no file.
 
     polls: schedules of an engine that has requests and can compute none, each with the time until the next schedule.
+    moments: how many there were and the sum of their times, of 'arrivals' (a request reached the scheduler) and 'ends'
+    (a step ended). With when the requests were sent and answered they tell what the host takes before and after.
     """
 
     path: str | None = None
@@ -110,6 +112,7 @@ class Report:
     polls: Tally = field(default_factory=Tally)
     loads: Tally = field(default_factory=Tally)
     stores: Tally = field(default_factory=Tally)
+    moments: dict[str, tuple[int, float]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self._lock = threading.Lock()
@@ -122,10 +125,15 @@ class Report:
             getattr(self, kind).add(asked_s, overrun_s)
             self._write()
 
+    def note(self, what: str, at_s: float) -> None:
+        """A moment of 'arrivals' or 'ends'. The next step or transfer writes it with its own."""
+        count, sum_s = self.moments.get(what, (0, 0.0))
+        self.moments[what] = count + 1, sum_s + at_s
+
     def _write(self) -> None:
         if self._file is not None:
             tallies = {name: vars(getattr(self, name)) for name in ("steps", "polls", "loads", "stores")}
-            os.pwrite(self._file, json.dumps(tallies).encode().ljust(_REPORT_BYTES - 1) + b"\n", 0)
+            os.pwrite(self._file, json.dumps(tallies | {"moments": self.moments}).encode().ljust(_REPORT_BYTES - 1) + b"\n", 0)
 
 
 class Steps:
@@ -149,6 +157,10 @@ class Steps:
         self._scheduled_s = 0.0
         self._polled_s: float | None = None  # when a schedule began that could compute none of the requests
         self.due_s: float | None = None  # when the step that was planned last ends; None: it computes nothing
+
+    def arrived(self) -> None:
+        """A request has reached the scheduler."""
+        self._report.note("arrivals", self._clock())
 
     def begin(self) -> None:
         now_s = self._clock()
@@ -186,6 +198,7 @@ class Steps:
         if left_s > 0:
             self._sleep(left_s)
         ended_s = self._clock()
+        self._report.note("ends", ended_s)
         self._report.add("steps", self._asked_s, ended_s - self.due_s)
         on_time = ended_s - self.due_s <= CARRIED_S
         self._follows_s = (self.due_s if on_time else ended_s) if more else None

@@ -22,6 +22,10 @@ class PacedScheduler(Scheduler):
         self._steps = pacing().steps
         wake_precisely()
 
+    def add_request(self, *args: Any, **kwargs: Any) -> None:
+        self._steps.arrived()
+        super().add_request(*args, **kwargs)
+
     def schedule(self, *args: Any, **kwargs: Any) -> SchedulerOutput:
         self._steps.begin()
         output = super().schedule(*args, **kwargs)
