@@ -19,10 +19,8 @@ from scipy.optimize import nnls
 from scipy.special import stdtrit
 
 from simulator.calibration import (
-    ASKING,
     CONSTANTS,
     LAUNCH,
-    PARSING,
     RESPONSE_BESIDE,
     RESPONSE_STORE,
     Assumption,
@@ -30,11 +28,12 @@ from simulator.calibration import (
     CalibrationPoint,
     FittedOn,
 )  # fmt: skip
+from simulator.host_spread import TELLING_SAMPLES, host_spread
 from simulator.launches import computed_steps, lone_decoding_s
 from simulator.models import load_model
 from simulator.point_costs import design, for_each_request, is_linear, lone_s, prefill_steps, slope_of
 from simulator.probing import simulated_s
-from traces.tiers import state_named, tier_named
+from traces.tiers import state_named
 
 SIGNIFICANT_DIGITS = 6
 _ROUNDS = 12
@@ -56,12 +55,9 @@ _LEAST_ERROR = 0.005
 _OF_MEDIAN = 1.4826
 # Huber's bound, in what a point may be off by: of residuals that spread as assumed, it leaves 95 % of the efficiency.
 _HUBER = 1.345 * _MODEL_ERROR
-_TELLING_SAMPLES = 5
 _SOUGHT_LAST = Assumption(value=0.0, why="sought once all else is found")
 _UNBOUND = Assumption(value=0.0, why="no launch bounds a step")
 _NORMAL_975 = 1.96
-# Of normal times, the variance of a mean over that of the mean of the middle half.
-_MIDDLE_EFFICIENCY = 0.837
 # From so many of the places that a fit without the host's spread has found, one with it sets out.
 _VARIED_STARTS = 3
 
@@ -92,7 +88,7 @@ def fit(
     allows (`_weights`). A bandwidth is .inf where the fit finds no time per byte, a shared one where nothing showed it.
 
     host_varies: whatever else a lone hit in the engine's own tier takes repeats, so that the spread of its times is the
-    host's. Requests sent together then run in several orders, and points of such are fitted by their median. What such
+    host's. Requests sent together then run in several orders, and points of such are fitted by the middle of them. What such
     a point misses can be an order that the model lacks, so that it pulls no harder than one missed by Huber's bound.
     Then points weigh what a first fit misses their kind by, lone or sent together, so that the latter do not bend what
     lone requests tell.
@@ -123,14 +119,15 @@ def _fit(
     problem = _Problem(asked, {RESPONSE_STORE: _SOUGHT_LAST, **assumed})
     # A bound that nothing has reached shows no derivative: it is sought from starts at which it binds as well.
     best = _descend(problem, problem.first(near))
-    ends = [best]
+    lone, ends = problem.of_lone(best), [best]
     for parts, bound in itertools.product(_PARTS, problem.bounds()):
-        ends.append(_descend(problem, problem.start(best, bound, parts)))
-        best = min(best, ends[-1], key=problem.loss)
+        for near_to in (best, lone):
+            ends.append(_descend(problem, problem.start(near_to, bound, parts)))
+            best = min(best, ends[-1], key=problem.loss)
     problem, ends = _with_stores(asked, assumed, ends)
     best = min(ends, key=problem.loss)
     if host_varies:
-        asked = msgspec.structs.replace(asked, host_spread=_host_spread(problem, best))
+        asked = msgspec.structs.replace(asked, host_spread=problem.spread_of_host(best))
         problem = _Problem(asked, assumed, huber=_HUBER)
         ends = [_descend(problem, end) for end in sorted(ends, key=problem.loss)[:_VARIED_STARTS]]
         best = min(ends, key=problem.loss)
@@ -161,31 +158,6 @@ def _with_stores(
     at = problem.free.index(RESPONSE_STORE)
     starts = sorted((np.insert(end, at, 0.0) for end in ends), key=problem.loss)
     return problem, [*starts, *(_descend(problem, start) for start in starts[:_VARIED_STARTS])]
-
-
-def _host_spread(problem: _Problem, slopes: Array) -> float:
-    """The spread of each of the host's tasks that gives lone hits in the engine's own tier theirs. Independent tasks
-    add their variances. Of the points, the median; 0 where no point tells."""
-    named, polls = problem.by_name(slopes), round(problem.always["poll_s"])
-    found = []
-    for point, row, alone in zip(problem.fitted_on.points, problem.rows, problem.lone, strict=True):
-        parsing_s, asking_s = (sum(named[n] * row.get(n, 0.0) for n in names) for names in (PARSING, (ASKING,)))
-        # It reads a request, and then does the rest of its parsing (core/src/engine/intake.rs).
-        tasks = [parsing_s / 3, parsing_s * 2 / 3, asking_s, named["request_wait_s"], named["response_s"]]
-        tasks += [named["poll_s"]] * polls
-        served_by, samples = state_named(point.tier).served_by, point.samples or 0
-        own_hit = served_by is not None and not tier_named(served_by).offload
-        if (
-            alone
-            and own_hit
-            and samples >= _TELLING_SAMPLES
-            and point.high_s is not None
-            and point.low_s is not None
-            and any(tasks)
-        ):
-            spread_s = (point.high_s - point.low_s) / (2 * _NORMAL_975) * math.sqrt(samples * _MIDDLE_EFFICIENCY)
-            found.append(spread_s / math.hypot(*tasks))
-    return _rounded(float(np.median(found))) if found else 0.0
 
 
 def _errors(problem: _Problem, slopes: Array) -> tuple[float, float]:
@@ -264,6 +236,12 @@ class _Problem:
         named |= {n: slope_of(n, a.value) for n, a in self.assumed.items() if a.value is not None}
         return named | {n: named[a.same_as] for n, a in self.assumed.items() if a.same_as is not None}
 
+    def spread_of_host(self, slopes: Array) -> float:
+        lone = [
+            of for of, alone in zip(zip(self.fitted_on.points, self.rows, strict=True), self.lone, strict=True) if alone
+        ]
+        return _rounded(host_spread(lone, self.by_name(slopes), round(self.always["poll_s"])))
+
     def relative(self, slopes: Array) -> Array:
         """What the slopes say of each point, over what was measured."""
         named = self.by_name(slopes)
@@ -309,6 +287,18 @@ class _Problem:
             return np.array([known[n] for n in self.free])
         limits = [p.device_bytes_per_s for p in self.fitted_on.points if p.device_bytes_per_s]
         return np.array([2 / max(limits) if limits and n == "disk.read.bytes_per_s" else 0.0 for n in self.free])
+
+    def of_lone(self, slopes: Array) -> Array:
+        """Slopes that fit lone points alone, which no order of events bends; where those say nothing, as given."""
+        lone = np.array(self.lone)
+        offset, matrix = self.linear(slopes)
+        matrix, target = matrix[lone], 1 - offset[lone]
+        told = np.any(matrix != 0, axis=0)
+        found = slopes.copy()
+        if np.any(told):
+            rest = target - matrix[:, ~told] @ slopes[~told]
+            found[told] = _solve(matrix[:, told], rest, self.weights[lone])
+        return found
 
     def bounds(self) -> list[tuple[str, ...]]:
         """Which shared bandwidths may bind: none, each alone, all."""
@@ -371,7 +361,7 @@ def _noise(points: Sequence[CalibrationPoint]) -> Array:
     spreads: dict[tuple[str, str], list[float]] = {}
     for point in points:
         width = (point.high_s or point.measured_s) - (point.low_s or point.measured_s)
-        if (samples := point.samples or 1) >= _TELLING_SAMPLES:
+        if (samples := point.samples or 1) >= TELLING_SAMPLES:
             spread = width / (2 * _NORMAL_975 * point.measured_s) * math.sqrt(samples)
             spreads.setdefault((point.tier, point.metric), []).append(spread)
     typical = {of: float(np.median(found)) for of, found in spreads.items()}

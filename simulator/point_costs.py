@@ -13,6 +13,10 @@ from simulator.policies import engine_policy, tier_policy
 from traces.tiers import PAGE_CACHE, state_named, tier_named, tier_names
 
 
+# What a poll takes that need not wake the cache server up, of the mean of a lone request's (core/src/engine/cost.rs).
+SHORT_POLL = 5 / 6
+
+
 def design(point: CalibrationPoint, fitted_on: FittedOn, *, synchronous_loads: bool = False) -> dict[str, float]:
     """How often each constant counts in a lone request's time (for bytes_per_s: bytes, so its inverse is linear), and
     in that of a batch whose transfers pass beside its steps. Of other points: which constants count, and about how
@@ -23,7 +27,14 @@ def design(point: CalibrationPoint, fitted_on: FittedOn, *, synchronous_loads: b
     if point.hit_share < 1:
         shares = ((point.hit_share, point.hit_tokens), (1 - point.hit_share, 0))
         parts = [
-            (share, design(msgspec.structs.replace(point, hit_tokens=tokens, hit_share=1.0), fitted_on, synchronous_loads=synchronous_loads))
+            (
+                share,
+                design(
+                    msgspec.structs.replace(point, hit_tokens=tokens, hit_share=1.0),
+                    fitted_on,
+                    synchronous_loads=synchronous_loads,
+                ),
+            )
             for share, tokens in shares
         ]
         names = dict.fromkeys(name for _, part in parts for name in part)
@@ -54,7 +65,7 @@ def design(point: CalibrationPoint, fitted_on: FittedOn, *, synchronous_loads: b
     devices = _devices(point.tier, fitted_on) if point.hit_tokens else ()
     if devices and not synchronous_loads and (polls := tier_policy(fitted_on.tier_policy).connector.load_polls):
         # It asks all the time: of the one time during which the load ends, half is left.
-        row["poll_s"] = row.get("poll_s", 0.0) + polls + 0.5
+        row["poll_s"] = row.get("poll_s", 0.0) + (polls + 0.5) * SHORT_POLL
     if _asks_storage(point, fitted_on):
         row["poll_s"] = 1.0
     for device in devices:

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from statistics import fmean
-from typing import Any
 
 import msgspec
-import numpy as np
 
 from simulator.calibration import Calibration, CalibrationPoint
+from simulator.middle import middle_mean
 from simulator.models import ModelSpec
 from simulator.simulate import Completion, Simulator
 from traces.request import Request, Segment
@@ -31,17 +30,6 @@ def simulated_s(point: CalibrationPoint, calibration: Calibration, model: ModelS
     simulator = _simulator(point, calibration, model)
     others = (simulator.anew(seed) for seed in range(1, _SEEDS if calibration.host_spread else 1))
     return float(middle_mean([_once_s(point, each) for each in (simulator, *others)]))
-
-
-def middle_mean(values: Any, axis: int = 0) -> Any:
-    """The mean of the middle half, along an axis: without the least and the greatest quarter, rounded down.
-
-    An engine that asks again and again has one of a few times to first token, a poll apart. Their median jumps where
-    the share of one passes a half; this moves with the shares. What a busy machine adds to few does not count either.
-    """
-    ordered = np.sort(np.asarray(values, dtype=np.float64), axis=axis)
-    count = ordered.shape[axis]
-    return np.take(ordered, range(count // 4, count - count // 4), axis=axis).mean(axis=axis)
 
 
 def _once_s(point: CalibrationPoint, simulator: Simulator) -> float:

@@ -7,30 +7,27 @@ A fit is good only if leave-one-out says so: a fit to all other points predicts 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from statistics import median
 from typing import Any
 
 import msgspec
 import yaml
 
 from harness.calibration.points import PASSES, least_measuring_s, micro_cells, points_of
+from harness.calibration.timed import timed
 from harness.engines import ENGINES
 from harness.engines.kind import EngineName, Packs
 from harness.engines.sim.settings import SimSettings
 from harness.errors import ConfigError, PreflightError
 from harness.experiment.model import Experiment
 from harness.experiment.read import Cell, Plan
-from harness.records import Sample
-from harness.results.folder import read_samples, write_atomically
+from harness.results.folder import write_atomically
 from harness.results.manifest import Manifest, read_manifest
 from simulator.calibration import (
     HOST_STEP,
     LAUNCH,
-    RESPONSE_NEXT,
     RESPONSE_STORE,
-    STEP,
     TRANSFER,
     Assumption,
     Calibration,
@@ -39,7 +36,7 @@ from simulator.calibration import (
 )
 from simulator.errors import CalibrationError
 from simulator.models import load_model
-from simulator.point_costs import answers_beside_stores, design, is_behind_gpu
+from simulator.point_costs import answers_beside_stores
 from traces.tiers import PAGE_CACHE, all_states, all_tiers, state_named
 
 # What leave-one-out may miss by: the ±5 % that a validation asks for on average, twice that in any point.
@@ -51,11 +48,8 @@ _DECIDES = 0.8
 _STORES = "stores were not timed by themselves: in a step without a GPU they are part of token_s; taken to be as reads"
 _COPIES = "loads from CPU RAM are copied one after another: a copy has all the bandwidth there is"
 _NO_STORES = "no point's first token passes the front end while its request is stored"
-_DECODED = "not fitted: from decoding, where a first token waits for the engine's next step and a last one does not"
-_NO_PACE = "only of steps whose time is given does decoding tell it"
 _IN_STEPS = "the points cannot tell it from the step's and the request's other costs, which hold it"
 _COMPUTES = "without a GPU, the engine's own thread computes what it does not wait for"
-_TIMED = "not fitted: timed inside the engine, from one look of its scheduler for an answer to the next"
 _GIVEN = "not fitted: the reference accelerator keeps to it"
 _ONE_CHUNK = "one chunk size cannot tell a chunk's cost from that of its bytes and its tokens, which have it"
 _HIDDEN = "the device's limit hides how fast it would be; without it, reads are taken to be as from the page cache"
@@ -76,13 +70,11 @@ def calibrated(folder: Path, name: str, experiment: Experiment, engine: EngineNa
     given = {name: Assumption(value=s, why=_GIVEN) for name, s in ENGINES[engine].given(experiment).items()}
     traits = ENGINES[engine].traits(experiment)
     assumed = _assumed(points, load_model(experiment.model).kv_bytes_per_token, traits.copied_reads) | given
-    assumed |= _polls(read_samples(folder), size)
+    assumed |= timed(folder, size, given, fitted_on)
     if not traits.launches_steps:
         assumed = {LAUNCH: Assumption(value=0.0, why=_COMPUTES), **assumed}
     if not any(answers_beside_stores(point, fitted_on) for point in points):
         assumed[RESPONSE_STORE] = Assumption(value=0.0, why=_NO_STORES)
-    waits_s = _waits_for_next_step_s(fitted_on, given)
-    assumed[RESPONSE_NEXT] = Assumption(value=median(waits_s or [0.0]), why=_DECODED if waits_s else _NO_PACE)
     ways = traits._asdict()
     # What a GPU computes repeats, as what an accelerator paces does.
     found = fit(fitted_on, assumed, **ways, host_varies=bool(given) or traits.launches_steps)
@@ -93,7 +85,7 @@ def calibrated(folder: Path, name: str, experiment: Experiment, engine: EngineNa
     good, verdict = _verdict(known)
     return Calibration(
         name=name,
-        source=f"harness calibrate, run {manifest.run_id}: medians over samples of TTFT and time per output token",
+        source=f"harness calibrate, run {manifest.run_id}: middle means of TTFT and time per output token",
         date=manifest.created_at or "",
         machine=_machine(manifest),
         method="Least squares of the relative error, weighed by noise, no constant below 0 (simulator/fitting.py).",
@@ -184,28 +176,6 @@ def _assumed(points: Sequence[CalibrationPoint], kv_bytes_per_token: int, copied
     if copied_reads and len({point.chunk_tokens for point in points}) == 1:
         assumed |= dict.fromkeys(_OF_CHUNKS, Assumption(value=0.0, why=_ONE_CHUNK))
     return assumed | dict.fromkeys(HOST_STEP, Assumption(value=0.0, why=_IN_STEPS))
-
-
-def _polls(samples: Iterable[Sample], size: str) -> dict[str, Assumption]:
-    """What one look for an answer takes, where the accelerator beside the scheduler has timed them. An engine that
-    waits for a load looks for its end instead, and quicker."""
-    of_size = (sample for sample in samples if sample.cell.startswith(size))
-    seen = [sample.observed for sample in of_size if sample.tier is None or not is_behind_gpu(sample.tier)]
-    count = sum(moved.paced.get("polls", 0) for moved in seen)
-    took_us = sum(moved.asked_us.get("polls", 0) for moved in seen)
-    return {"poll_s": Assumption(value=took_us / count / 1e6, why=_TIMED)} if count else {}
-
-
-def _waits_for_next_step_s(fitted_on: FittedOn, given: Mapping[str, Assumption]) -> list[float]:
-    """By how much the first token of a lone decoding came late, of each point: its steps take what the accelerator
-    says. Of several at once, first tokens come apart for other reasons, too."""
-    waits_s = []
-    for point in fitted_on.points if "step_s" in given else ():
-        if point.metric == "tpot_s" and point.concurrency == 1:
-            row = design(point, fitted_on)
-            step_s = sum(times * (given[name].value or 0.0) for name, times in row.items() if name in STEP)
-            waits_s.append(max(0.0, (step_s - point.measured_s) * (point.output_tokens - 1)))
-    return waits_s
 
 
 def _limit_decides(points: Sequence[CalibrationPoint], kv_bytes_per_token: int) -> bool:

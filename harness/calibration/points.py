@@ -27,7 +27,7 @@ from harness.results.manifest import CellEntry, read_manifest
 from harness.results.rows import metric_values
 from harness.results.summary import counted
 from simulator.calibration import CalibrationPoint, Metric
-from simulator.probing import middle_mean
+from simulator.middle import middle_mean
 from traces.request import RequestRecord
 from traces.tiers import all_states, state_named
 

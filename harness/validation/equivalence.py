@@ -3,7 +3,7 @@
     comparison = compare(read_side([real]), read_side([sim]), margin=0.05)
 
 The error is (candidate - reference) / reference. Machines are slow for seconds on end, and no model predicts when: so
-mean and rate are those of a sample, and the mean of the middle half of the samples is compared; of a free load that is
+mean and rate are those of a sample, and the mean of the middle third of the samples is compared; of a free load that is
 sent again, each request's median over the passes. The error's 90 % interval comes from resampling.py. Two one-sided tests at 5 % are the
 same as asking whether that interval lies within the margin: pass; all of it outside: fail; neither: not resolvable.
 Counts have no interval: they are equal or not.
@@ -34,7 +34,7 @@ from harness.validation.resampling import (
     times,
 )
 from harness.validation.turns import TurnPair, turn_pairs
-from simulator.probing import middle_mean
+from simulator.middle import middle_mean
 
 MARGIN = 0.05
 # A process also reads pages from its device that are no chunk (its own files, the file system's): up to this share of

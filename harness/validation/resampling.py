@@ -17,8 +17,8 @@ import msgspec
 import numpy as np
 
 from harness.stats import Indices, Values, expanded_interval, resampled_blocks, resampled_groups
-from simulator.probing import middle_mean
 from harness.validation.points import Point
+from simulator.middle import middle_mean
 from traces.request import RequestRecord
 
 CONFIDENCE = 0.90

@@ -18,9 +18,9 @@ from harness.commands.calibrate import calibrate
 from harness.engines import ENGINES
 from harness.experiment.read import Plan, load_experiment
 from harness.measure.run import RunRequest, run
-from harness.records import AcceleratorFacts, Counters, HostSample, Sample
+from harness.records import AcceleratorFacts
 from harness.results.manifest import encode_manifest, read_manifest
-from simulator.calibration import TRANSFER, Calibration, CalibrationPoint, load_calibration
+from simulator.calibration import TRANSFER, Assumption, Calibration, CalibrationPoint, load_calibration
 from simulator.errors import CalibrationError
 from simulator.fitting import Fit, fit
 from simulator.models import load_model
@@ -190,26 +190,14 @@ def test_what_an_accelerator_keeps_to_is_not_fitted(
 
 
 @pytest.mark.usefixtures("truth")
-def test_what_a_look_for_an_answer_takes_is_what_the_engine_has_timed(
+def test_what_the_accelerator_has_timed_is_not_fitted(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of the calibration's own samples, all together; the fit then leaves it as it is."""
     plan = load_experiment(experiment(folder))
-    key = micro_cells(plan.experiment, (64, 256), 600.0, passes=1)[0].key
-    timed = [timed_sample(cell, *of) for cell, *of in ((key, 2, 3000), (key, 1, 1500), ("other", 1, 9000))]
-    monkeypatch.setattr("harness.calibration.calibrate.read_samples", lambda _folder: timed)
+    told = {"poll_s": Assumption(value=3.4e-3, why="timed")}
+    monkeypatch.setattr("harness.calibration.calibrate.timed", lambda *_: told)
     found = fitted_to(lambda p: lone(p) and p.tier != "disk", tmp_path / "run", plan, "sim", monkeypatch)
-    assert found.assumed["poll_s"].value == found.constants["poll_s"] == pytest.approx(13_500 / 4 / 1e6)
-    monkeypatch.setattr("harness.calibration.calibrate.read_samples", lambda _folder: [])
-    assert "poll_s" not in calibrated(tmp_path / "run", "c", plan.experiment, "sim").assumed
-
-
-def timed_sample(cell: str, polls: int, took_us: int) -> Sample:
-    moved = Counters(paced={"polls": polls}, asked_us={"polls": took_us})
-    return Sample(
-        cell=cell, tier="gpu", index=0, attempt=0, started_s=0.0, ended_s=1.0, verdict="proven", observed=moved,
-        expected=Counters(), host=HostSample(),
-    )  # fmt: skip
+    assert found.assumed["poll_s"] == told["poll_s"] and found.constants["poll_s"] == 3.4e-3
 
 
 @pytest.mark.parametrize("limit", ["2GiB/s", "100MiB/s"])

@@ -14,6 +14,7 @@ from harness.results.manifest import CellEntry, Manifest
 from harness.stats import expanded_interval, resampled_blocks, resampled_groups
 from harness.validation.equivalence import Figure, PointResult, compare
 from harness.validation.points import Point, Repeat, Side
+from simulator.middle import middle_mean
 from traces.request import RequestRecord
 
 LEFT_S = [1.0, 1.05, 1.3, 1.22, 0.9, 0.95, 1.1, 1.08, 1.2, 1.15, 1.02, 0.97]
@@ -83,9 +84,9 @@ def test_samples_of_one_request_each() -> None:
     found = named(point.figures)
     assert list(found) == ["ttft_mean_s", "ttft_p50_s", "ttft_p90_s", "requests_per_s", "prompt_tokens_per_s"]
     mean, rate = found["ttft_mean_s"], found["requests_per_s"]
-    assert (mean.reference, mean.candidate) == pytest.approx((np.median(LEFT_S), np.median(RIGHT_S)))
-    assert mean.error == pytest.approx(np.median(RIGHT_S) / np.median(LEFT_S) - 1)
-    assert (mean.low, mean.high) == pytest.approx(interval(np.median, LEFT_S, RIGHT_S, ([1] * 12, [1] * 12), 12))
+    assert (mean.reference, mean.candidate) == pytest.approx((middle_mean(LEFT_S), middle_mean(RIGHT_S)))
+    assert mean.error == pytest.approx(middle_mean(RIGHT_S) / middle_mean(LEFT_S) - 1)
+    assert (mean.low, mean.high) == pytest.approx(interval(middle_mean, LEFT_S, RIGHT_S, ([1] * 12, [1] * 12), 12))
     assert mean.samples == 12 and mean.gates and mean.reason is None
     tail = found["ttft_p90_s"]
     assert (tail.reference, tail.candidate) == pytest.approx((np.quantile(LEFT_S, 0.9), np.quantile(RIGHT_S, 0.9)))
@@ -93,10 +94,10 @@ def test_samples_of_one_request_each() -> None:
     assert (middle.reference, middle.candidate) == pytest.approx((np.median(LEFT_S), np.median(RIGHT_S)))
     assert middle.gates and tail.gates
     # A request lasts one second beyond its first token.
-    assert rate.reference == pytest.approx(1 / (np.median(LEFT_S) + 1))
-    assert rate.candidate == pytest.approx(1 / (np.median(RIGHT_S) + 1))
+    assert rate.reference == pytest.approx(1 / (middle_mean(LEFT_S) + 1))
+    assert rate.candidate == pytest.approx(1 / (middle_mean(RIGHT_S) + 1))
     lasts = np.array(LEFT_S) + 1, np.array(RIGHT_S) + 1
-    expected = interval(lambda values, axis: 1 / np.median(values, axis=axis), *lasts, ([1] * 12, [1] * 12), 12)
+    expected = interval(lambda values, axis: 1 / middle_mean(values, axis=axis), *lasts, ([1] * 12, [1] * 12), 12)
     assert (rate.low, rate.high) == pytest.approx(expected)
     tokens = found["prompt_tokens_per_s"]
     assert (tokens.reference, tokens.candidate) == pytest.approx((100 * rate.reference, 100 * rate.candidate))
@@ -161,8 +162,8 @@ def test_five_turns_are_drawn_as_wholes_and_four_are_not() -> None:
 
     whole = [3, 2, 2, 2, 3]
     five, four = mean_of(whole), mean_of([3, 3, 3, 3])
-    assert (five.low, five.high) == pytest.approx(interval(np.median, LEFT_S, RIGHT_S, (whole, [1] * 12), 5))
-    assert (four.low, four.high) == pytest.approx(interval(np.median, LEFT_S, RIGHT_S, ([1] * 12, [1] * 12), 12))
+    assert (five.low, five.high) == pytest.approx(interval(middle_mean, LEFT_S, RIGHT_S, (whole, [1] * 12), 5))
+    assert (four.low, four.high) == pytest.approx(interval(middle_mean, LEFT_S, RIGHT_S, ([1] * 12, [1] * 12), 12))
     assert five.samples == four.samples == 12
 
 

@@ -74,9 +74,8 @@ pub struct Cost {
     request_wait: Ticks,
     request_chunk: Ticks,
     response: Ticks,
-    /// More on tokens on their way when a step begins that computes, or that only polls.
+    /// More on tokens on their way when a step begins that computes.
     pub response_next: Ticks,
-    pub response_poll: Ticks,
     response_store: Ticks,
     pub poll: Ticks,
     pub synchronous_loads: bool,
@@ -194,7 +193,6 @@ impl Cost {
             request_chunk: time::from_s(config.request_chunk_s),
             response: time::from_s(config.response_s),
             response_next: time::from_s(config.response_next_s),
-            response_poll: time::from_s((config.poll_s - IDLE_SLEEP_S).max(0.0)).min(time::from_s(config.response_next_s)),
             response_store: time::from_s(config.response_store_s),
             poll: time::from_s(config.poll_s),
             synchronous_loads: config.synchronous_loads,
@@ -263,9 +261,19 @@ impl Cost {
         self.vary(self.request_wait)
     }
 
+    /// What a poll takes on average. The first one that asks a server that sleeps takes longer, and others less.
+    pub fn poll(&self, wakes: bool) -> Ticks {
+        if wakes { self.poll * 4 / 3 } else { self.poll * 5 / 6 }
+    }
+
+    /// What the engine's own thread does of a poll, where the front end waits for it.
+    pub fn own_work(&self, wakes: bool) -> Ticks {
+        self.poll(wakes).saturating_sub(time::from_s(IDLE_SLEEP_S)).min(self.response_next)
+    }
+
     /// What is left of a poll at some moment.
     pub fn rest_of_poll(&mut self) -> Ticks {
-        self.jitter.within(self.poll / 2)
+        self.jitter.within(self.poll(false) / 2)
     }
 
     /// What a task of the host takes this time whose mean that is.

@@ -33,6 +33,8 @@ pub(super) struct Polls {
     pub idle: bool,
     /// How many requests wait for an answer.
     awaiting: u64,
+    /// The server has been woken up, and no poll has passed since.
+    wakes: bool,
     /// Questions that the server has not taken yet, in its order, each with the moment when it has.
     untold: VecDeque<(Ticks, Slot)>,
     /// When the server is done with all messages so far.
@@ -56,8 +58,9 @@ impl Engine {
             batch.steady = false;
             let found = server.tiers.lookup(self.now, name, &request.chunks);
             request.polls_left = self.config.lookup_polls;
-            request.wake_polls_left = if self.polls.awaiting == 0 { self.config.wake_polls } else { 0 };
-            (request.lookup, request.reading) = (Lookup::Pending, found.is_none());
+            request.wake_polls_left = self.config.wake_polls;
+            self.polls.wakes |= self.polls.awaiting == 0;
+            (request.lookup, request.reading, request.told_at) = (Lookup::Pending, found.is_none(), None);
             self.polls.awaiting += u64::from(request.polls_left > 0);
             if let Some(hit) = found {
                 self.found(self.now, slot, hit);
@@ -75,10 +78,9 @@ impl Engine {
         }
         let request = &self.requests[slot];
         let answered = matches!(request.lookup, Lookup::Answered(_));
-        // An engine that asks all the time waits for what it asks for, and for nothing else.
-        let behind = self.cost.poll > 0 && self.now < self.polls.busy_until + self.cost.poll / ANSWER;
-        if answered && (request.polls_left > 0 || behind) {
+        if answered && (request.polls_left > 0 || !self.is_told(slot)) {
             (batch.steady, batch.polls) = (false, true);
+            batch.wakes |= std::mem::take(&mut self.polls.wakes);
             return false;
         }
         answered
@@ -116,6 +118,14 @@ impl Engine {
             request.reading = self.step.is_none();
             self.invalidate_schedule(at);
         }
+    }
+
+    /// Whether an answer has come that the engine may see by now: it comes behind the questions that were there before.
+    fn is_told(&mut self, slot: Slot) -> bool {
+        // An engine that asks all the time waits for nothing else.
+        let poll = self.cost.poll;
+        let told_at = if poll == 0 { 0 } else { self.polls.busy_until + poll / ANSWER };
+        self.now >= *self.requests[slot].told_at.get_or_insert(told_at)
     }
 
     pub(super) fn load_ended(&mut self, slot: Slot) {

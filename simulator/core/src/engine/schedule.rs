@@ -135,7 +135,9 @@ impl Engine {
                     batch.work.add_host(self.cost.begin(self.requests[slot].computed));
                     self.compute(slot, tokens, batch);
                 }
-                _ if from_holding || self.requests[slot].status == Status::Loading => skipped_holding.push(slot),
+                _ if from_holding || self.requests[slot].status == Status::Loading => {
+                    skipped_holding.push(slot)
+                }
                 _ => skipped.push(slot),
             }
         }

@@ -31,6 +31,8 @@ pub struct Batch {
     pub loads_until: Ticks,
     /// The scheduler will ask again for a look-up's answer.
     pub polls: bool,
+    /// It has just asked a server that sleeps.
+    pub wakes: bool,
 }
 
 impl Batch {

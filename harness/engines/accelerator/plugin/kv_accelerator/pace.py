@@ -133,7 +133,9 @@ class Report:
     def _write(self) -> None:
         if self._file is not None:
             tallies = {name: vars(getattr(self, name)) for name in ("steps", "polls", "loads", "stores")}
-            os.pwrite(self._file, json.dumps(tallies | {"moments": self.moments}).encode().ljust(_REPORT_BYTES - 1) + b"\n", 0)
+            os.pwrite(
+                self._file, json.dumps(tallies | {"moments": self.moments}).encode().ljust(_REPORT_BYTES - 1) + b"\n", 0
+            )
 
 
 class Steps:

@@ -1,0 +1,39 @@
+"""How the host's tasks vary, as lone hits in the engine's own tier tell, whose other time repeats."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from statistics import median
+
+from simulator.calibration import ASKING, PARSING, CalibrationPoint
+from traces.tiers import state_named, tier_named
+
+# Of so many samples, an interval tells how they spread.
+TELLING_SAMPLES = 5
+_NORMAL_975 = 1.96
+# Of normal times, the variance of a mean over that of the mean of the middle third.
+_MIDDLE_EFFICIENCY = 0.77
+
+
+def host_spread(
+    lone: Iterable[tuple[CalibrationPoint, Mapping[str, float]]], named: Mapping[str, float], polls: int
+) -> float:
+    """The spread of each of the host's tasks that gives the points theirs. Independent tasks add their variances. Of
+    the points, the median; 0 where no point tells.
+
+    lone: points of requests sent alone, each with its row of the design. named: slopes. polls: of each request.
+    """
+    found = []
+    for point, row in lone:
+        parsing_s, asking_s = (sum(named[n] * row.get(n, 0.0) for n in names) for names in (PARSING, (ASKING,)))
+        # It reads a request, and then does the rest of its parsing (core/src/engine/intake.rs).
+        tasks = [parsing_s / 3, parsing_s * 2 / 3, asking_s, named["request_wait_s"], named["response_s"]]
+        tasks += [named["poll_s"]] * polls
+        served_by, samples = state_named(point.tier).served_by, point.samples or 0
+        own_hit = served_by is not None and not tier_named(served_by).offload
+        ends = (point.low_s, point.high_s)
+        if own_hit and samples >= TELLING_SAMPLES and ends[0] is not None and ends[1] is not None and any(tasks):
+            spread_s = (ends[1] - ends[0]) / (2 * _NORMAL_975) * math.sqrt(samples * _MIDDLE_EFFICIENCY)
+            found.append(spread_s / math.hypot(*tasks))
+    return median(found) if found else 0.0
