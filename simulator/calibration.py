@@ -139,15 +139,17 @@ class Calibration(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     these together take launch_s at least.
     The engine's own thread spends step_request_s on each request that a step begins, and hit_token_s on each cached
     token with which that request begins. It spends store_token_s on each token whose KV the step copies to the tier
-    behind the GPU (0: beside the steps). A file that lacks launch_s, these three or response_store_s means 0. Of a tier
-    that it does not name, all is unknown.
-    Before the scheduler sees a request, a front end that does one task after another spends request_s, request_token_s
-    per prompt token and request_chunk_s per prompt chunk. Then request_wait_s passes, for all requests at once.
-    response_s: the front end's time for a request's first token, and for its last. response_store_s: what such a token
-    takes more while a store of its request is under way: the engine goes on asking for the store's end. poll_s: a step
-    of the engine that only asks for the answer to a look-up; of an engine that reads ahead, the wait for storage's
-    answer. Alone, a device's transfer of n chunks takes latency_s + n chunk_s + bytes / bytes_per_s (.inf: the points
-    show no time per byte). All transfers together move at most shared_bytes_per_s (.inf: the points show no bound).
+    behind the GPU (0: beside the steps). A file that lacks launch_s, these three, response_next_s or response_store_s
+    means 0. Of a tier that it does not name, all is unknown.
+    Before the scheduler sees a request, a front end that does one task after another spends request_s, and
+    request_token_s per prompt token. Then request_wait_s passes, for all requests at once. request_chunk_s per prompt
+    chunk: the cache server's, which takes one question after another; the front end's where an engine has no such
+    server. response_s: the front end's time for a request's first token, and for its last. Such a token takes longer
+    where the engine's own work goes ahead of it: response_next_s where a step begins, response_store_s while a store of
+    its request is under way. poll_s: a step of the engine that only asks for an answer, on average of those of a lone
+    look-up; of an engine that reads ahead, the wait for storage's answer. Alone, a device's transfer of n chunks takes
+    latency_s + n chunk_s + bytes / bytes_per_s (.inf: the points show no time per byte). All transfers together move at
+    most shared_bytes_per_s (.inf: the points show no bound).
 
     What runs at once. synchronous_loads: the engine's own thread copies loads from the CPU tier and computes nothing
     meanwhile (vLLM's workers without a GPU: LMCache 0.5.6, multiprocess/transfer_context/worker_transfer.py,

@@ -88,10 +88,10 @@ def fit(
     allows (`_weights`). A bandwidth is .inf where the fit finds no time per byte, a shared one where nothing showed it.
 
     host_varies: whatever else a lone hit in the engine's own tier takes repeats, so that the spread of its times is the
-    host's. Requests sent together then run in several orders, and points of such are fitted by the middle of them. What such
-    a point misses can be an order that the model lacks, so that it pulls no harder than one missed by Huber's bound.
-    Then points weigh what a first fit misses their kind by, lone or sent together, so that the latter do not bend what
-    lone requests tell.
+    host's. Requests sent together then run in several orders, and points of such are fitted by the middle of them. What
+    such a point misses can be an order that the model lacks, so that it pulls no harder than one missed by Huber's
+    bound. Then points weigh what a first fit misses their kind by, lone or sent together, so that the latter do not
+    bend what lone requests tell.
     traits: what waits for what (Calibration.synchronous_loads and those after it); what is not named is false. Where
     steps are launched, a lone sequence decodes no faster than that: either its steps take launch_s, or no step does.
     """

@@ -12,7 +12,6 @@ from simulator.models import load_model
 from simulator.policies import engine_policy, tier_policy
 from traces.tiers import PAGE_CACHE, state_named, tier_named, tier_names
 
-
 # What a poll takes that need not wake the cache server up, of the mean of a lone request's (core/src/engine/cost.rs).
 SHORT_POLL = 5 / 6
 

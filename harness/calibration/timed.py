@@ -94,9 +94,7 @@ def _parsing(samples: Sequence[_Timed], poll_s: float) -> dict[str, float]:
             arrivals[count, one.rows[0].prompt_tokens].append(arrived_s - fmean(row.sent_s for row in one.rows))
     if len({count for count, _ in arrivals}) < 2 or len({tokens for _, tokens in arrivals}) < 2:
         return {}
-    measured = np.array(
-        [middle_mean(found) - first_s * (count - 1) / count for (count, _), found in arrivals.items()]
-    )
+    measured = np.array([middle_mean(found) - first_s * (count - 1) / count for (count, _), found in arrivals.items()])
     times = [count * _READING + (1 + (count - 1) / 2 * slower) * (1 - _READING) for count, _ in arrivals]
     matrix = np.array([(each, each * tokens, 1.0) for each, (_, tokens) in zip(times, arrivals, strict=True)])
     scale = np.linalg.norm(matrix / measured[:, None], axis=0)

@@ -4,9 +4,9 @@
 
 The error is (candidate - reference) / reference. Machines are slow for seconds on end, and no model predicts when: so
 mean and rate are those of a sample, and the mean of the middle third of the samples is compared; of a free load that is
-sent again, each request's median over the passes. The error's 90 % interval comes from resampling.py. Two one-sided tests at 5 % are the
-same as asking whether that interval lies within the margin: pass; all of it outside: fail; neither: not resolvable.
-Counts have no interval: they are equal or not.
+sent again, each request's median over the passes. The error's 90 % interval comes from resampling.py. Two one-sided
+tests at 5 % are the same as asking whether that interval lies within the margin: pass; all of it outside: fail;
+neither: not resolvable. Counts have no interval: they are equal or not.
 """
 
 from __future__ import annotations

@@ -150,7 +150,7 @@ def rate(values: Values, **axis: Any) -> Values:
 
 
 def middle_rate(values: Values, **axis: Any) -> Values:
-    return 1.0 / middle_mean(values, **axis)
+    return 1.0 / middle_mean(values, **axis)  # type: ignore[no-any-return]
 
 
 def _block_length(n: int) -> int:

@@ -24,9 +24,9 @@ class EnginePolicy(msgspec.Struct, frozen=True, kw_only=True):
 
 class Connector(msgspec.Struct, frozen=True, kw_only=True):
     """lookup_polls: at least so many more schedules of the engine pass until it sees the answer to a look-up.
-    wake_polls: so many more of an idle engine's, if no other request waits for an answer: the server slept, and takes
-    longer to wake up than such an engine to ask again. Only with lookup_polls. load_polls: so many more schedules pass
-    until it sees that a load has ended, where its own thread does not copy what it loads."""
+    wake_polls: so many more of an idle engine's, which asks sooner than the server answers. Only with lookup_polls.
+    load_polls: so many more schedules pass until it sees that a load has ended, where its own thread does not copy what
+    it loads."""
 
     lookup_polls: int = 0
     wake_polls: int = 0

@@ -19,10 +19,10 @@ from simulator.probing import simulated_s
 from simulator.simulate import Completion, Simulator
 from traces.request import Request, Segment
 
-# Front end, which parses in two halves, way to the scheduler, answer, and three polls.
+# Front end, which reads a request before it parses it, way to the scheduler, answer, and three polls, the first long.
 HOST = {"request_s": 2e-3, "request_token_s": 0.0, "request_chunk_s": 0.0, "request_wait_s": 1e-3, "response_s": 3e-3,
         "poll_s": 1.5e-3}  # fmt: skip
-TASKS_S = (1e-3, 1e-3, 1e-3, 3e-3, 1.5e-3, 1.5e-3, 1.5e-3)
+TASKS_S = (2e-3 / 3, 4e-3 / 3, 1e-3, 3e-3, 2e-3, 1.25e-3, 1.25e-3)
 
 
 def varied(spread: float) -> Calibration:
@@ -90,8 +90,8 @@ def hits_of(truth: Calibration, *more: tuple[int, int]) -> tuple[FittedOn, dict[
 
     more: prompt tokens and number of requests of further points."""
     model, samples = load_model("tiny-llama"), 25
-    # A median's 95 % interval, of so many samples of tasks that vary so.
-    half_s = 1.96 * 0.2 * math.hypot(*TASKS_S) * math.sqrt(math.pi / 2 / samples)
+    # The 95 % interval of the mean of the middle third, of so many samples of tasks that vary so.
+    half_s = 1.96 * 0.2 * math.hypot(*TASKS_S) / math.sqrt(0.77 * samples)
     points = []
     for prompt, count in (*more, (513, 1), (1537, 1), (3073, 1), (513, 2), (513, 4)):
         point = CalibrationPoint(

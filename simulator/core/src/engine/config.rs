@@ -18,7 +18,7 @@ pub struct EngineConfig {
     pub macro_steps: bool,
     /// How many more schedules, at least, pass until the engine's connector has the answer to a look-up.
     pub lookup_polls: u64,
-    /// How many more of an idle engine's schedules, if no other request waits for an answer: the server slept.
+    /// How many more of an idle engine's schedules, which come sooner than the server answers.
     pub wake_polls: u64,
     /// How many more schedules pass until it knows that a load has ended which it did not wait for.
     pub load_polls: u64,

@@ -20,13 +20,14 @@ const IDLE_SLEEP_S: f64 = 1e-3;
 /// Seconds: per step, per new token, per pair of new tokens, per pair of a new token and a token of its context, per
 /// token of a sequence's context, per request that a step begins, per cached token of those, per token that a step
 /// stores. launch_s: the least that a step takes before what the engine's own thread adds; 0: no such bound.
-/// The front end does one task after another. For each request it spends request_s (HTTP), request_token_s a
-/// prompt token (parsing) and request_chunk_s a prompt chunk (its questions to the cache server). Then request_wait_s
-/// passes, for all requests at once (messages between processes), until the scheduler sees the request. The front end
-/// spends response_s on a first and on a last token; those between count in the steps. Such a token takes longer where
-/// the engine goes on at once, ahead of the front end: response_next_s where it begins another step, and
-/// response_store_s where a store of the request is under way. A step that only asks the cache server for an answer takes
-/// poll_s.
+/// The front end does one task after another. For each request it spends request_s (HTTP) and request_token_s a prompt
+/// token (parsing). Then request_wait_s passes, for all requests at once (messages between processes), until the
+/// scheduler sees the request. A cache server spends request_chunk_s a prompt chunk on the question about it; without
+/// one, the front end does. The front end spends response_s on a first and on a last token; those between count in the
+/// steps. Such a token takes longer where the engine's own work goes ahead of it: response_next_s where a step begins
+/// before it has passed, and response_store_s where a store of the request is under way. poll_s: what a step takes on
+/// average that only asks for an answer, of the three that a lone question takes an idle engine. Of each of those, the
+/// engine sleeps 1 ms, and for the rest the front end waits; only where response_next_s says that they share a core.
 /// host_spread: the standard deviation over its mean of each task of the front end, of that wait and of a poll; `seed`
 /// says which of those times come (jitter.rs).
 #[derive(Clone, Copy, Debug, Default)]

@@ -60,6 +60,17 @@ mod tests {
     }
 
     #[test]
+    fn what_happens_within_a_span_may_come_at_any_moment_of_it() {
+        let mean = time::from_s(0.003);
+        assert_eq!(Jitter::new(0.0, 7).within(mean), mean);
+        let mut jitter = Jitter::new(0.2, 7);
+        let mut drawn: Vec<f64> = (0..20_000).map(|_| time::to_s(jitter.within(mean)) / 0.003).collect();
+        drawn.sort_by(f64::total_cmp);
+        assert!([0.25, 0.5, 0.75].iter().all(|q| (drawn[(20_000.0 * q) as usize] - 2.0 * q).abs() < 0.03));
+        assert!(time::to_s(jitter.of(mean)) / 0.003 < 1.35, "other tasks vary as before");
+    }
+
+    #[test]
     fn a_seed_gives_the_same_factors_and_another_gives_others() {
         let drawn = |seed| {
             let mut jitter = Jitter::new(0.3, seed);

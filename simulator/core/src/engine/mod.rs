@@ -387,7 +387,7 @@ impl Engine {
             batch = self.schedule();
         }
         self.note_transfers();
-        let polled = if batch.only_polls() { self.now + self.cost.vary(self.cost.poll(batch.wakes)) } else { 0 };
+        let polled = self.polled_at(&batch);
         let start = self.now.max(self.loading_until).max(polled);
         if !batch.slots.is_empty() {
             let end = (start + self.cost.step(&batch.work)).max(batch.loads_until);

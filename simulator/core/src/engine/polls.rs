@@ -3,17 +3,17 @@
 //! The server takes one question after another, each as long as its chunks take. What the engine computes meanwhile costs
 //! nothing more. The chunks of a question that it reads storage for count after the read.
 //!
-//! The server sleeps while no request waits for its answer. To wake up takes it longer than an engine that has nothing to
-//! compute takes to ask again, and less than a step that computes. So of prompts that are sent together the second one
-//! has its answer as early as the first.
+//! An engine that has nothing to compute asks again sooner than the server answers, and so once more than one that
+//! computes. The server sleeps while no request waits for its answer: then the engine's next poll is a long one, with
+//! what it does for its first question. An answer also comes behind the questions that were there before it.
 //!
 //! A server that reads storage first begins when it has woken up, and the engine asks it for its progress every second
 //! time. That takes as long as if all the asking came after the read (LMCache 0.5.6, vllm_multi_process_adapter.py,
 //! check_lookup_result).
 //!
 //! What it loads without waiting for it, the engine asks about as soon as it has begun a step (vLLM 0.32,
-//! v1/worker/kv_connector_model_runner_mixin.py, get_finished). So a load that ends during a step is known in the next
-//! one, and is computed with in the one after that.
+//! v1/worker/kv_connector_model_runner_mixin.py, get_transfer_results). So a load that ends during a step is known in
+//! the next one, and is computed with in the one after that.
 
 use std::collections::VecDeque;
 
@@ -23,9 +23,12 @@ use super::step::{Batch, Step};
 use crate::tiers::{Hit, Slot};
 use crate::time::{FOREVER, Ticks};
 
-/// What the server's own work on a question and on an answer takes, of a poll: a half and a quarter.
+/// What the server's own work on a question and on an answer takes, of a poll: a half and a quarter. Of four hits that
+/// are sent together, the first one's answer comes 1.2 ms and more after the second one's question, or a poll later.
 const QUESTION: Ticks = 2;
 const ANSWER: Ticks = 4;
+/// So often, at most, an engine asks again until an answer comes: its polls may be as short as a fit says.
+const MOST_POLLS: Ticks = 32;
 
 #[derive(Debug, Default)]
 pub(super) struct Polls {
@@ -78,9 +81,11 @@ impl Engine {
         }
         let request = &self.requests[slot];
         let answered = matches!(request.lookup, Lookup::Answered(_));
-        if answered && (request.polls_left > 0 || !self.is_told(slot)) {
+        let told_at = if answered && request.polls_left == 0 { self.told_at(slot) } else { 0 };
+        if answered && (self.requests[slot].polls_left > 0 || self.now < told_at) {
             (batch.steady, batch.polls) = (false, true);
             batch.wakes |= std::mem::take(&mut self.polls.wakes);
+            batch.told_at = batch.told_at.max(told_at);
             return false;
         }
         answered
@@ -120,12 +125,21 @@ impl Engine {
         }
     }
 
-    /// Whether an answer has come that the engine may see by now: it comes behind the questions that were there before.
-    fn is_told(&mut self, slot: Slot) -> bool {
+    /// When the engine may see an answer: it comes behind the questions that were there before.
+    fn told_at(&mut self, slot: Slot) -> Ticks {
         // An engine that asks all the time waits for nothing else.
         let poll = self.cost.poll;
         let told_at = if poll == 0 { 0 } else { self.polls.busy_until + poll / ANSWER };
-        self.now >= *self.requests[slot].told_at.get_or_insert(told_at)
+        *self.requests[slot].told_at.get_or_insert(told_at)
+    }
+
+    /// When a step ends that only asks; 0: it computes.
+    pub(super) fn polled_at(&mut self, batch: &Batch) -> Ticks {
+        if !batch.only_polls() {
+            return 0;
+        }
+        let poll = self.cost.vary(self.cost.poll(batch.wakes));
+        self.now + poll.max(batch.told_at.saturating_sub(self.now) / MOST_POLLS)
     }
 
     pub(super) fn load_ended(&mut self, slot: Slot) {

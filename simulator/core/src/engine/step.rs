@@ -33,6 +33,8 @@ pub struct Batch {
     pub polls: bool,
     /// It has just asked a server that sleeps.
     pub wakes: bool,
+    /// When an answer comes that it waits for; 0: it waits for none whose moment is known.
+    pub told_at: Ticks,
 }
 
 impl Batch {

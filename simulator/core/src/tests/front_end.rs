@@ -129,6 +129,31 @@ fn a_first_token_takes_longer_where_another_step_follows() {
 }
 
 #[test]
+fn the_engine_s_own_work_on_a_poll_goes_ahead_of_the_front_end_s() {
+    // The second request is parsed while the engine asks about the first. Its first poll takes 4 ms, and it sleeps for 1.
+    let last_s = |response_next_s| {
+        let cost = CostConfig {
+            step_s: MS,
+            request_s: 3.0 * MS,
+            poll_s: 3e-3,
+            response_next_s,
+            ..CostConfig::default()
+        };
+        let config = EngineConfig { cost, lookup_polls: 2, ..config(400, Some(tiers(lmcache(), 100, None))) };
+        let mut engine = Engine::new(config).expect("a good configuration");
+        for (id, prompt) in [("a", [(7, 1)]), ("b", [(8, 1)])] {
+            engine.submit(ask(id, &prompt, 1), 0).expect("taken");
+        }
+        let mut done = Vec::new();
+        while done.len() < 2 {
+            done.extend(engine.advance(FOREVER).expect("no dead end"));
+        }
+        done.iter().map(|each| to_s(each.first_token.expect("a token"))).fold(0.0, f64::max)
+    };
+    assert!(last_s(5e-3) > last_s(0.0) + 2e-3);
+}
+
+#[test]
 fn a_first_token_takes_longer_while_its_request_is_stored() {
     let none = CostConfig { step_s: 2.0 * MS, ..CostConfig::default() };
     let stores = CostConfig { response_store_s: MS, ..none };

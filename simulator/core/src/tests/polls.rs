@@ -1,4 +1,4 @@
-use super::{ask, config, lmcache, tiers};
+use super::{ask, config, drain, lmcache, one, tiers};
 use crate::engine::Engine;
 use crate::engine::config::EngineConfig;
 use crate::engine::cost::CostConfig;
@@ -81,4 +81,46 @@ fn a_question_takes_the_server_as_long_as_its_chunks_and_an_answer_waits_for_oth
     assert!(apart[1] > apart[0]);
     let behind = firsts_of_chunks(0, 1.5e-3, &[0, 0]);
     assert!(near(behind[0], behind[1]) && behind[0] > apart[0] + 1.5e-3, "{behind:?}");
+}
+
+/// First tokens of prompts whose one chunk lies in CPU RAM, in seconds after they were sent at once.
+fn firsts_of_loads(load_polls: u64, count: usize) -> Vec<f64> {
+    let plain = config(400, Some(tiers(lmcache(), 100, None)));
+    let cost = CostConfig { poll_s: 0.6e-3, request_s: 0.0, request_token_s: 0.0, ..plain.cost };
+    let mut engine = Engine::new(EngineConfig { load_polls, cost, ..plain }).expect("good");
+    let prompts: Vec<_> = (0..count).map(|number| [(number as i64, 9)]).collect();
+    for prompt in &prompts {
+        one(&mut engine, ask("warm", prompt, 1));
+    }
+    drain(&mut engine);
+    engine.reset(&["gpu"]).expect("idle");
+    let sent = engine.now();
+    for (number, prompt) in prompts.iter().enumerate() {
+        engine.submit(ask(&number.to_string(), prompt, 1), sent).expect("taken");
+    }
+    let mut done = Vec::new();
+    while done.len() < count {
+        done.extend(engine.advance(FOREVER).expect("no dead end"));
+    }
+    assert!(done.iter().all(|each| each.sources.levels[0] == 8), "loaded, not computed");
+    let mut found: Vec<f64> =
+        done.iter().map(|each| to_s(each.first_token.expect("a token") - sent)).collect();
+    found.sort_by(f64::total_cmp);
+    found
+}
+
+#[test]
+fn an_engine_that_waits_for_a_load_sees_its_end_half_a_poll_later_and_goes_on_a_poll_after_that() {
+    let later_s = firsts_of_loads(1, 1)[0] - firsts_of_loads(0, 1)[0];
+    assert!(
+        (later_s - 1.5 * 0.5e-3).abs() < 1e-9,
+        "a poll of 0.6 ms that wakes nothing up takes 0.5: {later_s}"
+    );
+}
+
+#[test]
+fn a_load_that_ends_during_a_step_is_computed_with_a_poll_after_it() {
+    let (at_once, seen) = (firsts_of_loads(0, 2), firsts_of_loads(1, 2));
+    let step_s = at_once[1] - at_once[0];
+    assert!((seen[1] - seen[0] - step_s - 0.5e-3).abs() < 1e-9, "{at_once:?} {seen:?}");
 }
