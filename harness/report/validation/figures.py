@@ -44,11 +44,11 @@ def judged_ttft(figures: Sequence[Figure]) -> Figure | None:
 
 
 def ttft_kind(point: PointResult) -> str:
-    """What a point's judged TTFT is: of a warm state the median over samples, of a load the mean over its requests, and
-    of a published row the printed value."""
+    """What a point's judged TTFT is: of a warm state the middle of its samples, of a load the mean over its requests,
+    and of a published row the printed value."""
     if "source" in point.axes:
         return "printed"
-    return "mean" if point.tier == FREE_LOAD else "median"
+    return "mean" if point.tier == FREE_LOAD else "middle"
 
 
 def metric_name(metric: str, points: Iterable[PointResult]) -> str:
@@ -56,7 +56,7 @@ def metric_name(metric: str, points: Iterable[PointResult]) -> str:
     if metric != _PRIMARY:
         return metric
     kinds = sorted({ttft_kind(point) for point in points if judged_ttft(point.figures)}, reverse=True)
-    return f"ttft_{kinds[0]}_s" if len(kinds) == 1 else "ttft_s (median; of a load: mean)"
+    return f"ttft_{kinds[0]}_s" if len(kinds) == 1 else "ttft_s (middle; of a load: mean)"
 
 
 def errors(points: Sequence[PointResult], labels: Sequence[str], margin: float, noise: bool = False) -> go.Figure:

@@ -317,7 +317,7 @@ def markdown(document: Document) -> str:
             body.append(_row([*cells, point.verdict]))
     turns = turn_lines(document.points, point_labels(document.points))
     facts = [f"- {key}: {value}" for key, value in _facts(document)]
-    kinds = "TTFT: of a warm state the median over samples, of a load the mean over its requests"
+    kinds = "TTFT: of a warm state the middle of its samples, of a load the mean over its requests"
     ttft = f"{kinds}; the verdict is of all the point's figures that count."
     caption = f"{ttft} A/A: the reference against itself."
     return "\n".join([*head, *body, "", caption, "", *_turn_table(turns, _short_names(document)), *facts, ""])

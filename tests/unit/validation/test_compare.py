@@ -275,7 +275,7 @@ def test_compare_gates_by_exit_code_and_leaves_a_report(
     assert content["verdict"] == "fail" and content["overall"]["shares"]["fail"] > 0
     page = (tmp_path / "strict" / "report.html").read_text()
     assert "mean TTFT" not in page and "ttft_mean_s" not in page.replace('"metric":"ttft_mean_s"', "")
-    assert "ttft_median_s" in page and "relative error of TTFT" in page
+    assert "ttft_middle_s" in page and "relative error of TTFT" in page
     assert "Not within ± 1%" in page and page.count('class="plot"') >= 5
     assert "**fail** at ± 1%" in (tmp_path / "strict" / "validation.md").read_text()
 
