@@ -28,7 +28,7 @@ from simulator.calibration import (
     CalibrationPoint,
     FittedOn,
 )  # fmt: skip
-from simulator.host_spread import TELLING_SAMPLES, host_spread
+from simulator.host_spread import NORMAL_975, TELLING_SAMPLES, host_spread
 from simulator.launches import computed_steps, lone_decoding_s
 from simulator.models import load_model
 from simulator.point_costs import design, for_each_request, is_linear, lone_s, prefill_steps, slope_of
@@ -57,7 +57,6 @@ _OF_MEDIAN = 1.4826
 _HUBER = 1.345 * _MODEL_ERROR
 _SOUGHT_LAST = Assumption(value=0.0, why="sought once all else is found")
 _UNBOUND = Assumption(value=0.0, why="no launch bounds a step")
-_NORMAL_975 = 1.96
 # From so many of the places that a fit without the host's spread has found, one with it sets out.
 _VARIED_STARTS = 3
 
@@ -362,7 +361,7 @@ def _noise(points: Sequence[CalibrationPoint]) -> Array:
     for point in points:
         width = (point.high_s or point.measured_s) - (point.low_s or point.measured_s)
         if (samples := point.samples or 1) >= TELLING_SAMPLES:
-            spread = width / (2 * _NORMAL_975 * point.measured_s) * math.sqrt(samples)
+            spread = width / (2 * NORMAL_975 * point.measured_s) * math.sqrt(samples)
             spreads.setdefault((point.tier, point.metric), []).append(spread)
     typical = {of: float(np.median(found)) for of, found in spreads.items()}
     largest = max(typical.values(), default=0.0)
@@ -377,7 +376,7 @@ def _read_off(point: CalibrationPoint) -> float | None:
     """The relative error of a point without samples that states an interval."""
     if point.samples is not None or point.low_s is None or point.high_s is None:
         return None
-    return (point.high_s - point.low_s) / (2 * _NORMAL_975 * point.measured_s)
+    return (point.high_s - point.low_s) / (2 * NORMAL_975 * point.measured_s)
 
 
 def _solve(matrix: Array, target: Array, weights: Array) -> Array:

@@ -7,11 +7,12 @@ from collections.abc import Iterable, Mapping
 from statistics import median
 
 from simulator.calibration import ASKING, PARSING, CalibrationPoint
-from traces.tiers import state_named, tier_named
+from simulator.point_costs import READING, is_behind_gpu
+from traces.tiers import state_named
 
 # Of so many samples, an interval tells how they spread.
 TELLING_SAMPLES = 5
-_NORMAL_975 = 1.96
+NORMAL_975 = 1.96
 # Of normal times, the variance of a mean over that of the mean of the middle third.
 _MIDDLE_EFFICIENCY = 0.77
 
@@ -27,13 +28,11 @@ def host_spread(
     found = []
     for point, row in lone:
         parsing_s, asking_s = (sum(named[n] * row.get(n, 0.0) for n in names) for names in (PARSING, (ASKING,)))
-        # It reads a request, and then does the rest of its parsing (core/src/engine/intake.rs).
-        tasks = [parsing_s / 3, parsing_s * 2 / 3, asking_s, named["request_wait_s"], named["response_s"]]
+        tasks = [parsing_s * READING, parsing_s * (1 - READING), asking_s, named["request_wait_s"], named["response_s"]]
         tasks += [named["poll_s"]] * polls
-        served_by, samples = state_named(point.tier).served_by, point.samples or 0
-        own_hit = served_by is not None and not tier_named(served_by).offload
-        ends = (point.low_s, point.high_s)
+        own_hit = state_named(point.tier).served_by is not None and not is_behind_gpu(point.tier)
+        samples, ends = point.samples or 0, (point.low_s, point.high_s)
         if own_hit and samples >= TELLING_SAMPLES and ends[0] is not None and ends[1] is not None and any(tasks):
-            spread_s = (ends[1] - ends[0]) / (2 * _NORMAL_975) * math.sqrt(samples * _MIDDLE_EFFICIENCY)
+            spread_s = (ends[1] - ends[0]) / (2 * NORMAL_975) * math.sqrt(samples * _MIDDLE_EFFICIENCY)
             found.append(spread_s / math.hypot(*tasks))
     return median(found) if found else 0.0

@@ -12,8 +12,10 @@ from simulator.models import load_model
 from simulator.policies import engine_policy, tier_policy
 from traces.tiers import PAGE_CACHE, state_named, tier_named, tier_names
 
-# What a poll takes that need not wake the cache server up, of the mean of a lone request's (core/src/engine/cost.rs).
-SHORT_POLL = 5 / 6
+# Of the mean of a lone request's polls: the first one, which wakes the cache server up, and others (core's cost.rs).
+FIRST_POLL, SHORT_POLL = 4 / 3, 5 / 6
+# What part of a request's parsing comes before other tasks of the front end (core/src/engine/intake.rs).
+READING = 1 / 3
 
 
 def design(point: CalibrationPoint, fitted_on: FittedOn, *, synchronous_loads: bool = False) -> dict[str, float]:

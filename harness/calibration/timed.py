@@ -22,7 +22,7 @@ from harness.results.folder import read_rows, read_samples
 from harness.results.summary import counted
 from simulator.calibration import PARSING, RESPONSE_NEXT, RESPONSE_STORE, STEP, Assumption, FittedOn
 from simulator.middle import middle_mean
-from simulator.point_costs import SHORT_POLL, design, is_behind_gpu
+from simulator.point_costs import FIRST_POLL, READING, SHORT_POLL, design, is_behind_gpu
 from traces.request import RequestRecord
 
 _POLLED = "not fitted: timed inside the engine, from one look of its scheduler for an answer to the next"
@@ -32,10 +32,6 @@ _DECODED = "not fitted: from decoding, where a first token waits for the engine'
 _NO_PACE = "only of steps whose time is given does decoding tell it"
 # Of a poll, an idle engine sleeps so long, and the front end has its core (core/src/engine/cost.rs).
 _IDLE_SLEEP_S = 1e-3
-# What the first of a lone request's polls takes, of their mean.
-_FIRST_POLL = 4 / 3
-# What part of a request's parsing comes before other tasks of the front end (core/src/engine/intake.rs).
-_READING = 1 / 3
 
 
 class _Timed(NamedTuple):
@@ -85,7 +81,7 @@ def _parsing(samples: Sequence[_Timed], poll_s: float) -> dict[str, float]:
     a step begins meanwhile, so that of requests sent together others count.
     """
     short_s = poll_s * SHORT_POLL
-    slower, first_s = short_s / min(short_s, _IDLE_SLEEP_S), _FIRST_POLL * poll_s - short_s
+    slower, first_s = short_s / min(short_s, _IDLE_SLEEP_S), FIRST_POLL * poll_s - short_s
     arrivals = defaultdict[tuple[int, int], list[float]](list)
     for one in samples:
         count = len(one.rows)
@@ -95,7 +91,7 @@ def _parsing(samples: Sequence[_Timed], poll_s: float) -> dict[str, float]:
     if len({count for count, _ in arrivals}) < 2 or len({tokens for _, tokens in arrivals}) < 2:
         return {}
     measured = np.array([middle_mean(found) - first_s * (count - 1) / count for (count, _), found in arrivals.items()])
-    times = [count * _READING + (1 + (count - 1) / 2 * slower) * (1 - _READING) for count, _ in arrivals]
+    times = [count * READING + (1 + (count - 1) / 2 * slower) * (1 - READING) for count, _ in arrivals]
     matrix = np.array([(each, each * tokens, 1.0) for each, (_, tokens) in zip(times, arrivals, strict=True)])
     scale = np.linalg.norm(matrix / measured[:, None], axis=0)
     found, _ = nnls(matrix / measured[:, None] / scale, np.ones(len(measured)))
