@@ -23,9 +23,10 @@ LAUNCH = "launch_s"
 STEP = ("step_s", "token_s", "attention_s", "attention_context_s", "context_s", LAUNCH)
 # What an engine's own thread does in a step beside the model's forward pass.
 HOST_STEP = ("step_request_s", "hit_token_s", "store_token_s")
-# What a first or last token takes longer where the engine goes on at once, ahead of the front end.
-RESPONSE_NEXT, RESPONSE_STORE = "response_next_s", "response_store_s"
-RESPONSE_BESIDE = (RESPONSE_NEXT, RESPONSE_STORE)
+# What a first token takes longer for each token of its prompt, and a first or last one where the engine goes on at
+# once, ahead of the front end.
+RESPONSE_TOKEN, RESPONSE_NEXT, RESPONSE_STORE = "response_token_s", "response_next_s", "response_store_s"
+RESPONSE_BESIDE = (RESPONSE_TOKEN, RESPONSE_NEXT, RESPONSE_STORE)
 # What a front end takes to parse a request, and what the questions about its chunks take.
 PARSING, ASKING = ("request_s", "request_token_s"), "request_chunk_s"
 REQUEST = (*PARSING, "request_wait_s", ASKING, "response_s", *RESPONSE_BESIDE, "poll_s")
@@ -139,17 +140,18 @@ class Calibration(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     these together take launch_s at least.
     The engine's own thread spends step_request_s on each request that a step begins, and hit_token_s on each cached
     token with which that request begins. It spends store_token_s on each token whose KV the step copies to the tier
-    behind the GPU (0: beside the steps). A file that lacks launch_s, these three, response_next_s or response_store_s
-    means 0. Of a tier that it does not name, all is unknown.
+    behind the GPU (0: beside the steps). A file that lacks launch_s, these three or RESPONSE_BESIDE means 0. Of a tier
+    that it does not name, all is unknown.
     Before the scheduler sees a request, a front end that does one task after another spends request_s, and
     request_token_s per prompt token. Then request_wait_s passes, for all requests at once. request_chunk_s per prompt
     chunk: the cache server's, which takes one question after another; the front end's where an engine has no such
-    server. response_s: the front end's time for a request's first token, and for its last. Such a token takes longer
-    where the engine's own work goes ahead of it: response_next_s where a step begins, response_store_s while a store of
-    its request is under way. poll_s: a step of the engine that only asks for an answer, on average of those of a lone
-    look-up; of an engine that reads ahead, the wait for storage's answer. Alone, a device's transfer of n chunks takes
-    latency_s + n chunk_s + bytes / bytes_per_s (.inf: the points show no time per byte). All transfers together move at
-    most shared_bytes_per_s (.inf: the points show no bound).
+    server. response_s: the front end's time for a request's first token, and for its last. A first token takes
+    response_token_s more per prompt token, of all requests that get theirs in the same step. Such tokens take longer
+    where the engine's own work goes ahead of them: response_next_s where a step begins, response_store_s while a store
+    of the request is under way. poll_s: a step of the engine that only asks for an answer, on average of those of a
+    lone look-up; of an engine that reads ahead, the wait for storage's answer. Alone, a device's transfer of n chunks
+    takes latency_s + n chunk_s + bytes / bytes_per_s (.inf: the points show no time per byte). All transfers together
+    move at most shared_bytes_per_s (.inf: the points show no bound).
 
     What runs at once. synchronous_loads: the engine's own thread copies loads from the CPU tier and computes nothing
     meanwhile (vLLM's workers without a GPU: LMCache 0.5.6, multiprocess/transfer_context/worker_transfer.py,

@@ -23,6 +23,7 @@ from simulator.calibration import (
     LAUNCH,
     RESPONSE_BESIDE,
     RESPONSE_STORE,
+    RESPONSE_TOKEN,
     Assumption,
     Calibration,
     CalibrationPoint,
@@ -31,7 +32,7 @@ from simulator.calibration import (
 from simulator.host_spread import NORMAL_975, TELLING_SAMPLES, host_spread
 from simulator.launches import computed_steps, lone_decoding_s
 from simulator.models import load_model
-from simulator.point_costs import design, for_each_request, is_linear, lone_s, prefill_steps, slope_of
+from simulator.point_costs import design, for_each_request, is_linear, lone_s, prefill_steps, slope_of, wakes_server
 from simulator.probing import simulated_s
 from traces.tiers import state_named
 
@@ -56,6 +57,7 @@ _OF_MEDIAN = 1.4826
 # Huber's bound, in what a point may be off by: of residuals that spread as assumed, it leaves 95 % of the efficiency.
 _HUBER = 1.345 * _MODEL_ERROR
 _SOUGHT_LAST = Assumption(value=0.0, why="sought once all else is found")
+_AS_PARSING = Assumption(value=0.0, why="no point tells it from request_token_s")
 _UNBOUND = Assumption(value=0.0, why="no launch bounds a step")
 # From so many of the places that a fit without the host's spread has found, one with it sets out.
 _VARIED_STARTS = 3
@@ -99,7 +101,7 @@ def fit(
         constants=dict.fromkeys(CONSTANTS),
     )  # fmt: skip
     asked = msgspec.structs.replace(asked, **traits)
-    assumed = {LAUNCH: _UNBOUND, **assumed}
+    assumed = {LAUNCH: _UNBOUND, RESPONSE_TOKEN: _AS_PARSING, **assumed}
     found = _fit(asked, assumed, host_varies, {})
     launch_s = lone_decoding_s(fitted_on.points) if asked.launches_steps else None
     if launch_s is None or assumed[LAUNCH] is not _UNBOUND:
@@ -221,6 +223,7 @@ class _Problem:
         waits = asked.synchronous_loads
         self.rows = [design(point, fitted_on, synchronous_loads=waits) for point in fitted_on.points]
         self.steps = [prefill_steps(point, fitted_on) for point in fitted_on.points]
+        self.woken = [wakes_server(point, fitted_on) for point in fitted_on.points]
         self.free = [n for n in CONSTANTS if n not in assumed and any(n in row for row in self.rows)]
         self.telling = [self._telling(index) for index in range(len(self.rows))]
         self.always = for_each_request(fitted_on)
@@ -249,7 +252,7 @@ class _Problem:
 
     def _says(self, index: int, named: dict[str, float]) -> float:
         if self.lone[index]:
-            return lone_s(self.rows[index], self.steps[index], named)
+            return lone_s(self.rows[index], self.steps[index], named, woken=self.woken[index])
         asked = (index, *named.values())
         if asked not in self._simulated_s:
             self._simulated_s[asked] = simulated_s(self.fitted_on.points[index], self._with(named), self.model)

@@ -7,13 +7,25 @@ from collections.abc import Mapping, Sequence
 
 import msgspec
 
-from simulator.calibration import LAUNCH, RESPONSE_STORE, STEP, Calibration, CalibrationPoint, FittedOn
+from simulator.calibration import (
+    ASKING,
+    LAUNCH,
+    RESPONSE_STORE,
+    RESPONSE_TOKEN,
+    STEP,
+    Calibration,
+    CalibrationPoint,
+    FittedOn,
+)
 from simulator.models import load_model
 from simulator.policies import engine_policy, tier_policy
 from traces.tiers import PAGE_CACHE, state_named, tier_named, tier_names
 
 # Of the mean of a lone request's polls: the first one, which wakes the cache server up, and others (core's cost.rs).
 FIRST_POLL, SHORT_POLL = 4 / 3, 5 / 6
+# Of what a lone request's chunks take, three quarters pass beside polls that wake the server, or at most a quarter of a
+# poll (core's polls.rs).
+HIDDEN = 1 / 4
 # What part of a request's parsing comes before other tasks of the front end (core/src/engine/intake.rs).
 READING = 1 / 3
 
@@ -57,6 +69,7 @@ def design(point: CalibrationPoint, fitted_on: FittedOn, *, synchronous_loads: b
         "request_chunk_s": float(point.prompt_tokens // point.chunk_tokens),
         "step_request_s": 1.0,
         "hit_token_s": float(point.hit_tokens),
+        RESPONSE_TOKEN: float(point.prompt_tokens),
     }
     if is_behind_gpu(point.tier):
         row["store_token_s"] = float(_stored_tokens(point))
@@ -84,10 +97,25 @@ def prefill_steps(point: CalibrationPoint, fitted_on: FittedOn) -> list[tuple[in
     return [(min(most, end - context), context) for context in range(point.hit_tokens, end, most)]
 
 
-def lone_s(row: Mapping[str, float], steps: Sequence[tuple[int, int]], slopes: Mapping[str, float]) -> float:
-    """The time of a point whose `design` and `prefill_steps` these are."""
+def wakes_server(point: CalibrationPoint, fitted_on: FittedOn) -> bool:
+    """Whether polls that wake the cache server up go before an answer that takes no read of storage."""
+    woken = tier_policy(fitted_on.tier_policy).connector.wake_polls > 0
+    return woken and point.metric == "ttft_s" and state_named(point.tier).from_device is None
+
+
+def asked_s(all_s: float, poll_s: float) -> float:
+    """What a lone request's chunks add to its time, of what the server takes for them, where polls wake it."""
+    return max(HIDDEN * all_s, all_s - HIDDEN * poll_s)
+
+
+def lone_s(
+    row: Mapping[str, float], steps: Sequence[tuple[int, int]], slopes: Mapping[str, float], *, woken: bool
+) -> float:
+    """The time of a point whose `design`, `prefill_steps` and `wakes_server` these are."""
+    asking_s = slopes[ASKING] * row[ASKING] if woken else 0.0
+    hidden_s = asking_s - asked_s(asking_s, slopes["poll_s"]) if woken else 0.0
     if not slopes[LAUNCH]:
-        return sum(slopes[name] * times for name, times in row.items())
+        return sum(slopes[name] * times for name, times in row.items()) - hidden_s
     computed = (
         slopes["step_s"]
         + slopes["token_s"] * new
@@ -96,7 +124,7 @@ def lone_s(row: Mapping[str, float], steps: Sequence[tuple[int, int]], slopes: M
         + slopes["context_s"] * context
         for new, context in steps
     )
-    beside = sum(slopes[name] * times for name, times in row.items() if name not in STEP)
+    beside = sum(slopes[name] * times for name, times in row.items() if name not in STEP) - hidden_s
     return beside + sum(max(slopes[LAUNCH], step_s) for step_s in computed)
 
 
@@ -169,7 +197,8 @@ def predicted_s(point: CalibrationPoint, calibration: Calibration) -> float:
     """What the constants say of a lone point."""
     row = design(point, calibration.fitted_on, synchronous_loads=calibration.synchronous_loads)
     steps = prefill_steps(point, calibration.fitted_on)
-    return lone_s(row, steps, {name: slope_of(name, calibration.constant(name)) for name in (*row, *STEP)})
+    slopes = {name: slope_of(name, calibration.constant(name)) for name in (*row, *STEP)}
+    return lone_s(row, steps, slopes, woken=wakes_server(point, calibration.fitted_on))
 
 
 def for_each_request(fitted_on: FittedOn) -> dict[str, float]:

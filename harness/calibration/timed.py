@@ -15,17 +15,29 @@ from statistics import fmean, median
 from typing import NamedTuple
 
 import numpy as np
-from scipy.optimize import nnls
+from numpy.typing import NDArray
+from scipy.optimize import least_squares, nnls
 
 from harness.records import Counters
 from harness.results.folder import read_rows, read_samples
+from harness.results.manifest import read_manifest
 from harness.results.summary import counted
-from simulator.calibration import PARSING, RESPONSE_NEXT, RESPONSE_STORE, STEP, Assumption, FittedOn
+from simulator.calibration import (
+    ASKING,
+    PARSING,
+    RESPONSE_NEXT,
+    RESPONSE_STORE,
+    RESPONSE_TOKEN,
+    STEP,
+    Assumption,
+    FittedOn,
+)
 from simulator.middle import middle_mean
-from simulator.point_costs import FIRST_POLL, READING, SHORT_POLL, design, is_behind_gpu
+from simulator.point_costs import FIRST_POLL, READING, SHORT_POLL, asked_s, design, is_behind_gpu
 from traces.request import RequestRecord
 
 _POLLED = "not fitted: timed inside the engine, from one look of its scheduler for an answer to the next"
+_ASKED = "not fitted: timed, by how much longer the engine looks for an answer about more chunks"
 _ARRIVED = "not fitted: timed, from the sending of requests to their arrival at the scheduler, alone and together"
 _ANSWERED = "not fitted: timed, from the end of the engine's step to the client's first token"
 _DECODED = "not fitted: from decoding, where a first token waits for the engine's next step and a last one does not"
@@ -35,9 +47,11 @@ _IDLE_SLEEP_S = 1e-3
 
 
 class _Timed(NamedTuple):
-    """A sample: its requests, which were sent together, and what the accelerator counted meanwhile."""
+    """A sample: its requests, which were sent together, and what the accelerator counted meanwhile. chunk_tokens: cells
+    of one size share a start of the engine."""
 
     tier: str
+    chunk_tokens: int
     rows: list[RequestRecord]
     moved: Counters
 
@@ -45,17 +59,19 @@ class _Timed(NamedTuple):
 def timed(folder: Path, size: str, given: Mapping[str, Assumption], fitted_on: FittedOn) -> dict[str, Assumption]:
     """Constants by name. given: those that the accelerator keeps to; empty without one, and then little is timed."""
     samples = list(_samples(folder, size))
-    poll_s = _poll_s(samples)
-    waits_s = _waits_for_next_step_s(fitted_on, given)
+    poll_s, answered = _poll_s(samples), _responses(samples)
+    waits_s = _waits_for_next_step_s(fitted_on, given, answered.get(RESPONSE_TOKEN, 0.0))
     found = {RESPONSE_NEXT: Assumption(value=median(waits_s or [0.0]), why=_DECODED if waits_s else _NO_PACE)}
     if poll_s is None:
         return found
     found["poll_s"] = Assumption(value=poll_s, why=_POLLED)
+    found |= {name: Assumption(value=s, why=_ASKED) for name, s in _asking(samples, poll_s).items()}
     found |= {name: Assumption(value=s, why=_ARRIVED) for name, s in _parsing(samples, poll_s).items()}
-    return found | {name: Assumption(value=s, why=_ANSWERED) for name, s in _responses(samples).items()}
+    return found | {name: Assumption(value=s, why=_ANSWERED) for name, s in answered.items()}
 
 
 def _samples(folder: Path, size: str) -> Iterator[_Timed]:
+    chunk_tokens = _chunk_tokens(folder)
     rows = defaultdict[tuple[object, ...], list[RequestRecord]](list)
     for row in read_rows(folder):
         if row.phase == "measure" and row.expected_tier is not None and counted(row):
@@ -63,7 +79,12 @@ def _samples(folder: Path, size: str) -> Iterator[_Timed]:
     for sample in read_samples(folder):
         mine = rows.get((sample.cell, sample.tier, sample.attempt, sample.index))
         if sample.cell.startswith(size) and mine:
-            yield _Timed(sample.tier, mine, sample.observed)
+            yield _Timed(sample.tier, chunk_tokens.get(sample.cell, 0), mine, sample.observed)
+
+
+def _chunk_tokens(folder: Path) -> dict[str, int]:
+    """By cell."""
+    return {cell.key: cell.cache.chunk_tokens for cell in read_manifest(folder).cells if cell.cache}
 
 
 def _poll_s(samples: Sequence[_Timed]) -> float | None:
@@ -73,8 +94,28 @@ def _poll_s(samples: Sequence[_Timed]) -> float | None:
     return sum(moved.asked_us.get("polls", 0) for moved in seen) / count / 1e6 if count else None
 
 
+def _asking(samples: Sequence[_Timed], poll_s: float) -> dict[str, float]:
+    """What a chunk of a prompt adds to the time in which the engine looks for an answer; nothing where all lone
+    requests ask about as many chunks."""
+    looked = defaultdict[int, list[float]](list)
+    for one in samples:
+        if len(one.rows) == 1 and one.chunk_tokens and not is_behind_gpu(one.tier):
+            looked[one.rows[0].prompt_tokens // one.chunk_tokens].append(one.moved.asked_us.get("polls", 0) / 1e6)
+    if len(looked) < 2:
+        return {}
+    chunks, took_s = list(looked), [fmean(times) for times in looked.values()]
+
+    def missed(unknown: NDArray[np.float64]) -> list[float]:
+        asking_s, polls_s = map(float, unknown)
+        return [polls_s + asked_s(asking_s * of, poll_s) - s for of, s in zip(chunks, took_s, strict=True)]
+
+    found = least_squares(missed, (poll_s / 10, min(took_s)), bounds=(0.0, np.inf))
+    return {ASKING: float(found.x[0])}
+
+
 def _parsing(samples: Sequence[_Timed], poll_s: float) -> dict[str, float]:
-    """What a front end takes for a request, for each token of its prompt, and the wait after that.
+    """What a front end takes for a request, for each token of its prompt, and the wait after that: the mean over
+    samples of what each start of the engine tells, as a host may be quicker during one than during another.
 
     Of requests sent together it reads all, then parses one after another. Once the first has arrived, the engine looks
     for an answer again and again, and does what it does then on the front end's core. Of hits in the engine's own tier,
@@ -82,45 +123,64 @@ def _parsing(samples: Sequence[_Timed], poll_s: float) -> dict[str, float]:
     """
     short_s = poll_s * SHORT_POLL
     slower, first_s = short_s / min(short_s, _IDLE_SLEEP_S), FIRST_POLL * poll_s - short_s
-    arrivals = defaultdict[tuple[int, int], list[float]](list)
+    starts = defaultdict[int, dict[tuple[int, int], list[float]]](lambda: defaultdict(list))
     for one in samples:
         count = len(one.rows)
         if "arrivals" in one.moved.at_us and (count == 1 or is_behind_gpu(one.tier)):
-            arrived_s = one.moved.at_us["arrivals"] / 1e6 / count
-            arrivals[count, one.rows[0].prompt_tokens].append(arrived_s - fmean(row.sent_s for row in one.rows))
-    if len({count for count, _ in arrivals}) < 2 or len({tokens for _, tokens in arrivals}) < 2:
+            took_s = one.moved.at_us["arrivals"] / 1e6 / count - fmean(row.sent_s for row in one.rows)
+            before_s = first_s * (count - 1) / count
+            starts[one.chunk_tokens][count, one.rows[0].prompt_tokens].append(took_s - before_s)
+    found, weights = list[NDArray[np.float64]](), list[int]()
+    for arrivals in starts.values():
+        if min(len(set(each)) for each in zip(*arrivals, strict=True)) < 2:
+            continue
+        measured = np.array([middle_mean(times) for times in arrivals.values()])
+        times = [count * READING + (1 + (count - 1) / 2 * slower) * (1 - READING) for count, _ in arrivals]
+        matrix = np.array([(each, each * tokens, 1.0) for each, (_, tokens) in zip(times, arrivals, strict=True)])
+        scale = np.linalg.norm(matrix / measured[:, None], axis=0)
+        found.append(nnls(matrix / measured[:, None] / scale, np.ones(len(measured)))[0] / scale)
+        weights.append(sum(map(len, arrivals.values())))
+    if not found:
         return {}
-    measured = np.array([middle_mean(found) - first_s * (count - 1) / count for (count, _), found in arrivals.items()])
-    times = [count * READING + (1 + (count - 1) / 2 * slower) * (1 - READING) for count, _ in arrivals]
-    matrix = np.array([(each, each * tokens, 1.0) for each, (_, tokens) in zip(times, arrivals, strict=True)])
-    scale = np.linalg.norm(matrix / measured[:, None], axis=0)
-    found, _ = nnls(matrix / measured[:, None] / scale, np.ones(len(measured)))
-    return dict(zip((*PARSING, "request_wait_s"), (float(s) for s in found / scale), strict=True))
+    return dict(zip((*PARSING, "request_wait_s"), np.average(found, axis=0, weights=weights).tolist(), strict=True))
 
 
 def _responses(samples: Sequence[_Timed]) -> dict[str, float]:
-    """What passes until the client has a lone request's only token; and what more, where its request is stored."""
-    hits, stored = list[float](), list[float]()
+    """What passes until the client has a lone request's only token, for any prompt and for each token of it; and what
+    more, where the request is stored."""
+    hits, stored = defaultdict[int, list[float]](list), list[tuple[int, float]]()
     for one in samples:
         row = one.rows[0]
         lone = len(one.rows) == 1 and row.output_tokens == 1 and one.moved.paced.get("steps") == 1
         if lone and "ends" in one.moved.at_us and row.first_token_s is not None:
-            whole = row.cached_tokens is not None and row.cached_tokens >= row.prompt_tokens - 1
-            (hits if whole else stored).append(row.first_token_s - one.moved.at_us["ends"] / 1e6)
+            passed_s = row.first_token_s - one.moved.at_us["ends"] / 1e6
+            if row.cached_tokens is not None and row.cached_tokens >= row.prompt_tokens - 1:
+                hits[row.prompt_tokens].append(passed_s)
+            else:
+                stored.append((row.prompt_tokens, passed_s))
     if not hits:
         return {}
-    response_s = max(0.0, float(middle_mean(hits)))
-    found = {"response_s": response_s}
-    return found | ({RESPONSE_STORE: max(0.0, float(middle_mean(stored)) - response_s)} if stored else {})
+    measured = np.array([max(0.0, middle_mean(found)) for found in hits.values()])
+    matrix = np.array([(1.0, tokens) for tokens in hits])
+    found, _ = nnls(matrix[:, : len(hits)], measured)
+    response_s, token_s = (*map(float, found), 0.0)[:2]
+    answered = {"response_s": response_s, RESPONSE_TOKEN: token_s}
+    if stored:
+        more_s = float(middle_mean([passed_s - token_s * tokens for tokens, passed_s in stored]))
+        answered[RESPONSE_STORE] = max(0.0, more_s - response_s)
+    return answered
 
 
-def _waits_for_next_step_s(fitted_on: FittedOn, given: Mapping[str, Assumption]) -> list[float]:
-    """By how much the first token of a lone decoding came late, of each point: its steps take what the accelerator
-    says. Of several at once, first tokens come apart for other reasons, too."""
+def _waits_for_next_step_s(
+    fitted_on: FittedOn, given: Mapping[str, Assumption], response_token_s: float
+) -> list[float]:
+    """By how much the first token of a lone decoding came late, of each point, for another reason than its prompt: its
+    steps take what the accelerator says. Of several at once, first tokens come apart for other reasons, too."""
     waits_s = []
     for point in fitted_on.points if "step_s" in given else ():
         if point.metric == "tpot_s" and point.concurrency == 1:
             row = design(point, fitted_on)
             step_s = sum(times * (given[name].value or 0.0) for name, times in row.items() if name in STEP)
-            waits_s.append(max(0.0, (step_s - point.measured_s) * (point.output_tokens - 1)))
+            late_s = (step_s - point.measured_s) * (point.output_tokens - 1)
+            waits_s.append(max(0.0, late_s - response_token_s * point.prompt_tokens))
     return waits_s

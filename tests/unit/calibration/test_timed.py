@@ -17,7 +17,7 @@ from simulator.probing import simulated_s
 from traces.request import RequestRecord
 
 REQUEST_S, TOKEN_S, WAIT_S, POLL_S = 1.8e-3, 4e-7, 6e-4, 1.6e-3
-RESPONSE_S, STORE_S = 1.5e-3, 2e-3
+RESPONSE_S, RESPONSE_TOKEN_S, STORE_S = 1.5e-3, 3e-7, 2e-3
 SENT_S = 40.0
 
 
@@ -31,7 +31,7 @@ class Samples:
     def add(self, tier: str, count: int, tokens: int, cell: str = "c#1", steps: int = 1, **moved: Any) -> None:
         index = len(self.samples)
         hit, ended_s = tier != "recompute", SENT_S + 0.02
-        late_s = RESPONSE_S + (0.0 if hit else STORE_S)
+        late_s = RESPONSE_S + RESPONSE_TOKEN_S * tokens + (0.0 if hit else STORE_S)
         for each in range(count):
             self.rows.append(
                 RequestRecord(
@@ -71,6 +71,8 @@ def kept(monkeypatch: pytest.MonkeyPatch) -> Samples:
     made = Samples()
     monkeypatch.setattr(module, "read_rows", lambda _folder: iter(made.rows))
     monkeypatch.setattr(module, "read_samples", lambda _folder: iter(made.samples))
+    sizes = {"small": 64, "other": 256, "c": 256}
+    monkeypatch.setattr(module, "_chunk_tokens", lambda _folder: {f"{cell}#1": size for cell, size in sizes.items()})
     return made
 
 
@@ -97,14 +99,37 @@ def test_requests_sent_one_at_a_time_do_not_tell_parsing_from_waiting(kept: Samp
     assert "request_s" not in values() and values()["response_s"] == pytest.approx(RESPONSE_S, abs=1e-6)
 
 
+def test_each_start_of_the_engine_tells_what_its_front_end_takes_and_the_mean_over_samples_counts(
+    kept: Samples,
+) -> None:
+    for cell, slower in (("c#1", 1.0), ("small#1", 1.3)):
+        for tokens in (513, 3073):
+            for tier, count in (("gpu", 1), ("cpu", 2)):
+                late_s = [(at_s - SENT_S) * slower + SENT_S for at_s in arrivals_s(count, tokens)]
+                kept.add(tier, count, tokens, cell, at_us={"arrivals": round(sum(late_s) * 1e6)})
+    assert values()["request_token_s"] == pytest.approx(1.15 * TOKEN_S, rel=0.02)
+
+
+def test_what_a_chunk_takes_is_what_more_of_them_add_to_the_look_for_an_answer(kept: Samples) -> None:
+    """Of the first ones, what the server takes while it wakes up adds little."""
+    for cell, tokens, chunks in (("c#1", 513, 2), ("c#1", 3073, 12), ("small#1", 3073, 48)):
+        took_s = 3 * POLL_S + max(1e-4 * chunks / 4, 1e-4 * chunks - POLL_S / 4)
+        kept.add("gpu", 1, tokens, cell, asked_us={"polls": round(1e6 * took_s)})
+        kept.add("cpu", 1, tokens, cell, asked_us={"polls": 90_000})
+    assert values()["request_chunk_s"] == pytest.approx(1e-4, rel=0.03)
+    assert "request_chunk_s" not in values("small")
+
+
 def test_what_an_answer_takes_is_found_from_the_end_of_its_step(kept: Samples) -> None:
     kept.add("gpu", 1, 513)
+    kept.add("gpu", 1, 3073)
     kept.add("recompute", 1, 513)
     # The ends of several steps are one sum, and of several requests nothing says whose step that was.
     kept.add("recompute", 1, 3073, steps=3)
     kept.add("cpu", 2, 513, at_us={"ends": 1})
     found = values()
     assert found["response_s"] == pytest.approx(RESPONSE_S, abs=1e-6)
+    assert found["response_token_s"] == pytest.approx(RESPONSE_TOKEN_S, abs=1e-9)
     assert found["response_store_s"] == pytest.approx(STORE_S, abs=1e-6)
 
 
@@ -123,7 +148,7 @@ def test_an_engine_without_an_accelerator_times_nothing(kept: Samples) -> None:
 
 def test_what_a_first_token_waits_for_the_next_step_is_read_off_decoding() -> None:
     truth = load_calibration("cpu-2core")
-    waits = {"response_next_s": 2e-3, "poll_s": 1e-3}
+    waits = {"response_next_s": 2e-3, "response_token_s": RESPONSE_TOKEN_S, "poll_s": 1e-3}
     known = msgspec.structs.replace(truth, constants=truth.constants | waits, shared_core=False)
     decoding = CalibrationPoint(
         tier="gpu",
@@ -140,11 +165,12 @@ def test_what_a_first_token_waits_for_the_next_step_is_read_off_decoding() -> No
     given = {name: Assumption(value=truth.constant(name), why="given") for name in STEP}
     assert waited_s(known, points, given) == pytest.approx([2e-3, 2e-3], rel=0.05)
     late = msgspec.structs.replace(truth.fitted_on, points=(msgspec.structs.replace(decoding, measured_s=0.9),))
-    assert module._waits_for_next_step_s(late, given) == [0.0]
+    assert module._waits_for_next_step_s(late, given, 0.0) == [0.0]
     assert waited_s(known, points, {}) == []
 
 
 def waited_s(known: Calibration, points: list[CalibrationPoint], given: dict[str, Assumption]) -> list[float]:
     model = load_model("tiny-llama")
     told = tuple(msgspec.structs.replace(one, measured_s=simulated_s(one, known, model)) for one in points)
-    return module._waits_for_next_step_s(msgspec.structs.replace(known.fitted_on, points=told), given)
+    fitted_on = msgspec.structs.replace(known.fitted_on, points=told)
+    return module._waits_for_next_step_s(fitted_on, given, RESPONSE_TOKEN_S)

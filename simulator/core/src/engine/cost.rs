@@ -24,8 +24,9 @@ const IDLE_SLEEP_S: f64 = 1e-3;
 /// token (parsing). Then request_wait_s passes, for all requests at once (messages between processes), until the
 /// scheduler sees the request. A cache server spends request_chunk_s a prompt chunk on the question about it; without
 /// one, the front end does. The front end spends response_s on a first and on a last token; those between count in the
-/// steps. Such a token takes longer where the engine's own work goes ahead of it: response_next_s where a step begins
-/// before it has passed, and response_store_s where a store of the request is under way. poll_s: what a step takes on
+/// steps. A first token takes response_token_s more a prompt token, for each request that gets one in the same step. Such
+/// tokens take longer where the engine's own work goes ahead of them: response_next_s where a step begins before they
+/// have passed, and response_store_s where a store of the request is under way. poll_s: what a step takes on
 /// average that only asks for an answer, of the three that a lone question takes an idle engine. Of each of those, the
 /// engine sleeps 1 ms, and for the rest the front end waits; only where response_next_s says that they share a core.
 /// host_spread: the standard deviation over its mean of each task of the front end, of that wait and of a poll; `seed`
@@ -47,6 +48,7 @@ pub struct CostConfig {
     pub request_wait_s: f64,
     pub request_chunk_s: f64,
     pub response_s: f64,
+    pub response_token_s: f64,
     pub response_next_s: f64,
     pub response_store_s: f64,
     pub poll_s: f64,
@@ -75,6 +77,7 @@ pub struct Cost {
     request_wait: Ticks,
     request_chunk: Ticks,
     response: Ticks,
+    response_token: Ticks,
     /// More on tokens on their way when a step begins that computes.
     pub response_next: Ticks,
     response_store: Ticks,
@@ -193,6 +196,7 @@ impl Cost {
             request_wait: time::from_s(config.request_wait_s),
             request_chunk: time::from_s(config.request_chunk_s),
             response: time::from_s(config.response_s),
+            response_token: time::from_s(config.response_token_s),
             response_next: time::from_s(config.response_next_s),
             response_store: time::from_s(config.response_store_s),
             poll: time::from_s(config.poll_s),
@@ -252,9 +256,14 @@ impl Cost {
         self.response + if stores { self.response_store } else { 0 }
     }
 
+    /// The time that a first token takes more, for its prompt.
+    pub fn first_answer(&self, prompt_tokens: u64) -> Ticks {
+        self.response_token * u128::from(prompt_tokens)
+    }
+
     /// Whether the front end takes time to pass tokens on.
     pub fn answers_take_time(&self) -> bool {
-        self.response > 0 || self.response_next > 0 || self.response_store > 0
+        self.response > 0 || self.response_token > 0 || self.response_next > 0 || self.response_store > 0
     }
 
     /// The time on the way to the scheduler, which requests spend at once.

@@ -72,12 +72,17 @@ impl FrontEnd {
         self.queue.push_back((work.saturating_mul(2), task));
     }
 
-    /// Adds a token that a step gave a request at `now`; tokens of one step are one task.
-    pub fn add_answer(&mut self, now: Ticks, work: Ticks, slot: Slot) {
+    /// Adds a token that a step gave a request at `now`; tokens of one step are one task, which takes `work` and what
+    /// `each` of them takes.
+    pub fn add_answer(&mut self, now: Ticks, work: Ticks, each: Ticks, slot: Slot) {
         match self.queue.back_mut() {
-            Some((_, Task::Answers(answers))) if answers.at == now => answers.slots.push(slot),
+            Some((left, Task::Answers(answers))) if answers.at == now => {
+                answers.slots.push(slot);
+                *left = left.saturating_add(each.saturating_mul(2));
+            }
             _ => {
                 self.not_held += 1;
+                let work = work.saturating_add(each);
                 self.add(now, work, Task::Answers(Answers { at: now, slots: vec![slot], held: false }), 0);
             }
         }

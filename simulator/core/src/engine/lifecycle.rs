@@ -97,7 +97,9 @@ impl Engine {
         self.requests[slot].answers += 1;
         let stores = self.requests[slot].stores_in_flight > 0;
         let work = self.cost.vary(self.cost.answer(stores));
-        self.front_end.add_answer(self.now, work, slot);
+        let request = &self.requests[slot];
+        let first = if request.generated > 1 { 0 } else { self.cost.first_answer(request.prompt) };
+        self.front_end.add_answer(self.now, work, self.cost.vary(first), slot);
     }
 
     /// The engine has just begun what comes next: its own work on that goes ahead of the front end's.

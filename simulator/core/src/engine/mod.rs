@@ -329,7 +329,7 @@ impl Engine {
     /// A transfer of one of this engine's requests ended at `at`. True: the next schedule may decide otherwise.
     pub(crate) fn transfer_ended(&mut self, at: Ticks, ended: Ended) -> bool {
         match ended {
-            Ended::Lookup(slot, hit) => self.found(at, slot, hit),
+            Ended::Lookup(slot, hit) => self.found(at, slot, hit, 0),
             Ended::Ahead(slot, read) => self.read_was_ahead(slot, read),
             Ended::Overdue(_) => {}
             Ended::Load(slot) if self.requests[slot].status == Status::Loading => {
