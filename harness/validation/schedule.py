@@ -1,9 +1,11 @@
 """The order in which a validation measures a calibration's points and the held-out points: in turns.
 
 A machine's speed drifts within minutes by more than the differences that a validation has to resolve. So each pass
-measures all points of both kinds that share a running engine, each for a part of its time. Cells that need an engine
-of their own run between two such engines. They do not run between passes, because a restarted engine may be several
-percent faster or slower than before.
+measures all points of both kinds that share a running engine, each for a part of its time.
+
+A restarted engine may be several percent faster or slower than before, in all that its host does. So no point of a
+calibration stands on one start alone: half of the passes go through all engines, then cells that need an engine of
+their own, and then the other half goes through all engines again.
 """
 
 from __future__ import annotations
@@ -23,16 +25,20 @@ _FEWEST = 3
 def in_turns(micro: Sequence[Cell], cells: Sequence[Cell], passes: int) -> list[Cell]:
     """The cells in the order to run: each point of both kinds once a pass, engine by engine.
 
-    Free loads run after the first engine, as do cells whose engine measures no point of the calibration.
+    Free loads run between the halves of the passes, as do cells whose engine measures no point of the calibration.
 
     micro: `micro_cells` of as many passes, whose keys end in #1, #2 …
     """
     fitted = _by_engine(micro)
     beside = [c for c in cells if isinstance(c.experiment.workload, PrefixWorkload) and engine_key(c) in fitted]
     held_out = _by_engine(beside)
-    first, *more = (_turns(points, held_out.get(key, []), passes) for key, points in fitted.items())
     others = _by_engine(cell for cell in cells if cell not in beside)
-    return [*first, *itertools.chain(*others.values()), *itertools.chain(*more)]
+    half = math.ceil(passes / 2)
+    halves = [
+        [cell for key, points in fitted.items() for cell in _turns(points, held_out.get(key, []), passes, numbers)]
+        for numbers in (range(1, half + 1), range(half + 1, passes + 1))
+    ]
+    return [*halves[0], *itertools.chain(*others.values()), *halves[1]]
 
 
 def _by_engine(cells: Iterable[Cell]) -> dict[str, list[Cell]]:
@@ -42,13 +48,21 @@ def _by_engine(cells: Iterable[Cell]) -> dict[str, list[Cell]]:
     return groups
 
 
-def _turns(fitted: Sequence[Cell], held_out: Sequence[Cell], passes: int) -> list[Cell]:
-    """All of one engine, pass by pass."""
+def _turns(fitted: Sequence[Cell], held_out: Sequence[Cell], passes: int, numbers: range) -> list[Cell]:
+    """Of all passes, those numbers of one engine's, pass by pass; the first of them warms the engine up."""
     divided = [part for cell in held_out for part in _divided(cell, passes)]
+    warm_up = {cell.key.removesuffix("#1"): cell.experiment.measure.warm_up for cell in (*fitted, *divided)}
     found: list[Cell] = []
-    for number in range(1, passes + 1):
-        found += _mixed(*([cell for cell in of if cell.key.endswith(f"#{number}")] for of in (fitted, divided)))
+    for number in numbers:
+        turn = _mixed(*([cell for cell in of if cell.key.endswith(f"#{number}")] for of in (fitted, divided)))
+        if number == numbers.start:
+            turn = [_warming(cell, warm_up[cell.key.removesuffix(f"#{number}")]) for cell in turn]
+        found += turn
     return found
+
+
+def _warming(cell: Cell, warm_up: int) -> Cell:
+    return Cell(cell.key, cell.overrides, changed(cell.experiment, measure={"warm_up": warm_up}))
 
 
 def _divided(cell: Cell, passes: int) -> list[Cell]:
@@ -66,7 +80,7 @@ def _divided(cell: Cell, passes: int) -> list[Cell]:
         width = min(0.99, measure.until.half_width * math.sqrt(passes))
         changes["until"] = measure.until.model_dump(mode="json") | fewer | {"half_width": width}
     part = changed(cell.experiment, measure=changes)
-    # The engine runs on from pass to pass, and is warm after the first.
+    # The engine runs on from pass to pass, and is warm after its first.
     warm = changed(part, measure={"warm_up": 0})
     keys = repeated(cell.key, passes)
     return [Cell(key, cell.overrides, warm if number else part) for number, key in enumerate(keys)]

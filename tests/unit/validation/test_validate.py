@@ -359,20 +359,22 @@ def test_a_calibration_is_measured_in_turns_with_what_it_is_held_against(tmp_pat
 
     cells = read_manifest(tmp_path / "out" / "real").cells
     keys = [cell.key for cell in cells]
+    lengths = [[f"lengths:workload.prompt_tokens={n}#{p}" for p in of for n in (1793, 2817)] for of in ((1, 2), (3,))]
     held_out = [key for key in keys if not key.startswith("calibration:")]
-    lengths = [f"lengths:workload.prompt_tokens={n}#{p}" for p in (1, 2, 3) for n in (1793, 2817)]
-    assert held_out == [*lengths, "ext4_200:base"]
+    assert held_out == [*lengths[0], "ext4_200:base", *lengths[1]]
     places = [keys.index(key) for key in held_out]
     assert all(later - earlier > 1 for earlier, later in itertools.pairwise(places))
-    engines = keys[: places[-1]], keys[places[-1] + 1 :]
-    assert ["chunk_tokens=64" in key for key in keys if key.startswith("calibration:")] == [
-        *[False] * (len(engines[0]) - len(lengths)), *[True] * len(engines[1])
-    ], "what the calibration has no point of, another device, lies between its two engines"  # fmt: skip
+    alone = keys.index("ext4_200:base")
     warm_up = {cell.key: cell.experiment.measure.warm_up for cell in cells}
-    for engine in engines:
-        passes = [int(key[-1]) for key in engine]
-        assert passes == sorted(passes) and set(passes) == {1, 2, 3}
-        assert [warm_up[key] for key in engine] == [int(number == 1) for number in passes]
+    # What the calibration has no point of, another device, lies between two starts of each of its engines.
+    for half, passes, beside in zip((keys[:alone], keys[alone + 1 :]), ([1, 2], [3]), lengths, strict=True):
+        small = [key for key in half if "chunk_tokens=64" in key]
+        large = half[: len(half) - len(small)]
+        assert half[len(large) :] == small and set(beside) < set(large)
+        for engine in (large, small):
+            numbers = [int(key[-1]) for key in engine]
+            assert numbers == sorted(numbers) and sorted(set(numbers)) == passes
+            assert [warm_up[key] for key in engine] == [int(number == passes[0]) for number in numbers]
 
     real = [tmp_path / "out" / "real"]
     assert validate_command(path, engine="sim", real=real, sizes=sizes, out=tmp_path / "again", **turns) == 0
