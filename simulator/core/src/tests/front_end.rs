@@ -163,3 +163,13 @@ fn a_first_token_takes_longer_while_its_request_is_stored() {
     let answers = CostConfig { response_s: 0.5 * MS, ..stores };
     assert_eq!(step_costs(answers, true)[..2], [3.5, 2.5]);
 }
+
+#[test]
+fn a_first_token_takes_longer_for_each_token_of_the_prompts_in_its_step() {
+    let cost = CostConfig { step_s: 2.0 * MS, ..CostConfig::default() };
+    let slower = CostConfig { response_token_s: 0.5 * MS, ..cost };
+    // Prompts of a token each; a last token takes no longer.
+    assert_eq!(answers(cost, &[1, 3]), [(2.0, 2.0), (2.0, 6.0)]);
+    assert_eq!(answers(slower, &[1, 3]), [(3.0, 3.0), (3.0, 6.0)]);
+    assert_eq!(answers(slower, &[3]), [(2.5, 6.0)]);
+}
