@@ -66,7 +66,7 @@ def design(point: CalibrationPoint, fitted_on: FittedOn, *, synchronous_loads: b
         "attention_context_s": float(sum(new * context for new, context in steps)),
         "context_s": float(sum(context for _, context in steps)),
         "request_token_s": float(point.prompt_tokens),
-        "request_chunk_s": float(point.prompt_tokens // point.chunk_tokens),
+        ASKING: float(point.prompt_tokens // point.chunk_tokens),
         "step_request_s": 1.0,
         "hit_token_s": float(point.hit_tokens),
         RESPONSE_TOKEN: float(point.prompt_tokens),
@@ -112,8 +112,10 @@ def lone_s(
     row: Mapping[str, float], steps: Sequence[tuple[int, int]], slopes: Mapping[str, float], *, woken: bool
 ) -> float:
     """The time of a point whose `design`, `prefill_steps` and `wakes_server` these are."""
-    asking_s = slopes[ASKING] * row[ASKING] if woken else 0.0
-    hidden_s = asking_s - asked_s(asking_s, slopes["poll_s"]) if woken else 0.0
+    hidden_s = 0.0
+    if woken:
+        asking_s = slopes[ASKING] * row[ASKING]
+        hidden_s = asking_s - asked_s(asking_s, slopes["poll_s"])
     if not slopes[LAUNCH]:
         return sum(slopes[name] * times for name, times in row.items()) - hidden_s
     computed = (
