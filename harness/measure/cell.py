@@ -148,7 +148,7 @@ class TierMeasurement:
         taken_share = self._memory.taken_share()
         before, host = await engine.metrics(), _watch(engine, self._cell, self._folder.path)
         started_s = engine.now_s()
-        with self._before_others():
+        with _before_others(engine, self._cell):
             await engine.replay(Load(probe.requests(tier, index, fresh_prefix=fresh)), rows.append)
         ended_s, own = engine.now_s(), {"touch_s_per_gib": touch_s_per_gib, "taken_share": taken_share}
         host_sample = msgspec.structs.replace(host(), **own)
@@ -182,12 +182,6 @@ class TierMeasurement:
         self._folder.append_rows([*(msgspec.structs.replace(row, phase="warm", **common) for row in warm), *done])
         self._add(tier, done, started_s - began_s, engine.now_s() - started_s)
 
-    def _before_others(self) -> contextlib.AbstractContextManager[None]:
-        """Where cache servers have the client's cores, a write of theirs would hold up the answers' time stamps."""
-        if self._engine.capabilities.virtual_time or not ENGINES[self._engine.name].cores(self._cell.experiment).client:
-            return contextlib.nullcontext()
-        return before_others()
-
     def _memory_for(self, tier: str) -> int:
         """Bytes of free memory that a sample which reads the device, or stores below memory, has to find: a virtual
         machine's host may have taken them, and other work on the store's core, the client's, would wait with it."""
@@ -203,6 +197,13 @@ class TierMeasurement:
         good = [row for row in rows if counted(row)]
         self._sampler.add(tier, metric_values(good, metric), proven=bool(good), placing_s=placing_s, took_s=took_s)
         self._progress.advance(len(rows))
+
+
+def _before_others(engine: Engine, cell: Cell) -> contextlib.AbstractContextManager[None]:
+    """Where cache servers have the client's cores, a write of theirs would hold up requests and time stamps."""
+    if engine.capabilities.virtual_time or not ENGINES[engine.name].cores(cell.experiment).client:
+        return contextlib.nullcontext()
+    return before_others()
 
 
 async def _have(memory: OwnMemory, size_bytes: int) -> float | None:
@@ -265,7 +266,9 @@ async def measure_load(
     before, started_s = await engine.metrics(), engine.now_s()
     host = _watch(engine, cell, folder.path)
     schedule = load.schedule(_from_now(rest))
-    await engine.replay(schedule, writer("measure", _phases(schedule, engine)))
+    # More requests at a time could keep the core busy, and the cache servers would starve.
+    with _before_others(engine, cell) if load.concurrency == 1 else contextlib.nullcontext():
+        await engine.replay(schedule, writer("measure", _phases(schedule, engine)))
     progress.advance(schedule.unsent)
     observed = (await engine.metrics()).since(before)
     folder.append_sample(
