@@ -7,8 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Awaitable, Callable, Mapping, Sequence
-from functools import partial
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -24,13 +23,7 @@ from harness.experiment.read import Cell
 from harness.experiment.workloads import PrefixWorkload
 from harness.measure.placing import Probe, after_sample, everything, needs_fresh_prefix, place, sets_of
 from harness.measure.preflight import check_prompts, check_reach, check_states, check_working_set
-from harness.measure.proof import (
-    expected_counters,
-    prove,
-    stored_below_memory,
-    stores_below_memory,
-    with_verdict,
-)
+from harness.measure.proof import expected_counters, prove, stored_below_memory, with_verdict
 from harness.measure.sampling import Sampler
 from harness.records import Counters, HostSample, LoadFacts, Resolved, Sample
 from harness.results.folder import RunFolder, read_rows
@@ -141,9 +134,9 @@ class TierMeasurement:
         began_s = engine.now_s()
         warm: list[RequestRecord] = []
         rows: list[RequestRecord] = []
-        await _have(self._memory, max(self._memory_of.values()))
+        await self._have(max(self._memory_of.values()))
         await place(engine, probe, tier, index, warm.append)
-        touch_s_per_gib = await _have(self._memory, self._memory_of[tier])
+        touch_s_per_gib = await self._have(self._memory_of[tier])
         fresh = needs_fresh_prefix(engine.capabilities, tier)
         taken_share = self._memory.taken_share()
         before, host = await engine.metrics(), _watch(engine, self._cell, self._folder.path)
@@ -182,6 +175,9 @@ class TierMeasurement:
         self._folder.append_rows([*(msgspec.structs.replace(row, phase="warm", **common) for row in warm), *done])
         self._add(tier, done, started_s - began_s, engine.now_s() - started_s)
 
+    async def _have(self, size_bytes: int) -> float | None:
+        return await asyncio.to_thread(self._memory.have, size_bytes) if size_bytes > 0 else None
+
     def _memory_for(self, tier: str) -> int:
         """Bytes of free memory that a sample which reads the device, or stores below memory, has to find: a virtual
         machine's host may have taken them, and other work on the store's core, the client's, would wait with it."""
@@ -204,10 +200,6 @@ def _before_others(engine: Engine, cell: Cell) -> contextlib.AbstractContextMana
     if engine.capabilities.virtual_time or not ENGINES[engine.name].cores(cell.experiment).client:
         return contextlib.nullcontext()
     return before_others()
-
-
-async def _have(memory: OwnMemory, size_bytes: int) -> float | None:
-    return await asyncio.to_thread(memory.have, size_bytes) if size_bytes > 0 else None
 
 
 def _failed(errors: int) -> str:
@@ -235,15 +227,18 @@ async def measure_load(
     load: FreeLoad,
     folder: RunFolder,
     progress: Progress,
-    memory: OwnMemory,
     trial: int | None = None,
 ) -> None:
-    """Sends the load once, from fresh caches. memory: of all loads of one engine. trial: which of several, begun anew
-    after an earlier attempt; None: the only one, which goes on where an earlier attempt stopped."""
+    """Sends the load once, from fresh caches. trial: which one of several; None: the only one.
+
+    The only one goes on where an earlier attempt stopped. One of several begins anew, and what an earlier attempt left
+    of it stays incomplete.
+    """
     check_prompts(load.requests, resolved, cell.experiment.workload.kind)
     check_reach(cell.experiment, load.requests, resolved)
-    folder.manifest.cell(cell.key).trace, several = load.trace, trial is not None
+    folder.manifest.cell(cell.key).trace = load.trace
     folder.save_cells()
+    several = trial is not None
     label = cell.key if trial is None else f"{cell.key}, trial {trial + 1} of {cell.experiment.measure.trials},"
     finished = set() if engine.capabilities.deterministic or several else _finished(folder, cell.key)
     rest = [request for request in load.requests if request.id not in finished]
@@ -255,13 +250,12 @@ async def measure_load(
         common = {"cell": cell.key, "phase": phase, "sample": trial or 0, "attempt": attempt}
         return _writer(folder, progress, label, common, services, phase_of)
 
-    have = partial(_have, memory, _memory_for_load(engine, cell, resolved, load))
-    fresh = partial(_fresh, engine, load, label, progress, writer("warm"), have, several=several)
     for number in range(1, cell.experiment.measure.warm_up + 1) if rest else ():
-        await fresh()
+        await _fresh(engine, load, label, progress, writer("warm"), several=several)
         progress.state(f"{label} warming up, pass {number}")
         await engine.replay(load.schedule(load.requests), writer("warm"))
-    touch_s_per_gib = await fresh() if rest else None
+    if rest:
+        await _fresh(engine, load, label, progress, writer("warm"), several=several)
     progress.state(label)
     before, started_s = await engine.metrics(), engine.now_s()
     host = _watch(engine, cell, folder.path)
@@ -282,19 +276,11 @@ async def measure_load(
             verdict=None,
             observed=observed,
             expected=Counters(),
-            host=msgspec.structs.replace(host(), touch_s_per_gib=touch_s_per_gib),
+            host=host(),
             load=_facts(load, schedule),
             storage=engine.record().storage if several and isinstance(engine, KeepsRecord) else None,
         )
     )
-
-
-def _memory_for_load(engine: Engine, cell: Cell, resolved: Resolved, load: FreeLoad) -> int:
-    """Bytes of free memory that a load has to find for what it stores below memory: at most all of its prompts."""
-    if engine.capabilities.virtual_time or not stores_below_memory(cell.experiment):
-        return 0
-    prompts_bytes = sum(request.prompt_tokens for request in load.requests) * (resolved.kv_bytes_per_token or 0)
-    return int(_FREE_TIMES * min(prompts_bytes, _STORED_AT_MOST_BYTES))
 
 
 def _facts(load: FreeLoad, schedule: Load) -> LoadFacts:
@@ -309,31 +295,16 @@ def _facts(load: FreeLoad, schedule: Load) -> LoadFacts:
     )
 
 
-async def _fresh(
-    engine: Engine,
-    load: FreeLoad,
-    label: str,
-    progress: Progress,
-    write: Emit,
-    have: Callable[[], Awaitable[float | None]],
-    *,
-    several: bool,
-) -> float | None:
-    """Empties what can be emptied, and sends what the load wants to be there. several: the load has other trials.
-
-    have: sees to free memory for the load. What was emptied just now is free in whole blocks, which the kernel offers
-    to the machine's host two seconds later. Returns what `have` does.
-    """
+async def _fresh(engine: Engine, load: FreeLoad, label: str, progress: Progress, write: Emit, *, several: bool) -> None:
+    """Empties what can be emptied, and sends what the load wants to be there. several: the load has other trials."""
     what = everything(engine.capabilities)
     if several:
         # A later trial would find in the page cache what the one before had read.
         what = what.union(*engine.capabilities.resets)
     await engine.reset(what)
-    touch_s_per_gib = await have()
     if load.warmers:
         progress.state(f"{label} warming {len(load.warmers)} prefixes")
         await engine.replay(Load(load.warmers, concurrency=1), write)
-    return touch_s_per_gib
 
 
 def _phases(load: Load, engine: Engine) -> PhaseOf | None:

@@ -107,8 +107,7 @@ async def run_group(
                     later = later_s[cell.key]
                     await TierMeasurement(running.engine, cell, resolved, folder, progress, memory, later).run()
                 else:
-                    load = loads.of(cell.experiment)
-                    resolved = await _send_trials(running, cell, resolved, load, folder, progress, memory)
+                    resolved = await _send_trials(running, cell, resolved, loads.of(cell.experiment), folder, progress)
                 if isinstance(running.engine, KeepsRecord):
                     several = trials_measured(cell.experiment, name) > 1
                     entry.record = last_trial(folder, cell.key) if several else running.engine.record()
@@ -135,13 +134,7 @@ def _measured(folder: RunFolder, cells: Collection[str]) -> int:
 
 
 async def _send_trials(
-    running: Running,
-    cell: Cell,
-    resolved: Resolved,
-    load: FreeLoad,
-    folder: RunFolder,
-    progress: Progress,
-    memory: OwnMemory,
+    running: Running, cell: Cell, resolved: Resolved, load: FreeLoad, folder: RunFolder, progress: Progress
 ) -> Resolved:
     """Sends the load as often as measure.trials asks, but for trials that an earlier attempt ended."""
     can, trials = running.engine.capabilities, trials_measured(cell.experiment, running.engine.name)
@@ -155,8 +148,7 @@ async def _send_trials(
         if trials > 1 and running.used and not empties_all(can):
             progress.state("starting the engine again, for fresh caches")
             resolved = await running.start_again()
-        which = trial if trials > 1 else None
-        await measure_load(running.engine, cell, resolved, load, folder, progress, memory, which)
+        await measure_load(running.engine, cell, resolved, load, folder, progress, trial if trials > 1 else None)
         running.used = True
     return resolved
 

@@ -17,7 +17,6 @@ from collections.abc import Sequence
 
 import msgspec
 
-from harness.experiment.model import Experiment
 from harness.measure.placing import Probe
 from harness.records import Counters
 from traces.request import RequestRecord, TokensByTier, Verdict
@@ -57,14 +56,9 @@ def expected_counters(probe: Probe, name: str) -> Counters:
     return Counters.of({counter: value for counter, value in expected.items() if counter in evidence})
 
 
-def stores_below_memory(experiment: Experiment) -> bool:
-    """Whether a tier lies on a device or in a store."""
-    return any(tier.kind in ("storage", "store") for tier in map(tier_named, experiment.cache.tiers))
-
-
 def stored_below_memory(probe: Probe, name: str) -> int:
     """Bytes that the tiers behind memory are given by one sample in that state: what the engine computes for it."""
-    if not stores_below_memory(probe.experiment):
+    if not any(tier.kind in ("storage", "store") for tier in map(tier_named, probe.experiment.cache.tiers)):
         return 0
     computed = probe.workload.prompt_tokens - _hit_tokens(probe, name)
     return probe.workload.concurrency * computed * (probe.resolved.kv_bytes_per_token or 0)

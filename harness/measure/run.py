@@ -20,7 +20,6 @@ from typing import Any, NamedTuple
 import msgspec
 
 from harness.blockio.attach import check_run_storage, run_device, run_trace
-from harness.collectors.memory import OwnMemory
 from harness.engines import ENGINES
 from harness.engines.base import KeepsRecord
 from harness.engines.kind import EngineName
@@ -302,7 +301,6 @@ async def _run_chosen(request: RunRequest, folder: RunFolder, choose: Choose, pr
             cores = ENGINES[request.engine].cores(cells[0].experiment).client
             if running.engine.capabilities.deterministic:
                 folder.expect_again()
-            memory = OwnMemory()
             try:
                 progress.state("starting the engine")
                 resolved = await running.start()
@@ -315,10 +313,9 @@ async def _run_chosen(request: RunRequest, folder: RunFolder, choose: Choose, pr
                         _enter(folder, wanted, resolved, exact=trials_measured(placed, request.engine) == 1)
                         load = loads.of(wanted.cell.experiment)
                         resolved = await _measure_wanted(
-                            running, wanted._replace(cell=on_device), resolved, load, folder, progress, memory
+                            running, wanted._replace(cell=on_device), resolved, load, folder, progress
                         )
             finally:
-                memory.let_go()
                 await asyncio.shield(running.engine.stop())
 
 
@@ -336,13 +333,7 @@ def _enter(folder: RunFolder, wanted: NextLoad, resolved: Resolved, *, exact: bo
 
 
 async def _measure_wanted(
-    running: Running,
-    wanted: NextLoad,
-    resolved: Resolved,
-    load: FreeLoad,
-    folder: RunFolder,
-    progress: Progress,
-    memory: OwnMemory,
+    running: Running, wanted: NextLoad, resolved: Resolved, load: FreeLoad, folder: RunFolder, progress: Progress
 ) -> Resolved:
     cell, engine = wanted.cell, running.engine
     exact = trials_measured(cell.experiment, engine.name) == 1
@@ -352,7 +343,7 @@ async def _measure_wanted(
             progress.state("starting the engine again, for fresh caches")
             resolved = await running.start_again()
         trial = None if exact else wanted.trial
-        await measure_load(running.engine, cell, resolved, load, folder, progress, memory, trial)
+        await measure_load(running.engine, cell, resolved, load, folder, progress, trial)
         running.used = True
     entry = folder.manifest.cell(cell.key)
     if isinstance(running.engine, KeepsRecord):

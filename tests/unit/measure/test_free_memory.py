@@ -66,23 +66,6 @@ def test_placing_finds_what_the_largest_sample_needs_and_each_sample_what_it_nee
     assert ledger.events == [*sample * 2, ("let go", 0)], "a run that has ended keeps nothing"
 
 
-@pytest.mark.parametrize(("disk", "looks"), [("3GiB", 1), (None, 0)])
-def test_each_pass_of_a_load_finds_what_its_prompts_need_after_the_tiers_were_emptied(
-    tmp_path: Path, ledger: Ledger, disk: str | None, looks: int
-) -> None:
-    """Files of the pass before are free memory in whole blocks, which the kernel offers to the host two seconds later:
-    the seventh request of a pass and all later ones took 159 ms for 152 (seen)."""
-    workload = {"kind": "synthetic", "requests": 4, "prompt_tokens": 513, "prefixes": 4, "concurrency": 1}
-    cache = {"gpu": "1GiB", "cpu": "1GiB", "disk": disk and {"capacity": disk}}
-    measure = {"warm_up": 1, "trials": 2}
-    run(request(tmp_path, model="tiny-llama", workload=workload, cache=cache, measure=measure), Quiet())
-    needed = 4 * 513 * load_model("tiny-llama").kv_bytes_per_token * 3 // 2
-    passes = [event for event in ledger.events if event[0] != "let go"]
-    one = [("have", needed)] * looks + [("warm", 0), ("000000", 0)]
-    assert passes == one * 4, "two trials, each of them warmed up by a pass of its own"
-    assert ledger.events[-1] == ("let go", 0)
-
-
 @pytest.mark.usefixtures("ledger")
 @pytest.mark.parametrize(("taken", "notes"), [(0.45, 1), (0.02, 0)])
 def test_a_host_that_takes_memory_in_use_is_told_at_once_and_by_each_sample(
