@@ -229,11 +229,8 @@ async def measure_load(
     progress: Progress,
     trial: int | None = None,
 ) -> None:
-    """Sends the load once, from fresh caches. trial: which one of several; None: the only one.
-
-    The only one goes on where an earlier attempt stopped. One of several begins anew, and what an earlier attempt left
-    of it stays incomplete.
-    """
+    """Sends the load once, from fresh caches. trial: which of several, begun anew after an earlier attempt; None: the
+    only one, which goes on where an earlier attempt stopped."""
     check_prompts(load.requests, resolved, cell.experiment.workload.kind)
     check_reach(cell.experiment, load.requests, resolved)
     folder.manifest.cell(cell.key).trace = load.trace
