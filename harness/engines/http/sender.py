@@ -188,7 +188,7 @@ class HttpSender:
         except Unquotable as error:
             body = error
         answer = self._begin(self._clock())
-        self._moments.begins(alone=not self._in_flight)
+        self._moments.begins(len(self._in_flight))
         work = self._serve(request, instance, body, answer, ended)
         task = asyncio.get_running_loop().create_task(work)
         self._in_flight.add(task)

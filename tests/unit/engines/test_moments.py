@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from harness.engines.http.moments import Moments, Turns, turns_of_this_thread
+from harness.engines.http.moments import FEW, Moments, Turns, turns_of_this_thread
 
 
 class _Thread:
@@ -30,7 +30,7 @@ def test_an_answer_came_before_the_thread_that_it_woke_up_waited_for_its_core() 
     thread = _Thread()
     moments = thread.moments()
     thread.passes(1.0, waiting_s=0.5)  # before the request, which this does not concern
-    moments.begins(alone=True)
+    moments.begins(0)
     thread.passes(0.25, waiting_s=0.125)
     assert moments.sent() == 1.25
     thread.passes(0.5)
@@ -44,7 +44,7 @@ def test_an_answer_came_before_the_thread_that_it_woke_up_waited_for_its_core() 
 def test_a_thread_that_got_its_core_more_often_may_have_waited_for_something_else() -> None:
     thread = _Thread()
     moments = thread.moments()
-    moments.begins(alone=True)
+    moments.begins(0)
     moments.sent()
     thread.passes(1.0, waiting_s=0.5, turns=2)
     assert moments.came() == 1.0
@@ -57,19 +57,33 @@ def test_a_thread_that_got_its_core_more_often_may_have_waited_for_something_els
 def test_no_part_of_an_answer_comes_before_the_part_before_it() -> None:
     thread = _Thread()
     moments = thread.moments()
-    moments.begins(alone=True)
+    moments.begins(0)
     thread.passes(1.0)
     assert moments.sent() == 1.0
     thread.passes(0.25, waiting_s=0.5)
     assert moments.came() == 1.0
 
 
-def test_with_others_in_flight_nothing_is_taken_off() -> None:
+def test_of_answers_in_flight_together_the_first_that_is_read_had_woken_the_thread() -> None:
     thread = _Thread()
     moments = thread.moments()
-    moments.begins(alone=True)
+    moments.begins(0)
     moments.sent()
-    moments.begins(alone=False)
+    moments.begins(1)
+    thread.passes(0.25, turns=0)
+    assert moments.sent() == 0.25
+    thread.passes(1.0, waiting_s=0.5)
+    assert moments.came() == 0.75
+    thread.passes(0.125, turns=0)  # the other answer came while the thread waited, or now
+    assert moments.came() == 1.375
+    thread.passes(0.5, waiting_s=0.25)
+    assert moments.came() == 1.625
+
+
+def test_a_heavy_load_keeps_its_times_as_they_are() -> None:
+    thread = _Thread()
+    moments = thread.moments()
+    moments.begins(FEW)
     moments.sent()
     thread.passes(1.0, waiting_s=0.5)
     assert moments.came() == 1.0
