@@ -375,6 +375,8 @@ class HostSample(msgspec.Struct, frozen=True, kw_only=True):
     what a fixed loop took on the engine's core, before and after (host.py, core_loop_s); None: it has no core.
     touch_s_per_gib: what free memory took that the host may have had (memory.py, OwnMemory); None: there was enough.
     taken_share: of pages that had rested, those that the host had taken (memory.py, RestedPages); None: not looked.
+    engine_touch_s: what the last pass over the engine's memory took, to get back such pages of it (resident.py); None:
+    the host had taken few.
     reported_bytes: free memory that the kernel offered to a virtual machine's host; None: it does not count that."""
 
     steal_share: float | None = None
@@ -383,6 +385,7 @@ class HostSample(msgspec.Struct, frozen=True, kw_only=True):
     core_loop_s: float | None = None
     touch_s_per_gib: float | None = None
     taken_share: float | None = None
+    engine_touch_s: float | None = None
     device_read_bytes: int | None = None
     device_write_bytes: int | None = None
     reported_bytes: int | None = None

@@ -33,6 +33,14 @@ class TellsCause(Protocol):
 
 
 @runtime_checkable
+class HasProcesses(Protocol):
+    """An engine whose processes are on this machine, if the harness started them."""
+
+    def pids(self) -> tuple[int, ...]:
+        """Of its children and all their descendants, as they run now."""
+
+
+@runtime_checkable
 class Restarts(Protocol):
     """An engine that can be restarted with its cache server: Capabilities.keeps is not empty."""
 

@@ -16,8 +16,9 @@ import msgspec
 from harness.collectors.host import between, read_host
 from harness.collectors.memory import OwnMemory
 from harness.collectors.priority import before_others
+from harness.collectors.resident import ResidentPages
 from harness.engines import ENGINES
-from harness.engines.base import Emit, Engine, KeepsRecord, TellsCause
+from harness.engines.base import Emit, Engine, HasProcesses, KeepsRecord, TellsCause
 from harness.experiment.loads import FreeLoad
 from harness.experiment.read import Cell
 from harness.experiment.workloads import PrefixWorkload
@@ -39,6 +40,8 @@ _WORDS_EVERY = 20
 _FREE_TIMES = 1.5
 _STORED_TIMES = 4
 _STORED_AT_MOST_BYTES = 1 << 30
+# Of the engine's memory, a lone hit meets some hundred pages that had rested.
+_GET_BACK_FROM = 0.01
 PhaseOf = Callable[[RequestRecord], str]
 
 
@@ -81,6 +84,7 @@ class TierMeasurement:
         )
         self._memory = memory
         self._memory_of = {tier: self._memory_for(tier) for tier in self._measure.tiers}
+        self._engine_memory = ResidentPages(engine.pids) if isinstance(engine, HasProcesses) else None
         self._errors = 0
         self._placed_s: float | None = None  # what placing took for the last sample that needed a restart
         self._attempt = _attempt(folder, engine)
@@ -139,12 +143,13 @@ class TierMeasurement:
         touch_s_per_gib = await self._have(self._memory_of[tier])
         fresh = needs_fresh_prefix(engine.capabilities, tier)
         taken_share = self._memory.taken_share()
+        engine_touch_s = await self._get_back(taken_share)
         before, host = await engine.metrics(), _watch(engine, self._cell, self._folder.path)
         started_s = engine.now_s()
         with _before_others(engine, self._cell):
             await engine.replay(Load(probe.requests(tier, index, fresh_prefix=fresh)), rows.append)
         ended_s, own = engine.now_s(), {"touch_s_per_gib": touch_s_per_gib, "taken_share": taken_share}
-        host_sample = msgspec.structs.replace(host(), **own)
+        host_sample = msgspec.structs.replace(host(), engine_touch_s=engine_touch_s, **own)
         observed = (await engine.metrics()).since(before)
         self._placed_s = started_s - began_s if state_named(tier).restarted else self._placed_s
         verdict, reason = prove(probe, tier, observed, rows)
@@ -177,6 +182,12 @@ class TierMeasurement:
 
     async def _have(self, size_bytes: int) -> float | None:
         return await asyncio.to_thread(self._memory.have, size_bytes) if size_bytes > 0 else None
+
+    async def _get_back(self, taken_share: float | None) -> float | None:
+        """Of the engine's memory, what the host has taken: a machine that keeps its memory answers without."""
+        if self._engine_memory is None or (taken_share or 0.0) < _GET_BACK_FROM:
+            return None
+        return await asyncio.to_thread(self._engine_memory.touch)
 
     def _memory_for(self, tier: str) -> int:
         """Bytes of free memory that a sample which reads the device, or stores below memory, has to find: a virtual

@@ -202,6 +202,9 @@ class ServedEngine(ABC, Generic[P]):
 
         await outlive(self._children, self._replay.replay(load, count_and_emit), self._replay.give_up)
 
+    def pids(self) -> tuple[int, ...]:
+        return tuple(pid for child in self._children for pid in child.pids)
+
     @property
     def _children(self) -> tuple[Child, ...]:
         """Cache servers first: without its own, vLLM waits a minute for each load, and then goes on without."""

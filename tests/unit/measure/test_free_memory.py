@@ -1,5 +1,6 @@
 """What a sample stores or reads finds free memory that no host has taken."""
 
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -36,16 +37,29 @@ class Ledger(OwnMemory):
         self.events.append(("let go", 0))
 
 
+class Touching:
+    def __init__(self, ledger: Ledger, pids: Callable[[], Sequence[int]]) -> None:
+        self._ledger, self._pids = ledger, pids
+
+    def touch(self) -> float:
+        self._ledger.events.append(("touch", sum(self._pids())))
+        return 0.25
+
+
 @pytest.fixture
 def ledger(monkeypatch: pytest.MonkeyPatch) -> Ledger:
     """Of a run on an engine of real time; its events also have what was sent."""
     ledger = Ledger()
     monkeypatch.setattr("harness.measure.group.OwnMemory", lambda _rested: ledger)
+    monkeypatch.setattr("harness.measure.cell.ResidentPages", lambda pids: Touching(ledger, pids))
 
     class Watching(FakeEngine):
         def __init__(self, *arguments: Any) -> None:
             super().__init__(*arguments)
             self.capabilities = msgspec.structs.replace(self.capabilities, virtual_time=False)
+
+        def pids(self) -> tuple[int, ...]:
+            return (7,)
 
         async def replay(self, load: Any, emit: Any) -> None:
             ledger.events.append((load.requests[0].id.split("-")[0], 0))
@@ -64,6 +78,18 @@ def test_placing_finds_what_the_largest_sample_needs_and_each_sample_what_it_nee
     most, cold = RECOMPUTE_TOKENS * each, COLD_TOKENS * each
     sample = [("have", most), ("have", most), ("recompute", 0), ("have", most), ("have", cold), ("disk_cold", 0)]
     assert ledger.events == [*sample * 2, ("let go", 0)], "a run that has ended keeps nothing"
+
+
+@pytest.mark.parametrize(("taken", "touched_s"), [(0.02, 0.25), (0.005, None)])
+def test_what_the_host_has_taken_of_the_engine_comes_back_before_a_sample(
+    tmp_path: Path, ledger: Ledger, taken: float, touched_s: float | None
+) -> None:
+    ledger.taken = taken
+    run(request(tmp_path, model="tiny-llama", measure={"tiers": ["gpu"], "samples": 1}), Quiet())
+    touched, sent = [("touch", 7)], [("gpu", 0)]
+    assert [event for event in ledger.events if event in touched + sent][-2:] == (touched if touched_s else []) + sent
+    [folder] = {path.parent for path in tmp_path.rglob("samples.jsonl")}
+    assert [sample.host.engine_touch_s for sample in read_samples(folder)] == [touched_s]
 
 
 @pytest.mark.usefixtures("ledger")
