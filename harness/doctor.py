@@ -24,6 +24,7 @@ from functools import partial
 from pathlib import Path
 
 from harness.caches import MOONCAKE_LISTENS
+from harness.collectors.cores import MAX_SLOWER, cores_slower
 from harness.collectors.memory import MAX_TAKEN_SHARE, RestedPages, reporting_order, taken_in_words
 from harness.engines import ENGINES
 from harness.engines.kind import Environment
@@ -84,7 +85,7 @@ def abilities() -> list[Ability]:
         Ability("devices", "make reference devices", ("root", "loop devices", "io throttle", "file systems")),
         Ability("traces", "trace files and block I/O", ("root", "bpftrace")),
         Ability("fio", "compare a device with fio", ("fio",)),
-        Ability("timing", "rely on times", ("cpus", "quiet machine", "memory kept")),
+        Ability("timing", "rely on times", ("cpus", "quiet machine", "steady cores", "memory kept")),
     ]
 
 
@@ -104,6 +105,7 @@ def checks(root: Path) -> list[Check]:
         ("rust core", _core),
         ("cpus", _cpus),
         ("quiet machine", _quiet),
+        ("steady cores", _steady),
         ("memory", _memory),
         ("memory kept", _memory_kept),
         ("accelerator", _accelerator),
@@ -186,6 +188,12 @@ def _quiet() -> Check:
     if steal > MAX_STEAL or load > MAX_LOAD_PER_CPU:
         return Check("quiet machine", False, detail, cure)
     return Check("quiet machine", True if load <= QUIET_LOAD_PER_CPU else None, detail, cure)
+
+
+def _steady() -> Check:
+    slower = cores_slower(sorted(os.sched_getaffinity(0))[:MIN_CPUS])
+    cure = "wait until the host's other guests need less, or measure on a machine whose cores are its own"
+    return Check("steady cores", slower.quarter <= MAX_SLOWER, slower.in_words(), cure)
 
 
 def _cpu_ticks() -> list[int]:

@@ -372,7 +372,7 @@ class CellRecord(msgspec.Struct, frozen=True, kw_only=True):
 
 class HostSample(msgspec.Struct, frozen=True, kw_only=True):
     """What else the machine did meanwhile. Shares are of all cores' time; None: this kernel does not say. core_loop_s:
-    what a fixed loop took on the engine's core, before and after (host.py, core_loop_s); None: it has no core.
+    what a fixed loop took on the engine's core, before and after (cores.py); None: it has no core.
     touch_s_per_gib: what free memory took that the host may have had (memory.py, OwnMemory); None: there was enough.
     taken_share: of pages that had rested, those that the host had taken (memory.py, RestedPages); None: not looked.
     engine_touch_s: what the last pass over the engine's memory took, to get back such pages of it (resident.py); None:

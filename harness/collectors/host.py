@@ -4,28 +4,23 @@ from __future__ import annotations
 
 import contextlib
 import os
-import statistics
-import time
 from pathlib import Path
 
 import msgspec
 import psutil
 
+from harness.collectors.cores import core_loop_s
 from harness.collectors.memory import reported_bytes
 from harness.records import HostSample
 
 _SECTOR_BYTES = 512
-_LOOPING_S = 0.005
-_LOOP_TURNS = 2000
-# A turn that takes longer than this many times the fastest one was interrupted: other guests slow it by less.
-_INTERRUPTED = 2.5
 
 
 class HostReading(msgspec.Struct, frozen=True):
     """Totals since boot: CPU seconds (all, busy, stolen, ours) and device bytes; None if the kernel does not say.
 
-    core_loop_s is the duration of the loop below at this reading; None if the loop did not run. reported_bytes: of free
-    memory, to a virtual machine's host (memory.py).
+    core_loop_s is what cores.py's loop took at this reading; None if it did not run. reported_bytes: of free memory, to
+    a virtual machine's host (memory.py).
     """
 
     total_s: float
@@ -62,32 +57,6 @@ def between(before: HostReading, after: HostReading) -> HostSample:
         device_write_bytes=_minus(after.write_bytes, before.write_bytes),
         reported_bytes=_minus(after.reported_bytes, before.reported_bytes),
     )
-
-
-def core_loop_s(core: int) -> float:
-    """Repeats a short loop on a core for 5 ms and returns the mean seconds of one turn.
-
-    A virtual machine's core may be one of the two hardware threads of a host's core. Work on the other thread slows it
-    by up to half, for milliseconds or minutes. No counter of the guest shows this, not even steal.
-    """
-    before, turns_s = os.sched_getaffinity(0), list[float]()
-    os.sched_setaffinity(0, {core})
-    try:
-        end_s = time.perf_counter() + _LOOPING_S
-        while (begin_s := time.perf_counter()) < end_s:
-            total = 0
-            for number in range(_LOOP_TURNS):
-                total += number * number
-            turns_s.append(time.perf_counter() - begin_s)
-    finally:
-        os.sched_setaffinity(0, before)
-    return uninterrupted_s(turns_s)
-
-
-def uninterrupted_s(turns_s: list[float]) -> float:
-    """Mean seconds of the uninterrupted turns: another process's time slice does not make the core slow."""
-    quickest_s = min(turns_s)
-    return statistics.fmean(turn_s for turn_s in turns_s if turn_s < _INTERRUPTED * quickest_s)
 
 
 def file_system(path: Path) -> str | None:

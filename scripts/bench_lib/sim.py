@@ -19,7 +19,7 @@ from typing import Any, NamedTuple, cast
 import numpy as np
 from msgspec.structs import replace
 
-from harness.collectors.host import core_loop_s
+from harness.collectors.cores import core_loop_s
 from simulator.calibration import load_calibration
 from simulator.cluster import Cluster, Routing
 from simulator.columns import CompletionColumns, RequestColumns

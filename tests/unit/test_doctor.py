@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from harness import doctor
+from harness.collectors.cores import Slower
 from harness.collectors.memory import RestedPages
 from harness.commands.doctor import doctor as doctor_command
 from harness.doctor import Check, checks, render
@@ -64,6 +65,7 @@ def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr(doctor, "STEAL_WINDOW_S", 0.0)
     monkeypatch.setattr(doctor, "REST_WINDOW_S", 0.0)
     monkeypatch.setattr(RestedPages, "taken_share", lambda _: 0.01)
+    monkeypatch.setattr(doctor, "cores_slower", lambda _: Slower(0.1, 0.3))
     monkeypatch.setattr(doctor, "MIN_DISK_BYTES", 0)
     monkeypatch.setattr(os, "geteuid", lambda: 0)
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1})
@@ -123,6 +125,10 @@ MISSING: dict[str, tuple[Change, str]] = {
     "python": (put(sys, "version_info", (3, 10, 4)), "3.10.4"),
     "rust core": (put(importlib, "import_module", no_core), "simulator._core"),
     "cpus": (put(os, "sched_getaffinity", lambda _: {1}), "1 of "),
+    "steady cores": (
+        put(doctor, "cores_slower", lambda _: Slower(0.1, 0.31)),
+        "10% longer than at best half of the time",
+    ),
     "quiet machine": (write("proc/loadavg", "99.0 1.0 1.0 1/100 1000\n"), "0.0% of CPU time stolen"),
     "memory": (write("proc/meminfo", "MemAvailable: 1048576 kB\n"), "1.0 GiB"),
     "disk": (put(doctor, "MIN_DISK_BYTES", 1 << 62), "GiB free"),

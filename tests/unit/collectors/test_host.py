@@ -4,9 +4,7 @@ import os
 import time
 from pathlib import Path
 
-import pytest
-
-from harness.collectors.host import between, file_system, read_host, uninterrupted_s
+from harness.collectors.host import between, file_system, read_host
 from harness.records import HostSample
 
 
@@ -57,13 +55,3 @@ def test_what_a_core_is_worth_is_measured_on_that_core() -> None:
     assert os.sched_getaffinity(0) == cores
     sample = between(reading, read_host(None, core))
     assert sample.core_loop_s is not None and between(reading, read_host(None)).core_loop_s is None
-
-
-def test_turns_that_another_process_interrupts_do_not_count() -> None:
-    alone_s = [70e-6, 74e-6, 72e-6]
-    assert uninterrupted_s(alone_s) == pytest.approx(72e-6)
-    assert uninterrupted_s([*alone_s, 4070e-6, 3072e-6]) == uninterrupted_s(alone_s)
-
-
-def test_a_core_whose_turns_are_all_slow_is_slow() -> None:
-    assert uninterrupted_s([140e-6, 144e-6, 70e-6]) == pytest.approx(118e-6)
