@@ -15,7 +15,7 @@ from simulator.policies.eviction import cache_hits as cache_hits
 from simulator.policies.lmcache import LMCACHE as LMCACHE
 from simulator.policies.lmcache import lmcache_evicting as lmcache_evicting
 from simulator.policies.lmcache import lmcache_eviction as lmcache_eviction
-from simulator.policies.mooncake import MOONCAKE, MOONCAKE_OFFLOADS_EVICTED
+from simulator.policies.mooncake import MOONCAKE, MOONCAKE_BY_SHARDS, MOONCAKE_OFFLOADS_EVICTED
 from simulator.policies.sglang import SGLANG, SGLANG_HICACHE, SGLANG_HICACHE_BEST_EFFORT, SGLANG_HICACHE_WAIT
 from simulator.policies.textbook import SPILLOVER, TEXTBOOK, WATERFALL
 from simulator.policies.tiers import TierPolicy as TierPolicy
@@ -34,6 +34,7 @@ _TIER_PACKS = (
     SGLANG_HICACHE_BEST_EFFORT,
     MOONCAKE,
     MOONCAKE_OFFLOADS_EVICTED,
+    MOONCAKE_BY_SHARDS,
 )
 TIER_POLICIES = {pack.name: pack for pack in _TIER_PACKS}
 

@@ -17,10 +17,11 @@ class TierPolicy(msgspec.Struct, frozen=True, kw_only=True):
     these fields from here (`core/src/tiers/config.rs`).
 
     eviction, disk_eviction: which chunk the CPU tier and the disk evict next: "lru", "fifo", "lfu", "s3-fifo", "arc",
-        "lease" or "lmcache-arc" (LMCache's own, which differs from the paper's). They never evict a chunk that is read
-        or written. A look-up uses the chunks that it finds. A store, and a load from below, bring chunks in, the
-        prompt's last chunk first.
+        "lease", "sharded-lease" or "lmcache-arc" (LMCache's own, which differs from the paper's). They never evict a
+        chunk that is read or written. A look-up uses the chunks that it finds. A store, and a load from below, bring
+        chunks in, the prompt's last chunk first.
     lease_s: for "lease": a look-up keeps a chunk for so long; then the chunk goes first whose lease ran out first.
+        "sharded-lease": a tick does so in each of 1,024 shards, for a share of its chunks.
     end_uses: a request's end uses its prompt's chunks once more, as in LMCache; otherwise a store uses those of its
         chunks that are there already.
     write_end_uses: a chunk comes into the order of eviction at the end of its write; otherwise at its beginning.

@@ -123,8 +123,8 @@ def test_times_by_round_and_over_all_are_near_the_plots(study: Study) -> None:
 def test_while_everything_fits_each_round_hits_all_turns_but_the_new_one(tmp_path: Path) -> None:
     paper = {setup: by_round(rows) for setup, rows in rows_of(tmp_path / "paper", size="paper").items()}
     assert list(paper) == ["gpu_only", "l1_l2", "pool", "pool_ssd"]
-    # Until when the KV of all clients fits: 29 turns in the GPU, 61 with the host, 128 with nine tenths of the pool of
-    # 80 GiB, always with the SSD. Host and pool hold the same pages twice.
+    # Until when the KV of all clients fits: 29 turns in the GPU, 61 with the host, 135 with 95 % of the pool of 80 GiB,
+    # always with the SSD. Host and pool hold the same pages twice.
     for setup, fits in {"gpu_only": 1, "l1_l2": 3, "pool": 6, "pool_ssd": ROUNDS}.items():
         for turn in paper[setup][:fits]:
             assert turn.cached_tokens == turn.turn * 4096 * CLIENTS and turn.n == CLIENTS
@@ -135,18 +135,18 @@ def test_while_everything_fits_each_round_hits_all_turns_but_the_new_one(tmp_pat
 
 
 def test_the_pools_cliff_and_what_the_ssd_saves_of_it(tmp_path: Path) -> None:
-    """Printed: from 83 % in round 5 to 36 % in round 7 without the SSD, above 84 % through round 8 with it. The printed
-    release evicted shard by shard, which spreads the holes over more conversations; this one does not."""
+    """Printed: above 80 % for six rounds, 36 % in round 7 without the SSD, above 84 % through round 8 with it."""
     paper = {setup: by_round(rows) for setup, rows in rows_of(tmp_path / "sim", size="paper").items()}
     pool, ssd = paper["pool"], paper["pool_ssd"]
     assert pool[5].hit_rate == pytest.approx(0.83, abs=0.01)
-    assert 0.36 < (pool[7].hit_rate or 0) < 0.70
+    assert (pool[6].hit_rate or 0) > 0.75 and (pool[7].hit_rate or 0) == pytest.approx(0.36, abs=0.10)
+    assert pool[7].ttft_s and pool[7].ttft_s.mean == pytest.approx(16, rel=0.15)
     assert all((turn.hit_rate or 0) >= 0.84 for turn in ssd[6:])
     assert msgspec.to_builtins(ssd[8].shares)["disk"] > 0.1 and msgspec.to_builtins(ssd[8].shares)["pool"] > 0.3
     mean = {setup: sum(turn.ttft_s.mean for turn in of if turn.ttft_s) / 10 for setup, of in paper.items()}
     # -57 % and -34 % are printed.
     assert -0.55 < mean["pool_ssd"] / mean["gpu_only"] - 1 < -0.40
-    assert -0.35 < mean["pool_ssd"] / mean["pool"] - 1 < -0.10
+    assert -0.38 < mean["pool_ssd"] / mean["pool"] - 1 < -0.22
 
 
 def test_this_machines_size_has_setups_that_vllm_runs(tmp_path: Path) -> None:

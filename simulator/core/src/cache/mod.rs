@@ -302,6 +302,7 @@ impl Cache {
     /// another write in flight. Returns how many went.
     pub fn drop_some(&mut self, count: u64) -> u64 {
         let used = self.used;
+        self.eviction.begin(&self.chunks, count);
         self.evict(|_, picked| count - picked.min(count));
         used - self.used
     }

@@ -2,7 +2,7 @@
 
 use super::Eviction;
 use super::arc::Arc;
-use super::lease::Lease;
+use super::lease::{Lease, SHARDS};
 use super::lfu::Lfu;
 use super::lmcache_arc::LmcacheArc;
 use super::ordered::{Fifo, Lru};
@@ -18,19 +18,26 @@ pub enum EvictionKind {
     S3Fifo,
     Arc,
     Lease,
+    ShardedLease,
     LmcacheArc,
 }
 
 impl EvictionKind {
-    pub const ALL: [(&str, Self); 7] = [
+    pub const ALL: [(&str, Self); 8] = [
         ("lru", Self::Lru),
         ("fifo", Self::Fifo),
         ("lfu", Self::Lfu),
         ("s3-fifo", Self::S3Fifo),
         ("arc", Self::Arc),
         ("lease", Self::Lease),
+        ("sharded-lease", Self::ShardedLease),
         ("lmcache-arc", Self::LmcacheArc),
     ];
+
+    /// A use keeps a chunk for a while.
+    pub fn leases(self) -> bool {
+        matches!(self, Self::Lease | Self::ShardedLease)
+    }
 
     pub fn make(self, capacity: u64, lease: Ticks) -> Policy {
         Policy::Other(match self {
@@ -39,7 +46,8 @@ impl EvictionKind {
             Self::Lfu => Box::new(Lfu::default()),
             Self::S3Fifo => Box::new(S3Fifo::new(capacity)),
             Self::Arc => Box::new(Arc::new(capacity)),
-            Self::Lease => Box::new(Lease::new(lease)),
+            Self::Lease => Box::new(Lease::new(lease, 1)),
+            Self::ShardedLease => Box::new(Lease::new(lease, SHARDS)),
             Self::LmcacheArc => Box::new(LmcacheArc::new()),
         })
     }
@@ -74,6 +82,10 @@ impl Eviction for Policy {
     #[inline(always)]
     fn ready(&self, chunks: &Chunks) -> Option<u64> {
         either!(self, ready(chunks))
+    }
+    #[inline(always)]
+    fn begin(&mut self, chunks: &Chunks, count: u64) {
+        either!(self, begin(chunks, count));
     }
     #[inline(always)]
     fn one_by_one(&self) -> bool {

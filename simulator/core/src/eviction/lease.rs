@@ -1,12 +1,15 @@
 //! Mooncake's order: a use leases a chunk for a while. Of the chunks without a lease, the one goes whose lease ran out
 //! first. A write gives a lease of length 0.
+//!
+//! With shards, an eviction takes of each shard its share, so that not the oldest of all go. Chunks have their shards by
+//! bits of their keys that look random.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashSet, VecDeque};
 
 use super::Eviction;
 use super::queue::Queue;
 use crate::chunks::{Chunks, ExtentId, FRESH};
-use crate::keys::{Key, KeyMap};
+use crate::keys::{Key, KeyMap, numbered};
 use crate::time::Ticks;
 
 /// When a lease runs out, and a number that orders leases of one moment, the first granted first.
@@ -20,12 +23,50 @@ pub struct Lease {
     all: Queue,
     by_end: BTreeMap<End, ExtentId>,
     ends: KeyMap<End>,
+    /// 1: an eviction picks among all chunks.
+    shards: usize,
+    /// How many evictions there were by shards, and what the one under way has yet to take; None: no more.
+    evictions: u64,
+    going: VecDeque<Option<ExtentId>>,
 }
 
+/// kNumShards (mooncake-store/include/master_service.h).
+pub const SHARDS: usize = 1024;
+
+/// The least that goes at an eviction, of what is to go (EvictionThreadFunc, evict_ratio_lowerbound).
+const LEAST: f64 = 0.5;
+
 impl Lease {
-    pub fn new(lease: Ticks) -> Self {
+    pub fn new(lease: Ticks, shards: usize) -> Self {
         let (by_end, ends) = (BTreeMap::new(), KeyMap::default());
-        Self { lease, now: 0, next: 0, all: Queue::new(0), by_end, ends }
+        let (evictions, going) = (0, VecDeque::new());
+        Self { lease, now: 0, next: 0, all: Queue::new(0), by_end, ends, shards, evictions, going }
+    }
+
+    /// What an eviction of `count` chunks takes (MasterService::BatchEvict): shard after shard, from any one on, as many
+    /// as are to go of those seen so far. Where leases leave less than half of that, the oldest others go too.
+    fn pick(&self, chunks: &Chunks, count: u64) -> Vec<ExtentId> {
+        let mut shards = vec![Vec::new(); self.shards];
+        for (&(end, _), &at) in &self.by_end {
+            shards[shard_of(chunks[at].key, self.shards)].push((end, at));
+        }
+        let share = count as f64 / self.by_end.len().max(1) as f64;
+        let first = shard_of(self.evictions, self.shards);
+        let (mut going, mut seen) = (Vec::new(), 0);
+        for shard in shards[first..].iter().chain(&shards[..first]) {
+            seen += shard.len();
+            let ideal = (seen as f64 * share).ceil() as usize;
+            let may_go = shard.iter().filter(|&&(end, at)| end <= self.now && chunks[at].free());
+            going.extend(may_go.take(ideal.saturating_sub(going.len())).map(|&(_, at)| at));
+        }
+        let least = (self.by_end.len() as f64 * share * LEAST).ceil() as usize;
+        if going.len() < least {
+            let picked: HashSet<_> = going.iter().copied().collect();
+            let over = self.by_end.iter().take_while(|((end, _), _)| *end <= self.now).map(|(_, &at)| at);
+            let others = over.filter(|&at| chunks[at].free() && !picked.contains(&at));
+            going.extend(others.take(least - going.len()).collect::<Vec<_>>());
+        }
+        going
     }
 
     fn grant(&mut self, key: Key, at: ExtentId, lease: Ticks) {
@@ -40,7 +81,19 @@ impl Lease {
     }
 }
 
+pub fn shard_of(key: Key, shards: usize) -> usize {
+    (numbered(key) % shards as u64) as usize
+}
+
 impl Eviction for Lease {
+    fn begin(&mut self, chunks: &Chunks, count: u64) {
+        if self.shards > 1 {
+            let picked = self.pick(chunks, count);
+            let no_more = (picked.len() < count as usize).then_some(None);
+            self.going = picked.into_iter().map(Some).chain(no_more).collect();
+            self.evictions += 1;
+        }
+    }
     fn clock(&mut self, now: Ticks) {
         self.now = self.now.max(now);
     }
@@ -73,6 +126,9 @@ impl Eviction for Lease {
         }
     }
     fn victim(&mut self, chunks: &mut Chunks, _from: ExtentId) -> Option<ExtentId> {
+        if let Some(next) = self.going.pop_front() {
+            return next;
+        }
         let over = self.by_end.iter().take_while(|((end, _), _)| *end <= self.now);
         over.map(|(_, &at)| at).find(|&at| chunks[at].free())
     }

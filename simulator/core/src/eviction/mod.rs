@@ -5,10 +5,10 @@
 //! queue gives it.
 
 pub mod kind;
+pub mod lease;
 
 mod arc;
 mod ghosts;
-mod lease;
 mod lfu;
 mod lmcache_arc;
 mod ordered;
@@ -33,6 +33,9 @@ pub trait Eviction: Debug + Send + Sync {
     fn ready(&self, _chunks: &Chunks) -> Option<u64> {
         None
     }
+
+    /// So many chunks are to go at once.
+    fn begin(&mut self, _chunks: &Chunks, _count: u64) {}
 
     /// The policy knows single chunks only, each an extent by itself. The cache makes room for one after another, as
     /// the victim may depend on the chunk that comes. Otherwise an extent's chunks are one entry of a queue.

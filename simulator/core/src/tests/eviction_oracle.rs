@@ -255,49 +255,8 @@ fn lmcaches_arc_agrees_with_its_four_lists() {
     agrees(EvictionKind::LmcacheArc, lmcache_arc);
 }
 
-#[test]
-fn a_lease_says_when_it_runs_out() {
-    let mut cache = Cache::new(2, EvictionKind::Lease, 1000, true, false);
-    let (range, mut marks) = (ChunkRange::of(vec![7]), vec![Span::new(NEW, 1)]);
-    cache.clock(5);
-    assert!(cache.reserve(&range, &mut marks, true, true));
-    cache.admit_stored(&mut marks);
-    assert_eq!(cache.next_change(), None);
-    let at = cache.find(&mut PromptCursor::new(), range.prompt(), 0).at;
-    cache.touch_at(std::iter::once(Span::new(at, 1)));
-    assert_eq!(cache.next_change(), Some(1005));
-    cache.clock(1005);
-    assert_eq!(cache.next_change(), None);
-}
-
-#[test]
-fn room_counts_the_chunks_whose_leases_ran_out() {
-    let mut cache = Cache::new(3, EvictionKind::Lease, 1000, true, false);
-    stored(&mut cache, 7);
-    stored(&mut cache, 8);
-    assert_eq!((cache.room(false), cache.room(true)), (1, 3));
-    let at = cache.find(&mut PromptCursor::new(), &[7], 0).at;
-    cache.touch_at(std::iter::once(Span::new(at, 1)));
-    assert_eq!(cache.room(true), 2);
-    cache.clock(1000);
-    assert_eq!(cache.room(true), 3);
-}
-
-#[test]
-fn a_lease_of_length_0_begins_when_the_store_ends() {
-    let mut cache = Cache::new(2, EvictionKind::Lease, 1000, true, true);
-    let (first, second) = (ChunkRange::of(vec![7]), ChunkRange::of(vec![8]));
-    let (mut one, mut other) = (vec![Span::new(NEW, 1)], vec![Span::new(NEW, 1)]);
-    assert!(cache.reserve(&first, &mut one, true, true));
-    assert!(cache.reserve(&second, &mut other, true, true));
-    cache.admit_stored(&mut other);
-    cache.admit_stored(&mut one);
-    assert_eq!(cache.drop_some(1), 1);
-    assert_eq!(cache.gone(), [8]);
-}
-
 /// Stores one chunk under this key.
-fn stored(cache: &mut Cache, key: Key) {
+pub(super) fn stored(cache: &mut Cache, key: Key) {
     let mut marks = vec![Span::new(NEW, 1)];
     assert!(cache.reserve(&ChunkRange::of(vec![key]), &mut marks, true, true));
     cache.admit_stored(&mut marks);
@@ -365,23 +324,6 @@ fn lmcaches_arc_counts_a_second_write_as_a_second_use_and_remembers_no_failed_on
     stored(&mut cache, 7);
     stored(&mut cache, 8);
     assert_eq!(goes_next(&mut cache), [7]);
-}
-
-#[test]
-fn the_look_up_that_read_a_chunk_gives_it_no_lease() {
-    let mut cache = Cache::new(2, EvictionKind::Lease, 1000, true, true);
-    let (read, stored) = (ChunkRange::of(vec![7]), ChunkRange::of(vec![8]));
-    let (mut reading, mut storing) = (vec![Span::new(NEW, 1)], vec![Span::new(NEW, 1)]);
-    assert!(cache.reserve(&read, &mut reading, false, true));
-    cache.admit_loaded(&reading, false);
-    assert!(cache.reserve(&stored, &mut storing, true, true));
-    cache.admit_stored(&mut storing);
-    cache.touch_at(reading.iter().copied());
-    cache.unlock(reading.iter().copied());
-    // Neither has a lease, and the one that was read is the last that was used.
-    assert_eq!((cache.room(true), cache.next_change()), (2, None));
-    assert_eq!(cache.drop_some(1), 1);
-    assert_eq!(cache.gone(), [8]);
 }
 
 #[test]

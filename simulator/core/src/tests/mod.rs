@@ -18,6 +18,7 @@ mod eviction_oracle;
 mod front_end;
 mod fuzz;
 mod hierarchy;
+mod leases;
 mod levels;
 mod nodes;
 mod placement;

@@ -28,7 +28,6 @@ use std::ops::Range;
 use crate::cache::Cache;
 use crate::chunks::spans::{Span, marked};
 use crate::chunks::{NONE, PromptCursor};
-use crate::eviction::kind::EvictionKind;
 use crate::journal::{Journal, Note};
 use crate::keys::{ChunkRange, Key, KeyMap};
 use crate::time::{self, FOREVER, Ticks};
@@ -120,7 +119,7 @@ impl Tiers {
             first_read: Device::new(&config.levels[0].read),
             first_write: Device::new(&config.levels[0].write),
             lower_due: FOREVER,
-            leases: config.levels.iter().any(|level| level.eviction == EvictionKind::Lease),
+            leases: config.levels.iter().any(|level| level.eviction.leases()),
             lower: lower_levels(&config, false),
             transfers: Transfers::default(),
             instance: 0,
