@@ -108,5 +108,5 @@ def test_a_preset_without_kept_evidence_says_so() -> None:
     own = load_calibration(KEPT / "cpu_vllm" / "calibration.yaml")
     assert own.standing.startswith("its own check is not good: left out, points are missed by 5.6%")
     assert load_calibration("rtx-a5000-nfs").standing == (
-        "3 of its 11 fitted rows and 0 of 1 others pass ±5% (results/validation/published, 2026-11-25)"
+        "3 of its 11 fitted rows and 0 of 1 others pass ±5% (results/validation/published, 2026-11-27)"
     )
