@@ -8,6 +8,7 @@ import errno
 import mmap
 import time
 from collections.abc import Callable, Sequence
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -22,9 +23,10 @@ _PASSES = 3
 _PRESENT, _FRAME = np.uint64(1 << 63), np.uint64((1 << 55) - 1)
 # What holds KV is as large as it is rarely read.
 _POOL_PAGES = (256 << 20) // mmap.PAGESIZE
+# A larger mapping is a reservation of addresses; its entries alone would be 32 MiB and more.
+_MAPPED_PAGES = (16 << 30) // mmap.PAGESIZE
 
 _Addresses = NDArray[np.uint64]
-_libc = ctypes.CDLL(None, use_errno=True)
 
 
 class ResidentPages:
@@ -78,6 +80,8 @@ def _pages_of(pid: int) -> tuple[_Addresses, NDArray[np.uint64]]:
             first, end = (int(at, 16) // mmap.PAGESIZE for at in span.split("-"))
             if mode[0] != "r" or mode[3] != "p" or line.endswith(("[vsyscall]", "[vvar]", "[vdso]")):
                 continue
+            if end - first > _MAPPED_PAGES:
+                continue
             pagemap.seek(first * 8)
             entries = np.frombuffer(pagemap.read((end - first) * 8), np.uint64)
             at = np.flatnonzero(entries & _PRESENT)
@@ -85,6 +89,14 @@ def _pages_of(pid: int) -> tuple[_Addresses, NDArray[np.uint64]]:
                 addresses.append((at.astype(np.uint64) + np.uint64(first)) * np.uint64(mmap.PAGESIZE))
                 frames.append(entries[at] & _FRAME)
     return np.concatenate(addresses), np.concatenate(frames)
+
+
+@cache
+def _process_vm_readv() -> Callable[..., int]:
+    call = ctypes.CDLL(None, use_errno=True).process_vm_readv
+    call.argtypes = [ctypes.c_int, *[ctypes.c_void_p, ctypes.c_ulong] * 2, ctypes.c_ulong]
+    call.restype = ctypes.c_ssize_t
+    return call
 
 
 def _read(pid: int, pages: _Addresses) -> int:
@@ -96,9 +108,7 @@ def _read(pid: int, pages: _Addresses) -> int:
     at = count_read = 0
     while at < len(pages):
         asked = min(_PAGES_AT_ONCE, len(pages) - at)
-        got = _libc.process_vm_readv(
-            pid, ctypes.c_void_p(local.ctypes.data), 1, ctypes.c_void_p(remote[at:].ctypes.data), asked, 0
-        )
+        got = _process_vm_readv()(pid, local.ctypes.data, 1, remote[at:].ctypes.data, asked, 0)
         if got < 0 and ctypes.get_errno() != errno.EFAULT:
             break
         count_read += max(got, 0)

@@ -43,7 +43,7 @@ class Moments:
         self._last, self._last_s = Turns(), 0.0
 
     def begins(self, others: int) -> None:
-        """A request begins. others: so many are in flight. To look costs 20 us, which a heavy load does not spend."""
+        """A request begins. others: so many are in flight. To look costs 10 us, which a heavy load does not spend."""
         self._looks = others < FEW
 
     def sent(self) -> float:
