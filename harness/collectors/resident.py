@@ -94,7 +94,8 @@ def _pages_of(pid: int) -> tuple[_Addresses, NDArray[np.uint64]]:
 @cache
 def _process_vm_readv() -> Callable[..., int]:
     call = ctypes.CDLL(None, use_errno=True).process_vm_readv
-    call.argtypes = [ctypes.c_int, *[ctypes.c_void_p, ctypes.c_ulong] * 2, ctypes.c_ulong]
+    many = ctypes.c_void_p, ctypes.c_ulong
+    call.argtypes = (ctypes.c_int, *many, *many, ctypes.c_ulong)
     call.restype = ctypes.c_ssize_t
     return call
 
