@@ -32,7 +32,7 @@ _KEPT_S = 10e-6
 # A host that keeps its guests' memory takes none; an interrupt makes one page or two of a look slow.
 MAX_TAKEN_SHARE = 0.05
 # Bits of an entry of /proc/PID/pagemap that number the page frame (Linux, Documentation/admin-guide/mm/pagemap.rst).
-_FRAME_BITS = (1 << 55) - 1
+FRAME_BITS = (1 << 55) - 1
 
 
 def available_memory_bytes() -> int | None:
@@ -208,8 +208,8 @@ def _frames(piece: mmap.mmap) -> Sequence[int]:
     with contextlib.suppress(OSError), Path("/proc/self/pagemap").open("rb", buffering=0) as pagemap:
         pagemap.seek(start // mmap.PAGESIZE * entries.itemsize)
         entries.frombytes(pagemap.read(count * entries.itemsize))
-    if len(entries) == count and entries[0] & _FRAME_BITS:
-        return [entry & _FRAME_BITS for entry in entries]
+    if len(entries) == count and entries[0] & FRAME_BITS:
+        return [entry & FRAME_BITS for entry in entries]
     return range(start // mmap.PAGESIZE, start // mmap.PAGESIZE + count)
 
 

@@ -14,13 +14,15 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from harness.collectors.memory import FRAME_BITS
+
 _PAGES_AT_ONCE = 1024  # IOV_MAX
 _LISTED_S = 20.0
 # Pages that are read first rest while the others are read. A host takes what has rested for a second.
 _QUICK_S = 1.0
 _PASSES = 3
-# Bits of an entry of /proc/PID/pagemap (Linux, Documentation/admin-guide/mm/pagemap.rst).
-_PRESENT, _FRAME = np.uint64(1 << 63), np.uint64((1 << 55) - 1)
+# Of an entry of /proc/PID/pagemap, beside the frame's bits.
+_PRESENT = np.uint64(1 << 63)
 # What holds KV is as large as it is rarely read.
 _POOL_PAGES = (256 << 20) // mmap.PAGESIZE
 # A larger mapping is a reservation of addresses; its entries alone would be 32 MiB and more.
@@ -87,7 +89,7 @@ def _pages_of(pid: int) -> tuple[_Addresses, NDArray[np.uint64]]:
             at = np.flatnonzero(entries & _PRESENT)
             if len(at) <= _POOL_PAGES:
                 addresses.append((at.astype(np.uint64) + np.uint64(first)) * np.uint64(mmap.PAGESIZE))
-                frames.append(entries[at] & _FRAME)
+                frames.append(entries[at] & np.uint64(FRAME_BITS))
     return np.concatenate(addresses), np.concatenate(frames)
 
 

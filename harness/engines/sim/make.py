@@ -42,7 +42,7 @@ def _pool_rules(experiment: Experiment) -> TierPolicy:
     settings, disk = experiment.engines.of(SimSettings), experiment.cache.disk
     rules = tier_policy(settings.pool_policy)
     if settings.pool_lease is not None:
-        if not rules.eviction.endswith("lease"):
+        if not rules.lease_s:
             raise SettingsError(f"engines.sim.pool_lease: {rules.name} has no leases; remove it, or change pool_policy")
         rules = msgspec.structs.replace(rules, lease_s=settings.pool_lease)
     if disk is not None and disk.buffer is not None:
