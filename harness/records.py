@@ -376,13 +376,14 @@ class HostSample(msgspec.Struct, frozen=True, kw_only=True):
     touch_s_per_gib: what free memory took that the host may have had (memory.py, OwnMemory); None: there was enough.
     taken_share: of pages that had rested, those that the host had taken (memory.py, RestedPages); None: not looked.
     engine_touch_s: what the last pass over the engine's memory took, to get back such pages of it (resident.py); None:
-    the host had taken few.
+    the host had taken few. core_wait_s: how long the sample waited for its cores to be quick; None: it did not ask.
     reported_bytes: free memory that the kernel offered to a virtual machine's host; None: it does not count that."""
 
     steal_share: float | None = None
     foreign_cpu_share: float | None = None
     busy_share: float | None = None
     core_loop_s: float | None = None
+    core_wait_s: float | None = None
     touch_s_per_gib: float | None = None
     taken_share: float | None = None
     engine_touch_s: float | None = None

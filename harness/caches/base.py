@@ -156,6 +156,10 @@ class CacheServer(Protocol):
     def backend(self) -> Backend | None:
         """What lies below it; None: RAM alone."""
 
+    @property
+    def precedes(self) -> bool:
+        """Whether it has to answer before an engine starts; if not, both may come up at once."""
+
     def start(self) -> None:
         """Starts child processes, if any. Raises EngineError."""
 

@@ -20,6 +20,7 @@ class HiCacheFile:
 
     children: tuple[Child, ...] = ()
     pids: tuple[int, ...] = ()
+    precedes = False
 
     def __init__(self, plan: CachePlan) -> None:
         self._plan = plan

@@ -30,6 +30,7 @@ from harness.records import EvictionRules
 
 _GIB = 2**30
 _SETTLE_TIMEOUT_S = 120.0
+_SOON_BYTES = 16 * _GIB  # of RAM, which the server takes at a GiB a second or faster
 _PREFIX = "lmcache_mp_"
 
 
@@ -159,6 +160,13 @@ class LMCacheServer:
         """The processes that we started, if it was us: those of a store that no server before it has, then its own."""
         below = self._own_store.children if self._own_store else ()
         return (*below, self._child) if self._child else below
+
+    @property
+    def precedes(self) -> bool:
+        """vLLM asks for it seconds after its own start, and then waits for a minute: much RAM may take longer to come.
+        Which port it has is known once its store answers."""
+        slow = (self._plan.cache.cpu or 0) > _SOON_BYTES
+        return slow or self.store is not None or self._plan.attached is not None
 
     @property
     def pids(self) -> tuple[int, ...]:

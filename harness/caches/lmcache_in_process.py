@@ -21,6 +21,7 @@ class InProcessLMCache:
 
     children: tuple[Child, ...] = ()
     pids: tuple[int, ...] = ()
+    precedes = False
 
     def __init__(self, plan: CachePlan) -> None:
         self._plan = plan

@@ -55,6 +55,8 @@ class Addresses(NamedTuple):
 class MooncakeServer:
     """A CacheServer: a master and a client as our children. cache.pool is the client's segment, cache.disk its SSD."""
 
+    precedes = True  # an engine's client registers with the master once, and fails without one
+
     def __init__(self, plan: CachePlan) -> None:
         self._plan, disk = plan, plan.cache.disk
         self.backend = BucketFiles(plan.disk_folder, direct=disk.odirect) if disk else None

@@ -121,7 +121,8 @@ def _cell(experiment: Experiment, spec: Spec, again: int, budget_s: float) -> Ce
     config["workload"] = {"kind": "prefix", **spec.workload}
     config["cache"] |= {"chunk_tokens": spec.chunk_tokens}
     until = {"metric": "ttft_s", "half_width": HALF_WIDTH, "min_samples": 5, "max_samples": 60}
-    kept = {"request_timeout": experiment.measure.request_timeout, "warm_up": WARM_UP if again == 1 else 0}
+    asked = experiment.measure
+    kept = {"request_timeout": asked.request_timeout, "steady": asked.steady, "warm_up": WARM_UP if again == 1 else 0}
     config["measure"] = {"tiers": spec.tiers, "until": until, "budget": budget_s, **kept}
     overrides = {f"workload.{key}": value for key, value in spec.workload.items()}
     overrides |= {"cache.chunk_tokens": spec.chunk_tokens}

@@ -13,6 +13,7 @@ from typing import Any, Protocol
 
 import msgspec
 
+from harness.collectors.cores import SteadyCores
 from harness.collectors.host import between, read_host
 from harness.collectors.memory import OwnMemory
 from harness.collectors.priority import before_others
@@ -70,10 +71,11 @@ class TierMeasurement:
         folder: RunFolder,
         progress: Progress,
         memory: OwnMemory,
+        steady: SteadyCores,
         later_s: float = 0.0,
     ) -> None:
-        """memory: of all cells of one engine. later_s: most seconds that later cells of the run will sample for, which
-        the progress line tells."""
+        """memory, steady: of all cells of one engine. later_s: most seconds that later cells of the run will sample
+        for, which the progress line tells."""
         workload = cell.experiment.workload
         assert isinstance(workload, PrefixWorkload)
         self._engine, self._cell, self._folder, self._progress = engine, cell, folder, progress
@@ -82,7 +84,7 @@ class TierMeasurement:
         self._sampler = Sampler(
             self._measure, {tier: sets_of(state_named(tier), self._probe) for tier in self._measure.tiers}
         )
-        self._memory = memory
+        self._memory, self._steady = memory, steady
         self._memory_of = {tier: self._memory_for(tier) for tier in self._measure.tiers}
         self._engine_memory = ResidentPages(engine.pids) if isinstance(engine, HasProcesses) else None
         self._errors = 0
@@ -144,12 +146,13 @@ class TierMeasurement:
         fresh = needs_fresh_prefix(engine.capabilities, tier)
         taken_share = self._memory.taken_share()
         engine_touch_s = await self._get_back(taken_share)
+        core_wait_s = None if self._measure.steady is None else await self._steady.wait(self._measure.steady)
         before, host = await engine.metrics(), _watch(engine, self._cell, self._folder.path)
         started_s = engine.now_s()
         with _before_others(engine, self._cell):
             await engine.replay(Load(probe.requests(tier, index, fresh_prefix=fresh)), rows.append)
         ended_s, own = engine.now_s(), {"touch_s_per_gib": touch_s_per_gib, "taken_share": taken_share}
-        host_sample = msgspec.structs.replace(host(), engine_touch_s=engine_touch_s, **own)
+        host_sample = msgspec.structs.replace(host(), engine_touch_s=engine_touch_s, core_wait_s=core_wait_s, **own)
         observed = (await engine.metrics()).since(before)
         self._placed_s = started_s - began_s if state_named(tier).restarted else self._placed_s
         verdict, reason = prove(probe, tier, observed, rows)

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from harness.blockio.attach import run_trace
+from harness.collectors.cores import SteadyCores
 from harness.collectors.memory import MAX_TAKEN_SHARE, OwnMemory, RestedPages, taken_in_words
 from harness.engines import ENGINES
 from harness.engines.base import KeepsRecord
@@ -85,8 +86,9 @@ async def run_group(
         cells = [cell for cell in cells if cell.key not in complete]
     if not cells:
         return
-    cores = ENGINES[name].cores(cells[0].experiment).client
+    cores = ENGINES[name].cores(cells[0].experiment)
     memory = OwnMemory(None if can.virtual_time else RestedPages())
+    steady = SteadyCores(() if can.virtual_time else (*(cores.of_engines or ()), *(cores.client or ())))
     try:
         progress.state("starting the engine")
         resolved = await running.start()
@@ -94,7 +96,7 @@ async def run_group(
             progress.note(taken_in_words(taken))
         if resolved.accelerator and resolved.accelerator.doubt:
             progress.note(resolved.accelerator.doubt)
-        async with run_trace(cells, running.engine, resolved, folder), pinned(cores):
+        async with run_trace(cells, running.engine, resolved, folder), pinned(cores.client):
             for cell in cells:
                 if running.restarted:
                     progress.state("starting the engine again: the cell before has restarted it")
@@ -105,7 +107,8 @@ async def run_group(
                 if isinstance(cell.experiment.workload, PrefixWorkload):
                     running.restarted = any(state_named(name).restarted for name in cell.experiment.measure.tiers)
                     later = later_s[cell.key]
-                    await TierMeasurement(running.engine, cell, resolved, folder, progress, memory, later).run()
+                    tiers = TierMeasurement(running.engine, cell, resolved, folder, progress, memory, steady, later)
+                    await tiers.run()
                 else:
                     resolved = await _send_trials(running, cell, resolved, loads.of(cell.experiment), folder, progress)
                 if isinstance(running.engine, KeepsRecord):

@@ -16,7 +16,7 @@ from harness.validation.resampling import FEWEST_CLUSTERS
 
 MOST_SAMPLES = 400
 # What a real engine and its cache server take to start, before the first sample: counted against the budget.
-START_S = 60.0
+START_S = 40.0
 # More than a validation has passes: a resumed one tells the samples of those from these by the key.
 _AFTER = 1000
 

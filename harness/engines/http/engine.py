@@ -118,9 +118,9 @@ class ServedEngine(ABC, Generic[P]):
     async def start(self) -> None:
         for cache in self.caches:
             cache.start()
-        # An engine registers with its cache server as it comes up, so that one has to answer first.
         for cache in self.caches:
-            await cache.ready()
+            if cache.precedes:
+                await cache.ready()
         for one in self._instances:
             known = one.cache is not None and not one.process.attached
             one.process.start(self.caches[one.cache or 0].connection() if known else Connection())
@@ -174,6 +174,9 @@ class ServedEngine(ABC, Generic[P]):
         return resolved
 
     async def _all_ready(self) -> None:
+        for cache in self.caches:
+            if not cache.precedes:
+                await cache.ready()
         for one in self._instances:
             await one.process.ready()
 

@@ -41,6 +41,8 @@ class ToyCache:
         child.start()
         self.children = (child,)
 
+    precedes = True
+
     @property
     def pids(self) -> tuple[int, ...]:
         return tuple(pid for child in self.children for pid in child.pids)

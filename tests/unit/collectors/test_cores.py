@@ -1,8 +1,11 @@
 """How fast a core is, and whether it stays so."""
 
+import asyncio
+from collections.abc import Iterator
+
 import pytest
 
-from harness.collectors.cores import cores_slower, uninterrupted_s
+from harness.collectors.cores import SteadyCores, cores_slower, uninterrupted_s
 
 
 def test_turns_that_another_process_interrupts_do_not_count() -> None:
@@ -24,3 +27,61 @@ def test_a_core_that_another_guest_slows_is_told_from_one_that_is_slow_always(mo
     assert (slower.half, slower.quarter) == (0.0, 0.0), "8 of 50 looks"
     looks = {0: iter([1.5, 1.0] * 13), 1: iter([1.0, 1.5] * 13)}
     assert cores_slower([0, 1]) == (0.25, 0.5), "25 of 50 looks"
+
+
+class Clock:
+    """Time that only sleeping moves, and cores that are `slower` than usual from one moment to another."""
+
+    def __init__(self, slow_from_s: float, slow_to_s: float, slower: float) -> None:
+        self.now_s, self._slow, self._slower = 0.0, (slow_from_s, slow_to_s), slower
+
+    def monotonic(self) -> float:
+        return self.now_s
+
+    async def sleep(self, seconds: float) -> None:
+        self.now_s += seconds
+
+    def core_loop_s(self, core: int) -> float:
+        begin_s, end_s = self._slow
+        return (1 + core) * (1 + self._slower if begin_s <= self.now_s < end_s else 1.0)
+
+
+@pytest.fixture
+def clock(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Clock]:
+    clock = Clock(*request.param)
+    monkeypatch.setattr("harness.collectors.cores.time.monotonic", clock.monotonic)
+    monkeypatch.setattr("harness.collectors.cores.asyncio.sleep", clock.sleep)
+    monkeypatch.setattr("harness.collectors.cores.core_loop_s", clock.core_loop_s)
+    yield clock
+
+
+def waited(clock: Clock, cores: tuple[int, ...], asked_at_s: list[float], at_most_s: float) -> list[float]:
+    async def ask() -> list[float]:
+        steady, found = SteadyCores(cores), list[float]()
+        for moment_s in asked_at_s:
+            clock.now_s = max(clock.now_s, moment_s)
+            found.append(await steady.wait(at_most_s))
+        return found
+
+    return asyncio.run(ask())
+
+
+@pytest.mark.parametrize("clock", [(10.0, 12.0, 0.3)], indirect=True)
+def test_a_sample_waits_for_cores_that_another_guest_slows(clock: Clock) -> None:
+    assert waited(clock, (0, 1), [0.0, 10.5, 13.0], 5.0) == [0.0, pytest.approx(1.5, abs=0.02), 0.0]
+    assert waited(clock, (), [10.5], 5.0) == [0.0], "no core is named"
+
+
+@pytest.mark.parametrize("clock", [(10.0, 12.0, 0.1)], indirect=True)
+def test_looks_that_differ_by_little_are_alike(clock: Clock) -> None:
+    assert waited(clock, (0,), [0.0, 10.5], 5.0) == [0.0, 0.0]
+
+
+@pytest.mark.parametrize("clock", [(1.0, 1000.0, 0.5)], indirect=True)
+def test_cores_that_do_not_rest_are_sampled_as_they_are(clock: Clock) -> None:
+    first, second, third = waited(clock, (0,), [0.0, 2.0, 2.0], 4.0)
+    assert first == 0.0 and second == pytest.approx(4.0, abs=0.02), "no longer than was asked"
+    assert third < 2.6, "5 s, and a quarter of the 6 s that have passed, less the 4 s"
+    clock.now_s = 0.0
+    all_s = sum(waited(clock, (0,), [0.0, *(float(at) for at in range(2, 400))], 4.0))
+    assert 80.0 < all_s < 107.0, "a quarter of 400 s, and 5 s"

@@ -52,6 +52,25 @@ def test_cache_servers_are_as_many_as_their_first_tier_and_folders_as_their_last
 
 
 @pytest.mark.parametrize(
+    ("name", "tiers", "precedes"),
+    [
+        ("mp", {}, False),
+        ("mp", {"cpu": "16GiB"}, False),
+        ("mp", {"cpu": "17GiB"}, True),
+        ("mp", {"disk": None, "remote": {"capacity": "1GiB", "adapter": "resp"}}, True),
+        ("in_process", {}, False),
+        ("file", {}, False),
+        ("mooncake", {"cpu": None, "pool": "1GiB"}, True),
+    ],
+)
+def test_an_engine_comes_up_beside_a_server_that_it_asks_later(
+    tmp_path: Path, name: str, tiers: dict[str, Any], precedes: bool
+) -> None:
+    [server] = make_servers(name, plan(tmp_path / "out", **tiers), Deployment())
+    assert server.precedes is precedes
+
+
+@pytest.mark.parametrize(
     ("name", "shared", "said"),
     [
         ("mp", ("cpu",), "name disk as well"),

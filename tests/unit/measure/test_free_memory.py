@@ -1,4 +1,4 @@
-"""What a sample stores or reads finds free memory that no host has taken."""
+"""What a sample stores or reads finds free memory that no host has taken, and quick cores where it waits for them."""
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -90,6 +90,27 @@ def test_what_the_host_has_taken_of_the_engine_comes_back_before_a_sample(
     assert [event for event in ledger.events if event in touched + sent][-2:] == (touched if touched_s else []) + sent
     [folder] = {path.parent for path in tmp_path.rglob("samples.jsonl")}
     assert [sample.host.engine_touch_s for sample in read_samples(folder)] == [touched_s]
+
+
+@pytest.mark.parametrize(("steady", "waited_s"), [("3s", 1.5), (None, None)])
+def test_a_sample_waits_for_its_cores_where_it_is_asked_to(
+    tmp_path: Path, ledger: Ledger, monkeypatch: pytest.MonkeyPatch, steady: str | None, waited_s: float | None
+) -> None:
+    class Waiting:
+        def __init__(self, _cores: Sequence[int]) -> None:
+            """Of a real engine's."""
+
+        async def wait(self, at_most_s: float) -> float:
+            ledger.events.append(("wait", int(at_most_s)))
+            return 1.5
+
+    monkeypatch.setattr("harness.measure.group.SteadyCores", Waiting)
+    measure = {"tiers": ["gpu"], "samples": 1, "steady": steady}
+    run(request(tmp_path, model="tiny-llama", measure=measure), Quiet())
+    waiting, sent = [("wait", 3)], [("gpu", 0)]
+    assert [event for event in ledger.events if event in waiting + sent][-2:] == (waiting if steady else []) + sent
+    [folder] = {path.parent for path in tmp_path.rglob("samples.jsonl")}
+    assert [sample.host.core_wait_s for sample in read_samples(folder)] == [waited_s]
 
 
 @pytest.mark.usefixtures("ledger")
