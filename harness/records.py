@@ -153,6 +153,9 @@ COUNTERS_BY_TIER = (
 
 # Of the time that an accelerator's steps were to take, the share that they may end late.
 MAX_LATE_SHARE = 0.02
+# By which share a fixed loop may take a core longer than at its quickest while the core is quick. Looks without a
+# neighbour differ by less, and a neighbour on the core's other hardware thread makes them 30 to 60 % longer.
+QUICK_WITHIN = 0.15
 
 
 def late_share(moved: Iterable[Counters]) -> float | None:
@@ -371,8 +374,9 @@ class CellRecord(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class HostSample(msgspec.Struct, frozen=True, kw_only=True):
-    """What else the machine did meanwhile. Shares are of all cores' time; None: this kernel does not say. core_loop_s:
-    what a fixed loop took on the engine's core, before and after (cores.py); None: it has no core.
+    """What else the machine did meanwhile. Shares are of all cores' time; None: this kernel does not say. core_loop_s,
+    client_loop_s: what a fixed loop took on the engine's core and the client's, before and after (cores.py); None: it
+    has no core.
     touch_s_per_gib: what free memory took that the host may have had (memory.py, OwnMemory); None: there was enough.
     taken_share: of pages that had rested, those that the host had taken (memory.py, RestedPages); None: not looked.
     engine_touch_s: what the last pass over the engine's memory took, to get back such pages of it (resident.py); None:
@@ -383,6 +387,7 @@ class HostSample(msgspec.Struct, frozen=True, kw_only=True):
     foreign_cpu_share: float | None = None
     busy_share: float | None = None
     core_loop_s: float | None = None
+    client_loop_s: float | None = None
     core_wait_s: float | None = None
     touch_s_per_gib: float | None = None
     taken_share: float | None = None

@@ -10,6 +10,8 @@ import time
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from harness.records import QUICK_WITHIN
+
 _LOOPING_S = 0.005
 _LOOP_TURNS = 2000
 # A turn that takes longer than this many times the fastest one was interrupted: other guests slow it by less.
@@ -17,8 +19,6 @@ _INTERRUPTED = 2.5
 _LOOKS, _BETWEEN_LOOKS_S = 25, 0.015
 # Of Slower.quarter. On machines where validations resolved, one sample of ten met 23 to 33 %; where few did, 66 %.
 MAX_SLOWER = 0.3
-# Of a core's quickest look. Its looks without a neighbour differ by less, and a neighbour slows it by 30 to 60 %.
-_QUICK_WITHIN = 0.15
 _WAITING_SHARE, _FIRST_WAIT_S = 0.25, 5.0
 
 
@@ -58,18 +58,17 @@ class SteadyCores:
         never rest are sampled as they are."""
         began_s = time.monotonic()
         left_s = min(at_most_s, (began_s - self._began_s) * _WAITING_SHARE + _FIRST_WAIT_S - self._waited_s)
-        while not all([self._is_quick(core) for core in self._quickest_s]):
-            if time.monotonic() - began_s >= left_s:
-                break
+        waited_s = 0.0
+        while not self._are_quick() and waited_s < left_s:
             await asyncio.sleep(_BETWEEN_LOOKS_S)
-        waited_s = time.monotonic() - began_s
+            waited_s = time.monotonic() - began_s
         self._waited_s += waited_s
         return waited_s
 
-    def _is_quick(self, core: int) -> bool:
-        loop_s = core_loop_s(core)
-        self._quickest_s[core] = min(self._quickest_s[core], loop_s)
-        return loop_s <= (1 + _QUICK_WITHIN) * self._quickest_s[core]
+    def _are_quick(self) -> bool:
+        loops_s = {core: core_loop_s(core) for core in self._quickest_s}
+        self._quickest_s = {core: min(loop_s, self._quickest_s[core]) for core, loop_s in loops_s.items()}
+        return all(loop_s <= (1 + QUICK_WITHIN) * self._quickest_s[core] for core, loop_s in loops_s.items())
 
 
 class Slower(NamedTuple):

@@ -19,8 +19,8 @@ _SECTOR_BYTES = 512
 class HostReading(msgspec.Struct, frozen=True):
     """Totals since boot: CPU seconds (all, busy, stolen, ours) and device bytes; None if the kernel does not say.
 
-    core_loop_s is what cores.py's loop took at this reading; None if it did not run. reported_bytes: of free memory, to
-    a virtual machine's host (memory.py).
+    core_loop_s, client_loop_s: what cores.py's loop took at this reading; None if it did not run. reported_bytes: of
+    free memory, to a virtual machine's host (memory.py).
     """
 
     total_s: float
@@ -30,17 +30,21 @@ class HostReading(msgspec.Struct, frozen=True):
     read_bytes: int | None
     write_bytes: int | None
     core_loop_s: float | None = None
+    client_loop_s: float | None = None
     reported_bytes: int | None = None
 
 
-def read_host(device_path: Path | None, core: int | None = None) -> HostReading:
-    """Takes one reading. device_path: any path on the device; core: the engine's core, which is idle now."""
+def read_host(device_path: Path | None, core: int | None = None, client: int | None = None) -> HostReading:
+    """Takes one reading. device_path: any path on the device; core, client: the engine's core and the client's, which
+    are idle now."""
     cpu = psutil.cpu_times()
     busy_s = cpu.user + cpu.nice + cpu.system + cpu.irq + cpu.softirq
     read_bytes, write_bytes = (_device_bytes(device_path) if device_path else None) or (None, None)
     total_s = busy_s + cpu.idle + cpu.iowait + cpu.steal
-    loop_s = None if core is None else core_loop_s(core)
-    return HostReading(total_s, busy_s, cpu.steal, _own_cpu_s(), read_bytes, write_bytes, loop_s, reported_bytes())
+    loop_s, client_s = (None if each is None else core_loop_s(each) for each in (core, client))
+    return HostReading(
+        total_s, busy_s, cpu.steal, _own_cpu_s(), read_bytes, write_bytes, loop_s, client_s, reported_bytes()
+    )
 
 
 def between(before: HostReading, after: HostReading) -> HostSample:
@@ -53,6 +57,7 @@ def between(before: HostReading, after: HostReading) -> HostSample:
         foreign_cpu_share=_share(foreign_s, total_s),
         busy_share=_share(busy_s, total_s),
         core_loop_s=_between(before.core_loop_s, after.core_loop_s),
+        client_loop_s=_between(before.client_loop_s, after.client_loop_s),
         device_read_bytes=_minus(after.read_bytes, before.read_bytes),
         device_write_bytes=_minus(after.write_bytes, before.write_bytes),
         reported_bytes=_minus(after.reported_bytes, before.reported_bytes),

@@ -146,7 +146,8 @@ class TierMeasurement:
         fresh = needs_fresh_prefix(engine.capabilities, tier)
         taken_share = self._memory.taken_share()
         engine_touch_s = await self._get_back(taken_share)
-        core_wait_s = None if self._measure.steady is None else await self._steady.wait(self._measure.steady)
+        waiting = self._measure.steady if state_named(tier).quick else None
+        core_wait_s = None if waiting is None else await self._steady.wait(waiting)
         before, host = await engine.metrics(), _watch(engine, self._cell, self._folder.path)
         started_s = engine.now_s()
         with _before_others(engine, self._cell):
@@ -228,10 +229,10 @@ def _watch(engine: Engine, cell: Cell, results: Path) -> Callable[[], HostSample
     if engine.capabilities.virtual_time:
         return HostSample
     kind = ENGINES[engine.name]
-    device_path, cores = kind.disk_path(cell.experiment, results), kind.cores(cell.experiment).of_engines
-    core = cores[0] if cores else None
-    before = read_host(device_path, core)
-    return lambda: between(before, read_host(device_path, core))
+    device_path, cores = kind.disk_path(cell.experiment, results), kind.cores(cell.experiment)
+    first = [each[0] if each else None for each in (cores.of_engines, cores.client)]
+    before = read_host(device_path, *first)
+    return lambda: between(before, read_host(device_path, *first))
 
 
 async def measure_load(

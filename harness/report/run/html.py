@@ -341,6 +341,9 @@ def _noise(samples: Sequence[Sample]) -> list[tuple[str, str]]:
         values = [value for value in found if value is not None]
         text = f"mean {percent(sum(values) / len(values))}, at most {percent(max(values))}" if values else NOT_REPORTED
         pairs.append((name, text))
+    if waits_s := [s.host.core_wait_s for s in samples if s.host.core_wait_s is not None]:
+        waited = f"{sum(wait_s > 0 for wait_s in waits_s)} of {len(waits_s)} samples"
+        pairs.append(("waited for quick cores", f"{waited}, {sum(waits_s):.1f} s in all, at most {max(waits_s):.1f} s"))
     return pairs
 
 
