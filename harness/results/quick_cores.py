@@ -10,13 +10,12 @@ from collections import defaultdict
 from collections.abc import Sequence
 from pathlib import Path
 
-from harness.records import QUICK_WITHIN, Sample
+from harness.records import QUICK_WITHIN, Sample, quick_loop_s
 from harness.results.folder import read_samples
 from harness.results.manifest import read_manifest
 from harness.results.rows import point_name
-from harness.results.summary import slower_than_best
 
-# So many samples with quick cores stand for a point without the others.
+# A point stands with at least so many samples: where fewer met quick cores, with those that met the quickest.
 FEWEST_QUICK = 6
 # Cell, tier, sample and attempt.
 SampleKey = tuple[str, str, int, int]
@@ -26,25 +25,29 @@ def on_slow_cores(folders: Sequence[Path]) -> list[set[SampleKey]]:
     """Of each run, the proven samples of warm states that met slow cores and are not needed: their point has enough
     others, in all runs together. Cells that do not wait for quick cores have none."""
     found = [set[SampleKey]() for _ in folders]
-    met: dict[tuple[str, str], list[tuple[int, SampleKey, bool]]] = defaultdict(list)
+    met: dict[tuple[str, str], list[tuple[float, int, SampleKey]]] = defaultdict(list)
     for number, folder in enumerate(folders):
         waiting = {cell.key for cell in read_manifest(folder).cells if cell.waits_for_cores}
         samples = list(read_samples(folder)) if waiting else []
-        for sample, slow in zip(samples, _slow(samples), strict=True):
+        for sample, slower in zip(samples, _slower(samples), strict=True):
             if sample.cell in waiting and sample.verdict == "proven":
                 key = (sample.cell, sample.tier, sample.index, sample.attempt)
-                met[point_name(sample.cell), sample.tier].append((number, key, slow))
+                met[point_name(sample.cell), sample.tier].append((slower, number, key))
     for samples_of in met.values():
-        if sum(not slow for _, _, slow in samples_of) >= FEWEST_QUICK:
-            for number, key, slow in samples_of:
-                found[number] |= {key} if slow else set()
+        for slower, number, key in sorted(samples_of)[FEWEST_QUICK:]:
+            found[number] |= {key} if slower > QUICK_WITHIN else set()
     return found
 
 
-def _slow(samples: Sequence[Sample]) -> list[bool]:
-    """Whether the engine's core or the client's was slow around each."""
-    engine = slower_than_best([sample.host.core_loop_s for sample in samples])
-    client = slower_than_best([sample.host.client_loop_s for sample in samples])
-    return [
-        any(share is not None and share > QUICK_WITHIN for share in both) for both in zip(engine, client, strict=True)
-    ]
+def _slower(samples: Sequence[Sample]) -> list[float]:
+    """By which share the loop took longer around each sample than when that core is quick: the engine's or the
+    client's, whichever is more."""
+    engine = _beyond_quick([sample.host.core_loop_s for sample in samples])
+    client = _beyond_quick([sample.host.client_loop_s for sample in samples])
+    return [max(both) for both in zip(engine, client, strict=True)]
+
+
+def _beyond_quick(loops_s: Sequence[float | None]) -> list[float]:
+    known = [loop_s for loop_s in loops_s if loop_s is not None]
+    quick_s = quick_loop_s(known) if known else 1.0
+    return [0.0 if loop_s is None else loop_s / quick_s - 1 for loop_s in loops_s]

@@ -431,10 +431,6 @@ def _verdicts(rows: Sequence[RequestRecord], others: Sequence[RequestRecord] = (
 
 def core_slower(samples: Sequence[Sample]) -> list[float | None]:
     """By which share the loop on the engine's core took longer, around each sample, than in the run's quickest."""
-    return slower_than_best([s.host.core_loop_s for s in samples])
-
-
-def slower_than_best(loops_s: Sequence[float | None]) -> list[float | None]:
-    """By which share each of a run's loops on one core took longer than the quickest."""
+    loops_s = [s.host.core_loop_s for s in samples]
     best_s = min((loop_s for loop_s in loops_s if loop_s is not None), default=1.0)
     return [None if loop_s is None else loop_s / best_s - 1 for loop_s in loops_s]

@@ -184,8 +184,8 @@ def comparison_findings(document: Document) -> list[str]:
         said.append(f"{plural(whole.left_out, 'row')} left out: failed, or without evidence for its tier.")
     if slow := sum(point.on_slow_cores for point in document.points):
         said.append(
-            f"{plural(slow, 'row')} met slow cores and stand for no time: their points have"
-            f" {FEWEST_QUICK} samples or more that met quick ones."
+            f"{plural(slow, 'row')} met slow cores and stand for no time: their points have {FEWEST_QUICK} samples or"
+            " more that met quicker ones."
         )
     fit = document.calibration
     if fit is not None and fit.good is False:

@@ -1,7 +1,7 @@
 """How fast a core is, and whether it stays so."""
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable
 
 import pytest
 
@@ -30,10 +30,10 @@ def test_a_core_that_another_guest_slows_is_told_from_one_that_is_slow_always(mo
 
 
 class Clock:
-    """Time that only sleeping moves, and cores that are `slower` than usual from one moment to another."""
+    """Time that only sleeping moves, and cores that take half longer at some moments."""
 
-    def __init__(self, slow_from_s: float, slow_to_s: float, slower: float) -> None:
-        self.now_s, self._slow, self._slower = 0.0, (slow_from_s, slow_to_s), slower
+    def __init__(self, slow_at: Callable[[float], bool], slower: float = 0.5) -> None:
+        self.now_s, self._slow_at, self._slower = 0.0, slow_at, slower
 
     def monotonic(self) -> float:
         return self.now_s
@@ -42,20 +42,19 @@ class Clock:
         self.now_s += seconds
 
     def core_loop_s(self, core: int) -> float:
-        begin_s, end_s = self._slow
-        return (1 + core) * (1 + self._slower if begin_s <= self.now_s < end_s else 1.0)
+        return (1 + core) * (1 + self._slower * self._slow_at(self.now_s))
 
 
 @pytest.fixture
-def clock(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Clock]:
+def clock(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Clock:
     clock = Clock(*request.param)
     monkeypatch.setattr("harness.collectors.cores.time.monotonic", clock.monotonic)
     monkeypatch.setattr("harness.collectors.cores.asyncio.sleep", clock.sleep)
     monkeypatch.setattr("harness.collectors.cores.core_loop_s", clock.core_loop_s)
-    yield clock
+    return clock
 
 
-def waited(clock: Clock, cores: tuple[int, ...], asked_at_s: list[float], at_most_s: float) -> list[float]:
+def waited(clock: Clock, cores: tuple[int, ...], asked_at_s: Iterable[float], at_most_s: float) -> list[float]:
     async def ask() -> list[float]:
         steady, found = SteadyCores(cores), list[float]()
         for moment_s in asked_at_s:
@@ -66,22 +65,27 @@ def waited(clock: Clock, cores: tuple[int, ...], asked_at_s: list[float], at_mos
     return asyncio.run(ask())
 
 
-@pytest.mark.parametrize("clock", [(10.0, 12.0, 0.3)], indirect=True)
+@pytest.mark.parametrize("clock", [(lambda now_s: 10 <= now_s < 12,)], indirect=True)
 def test_a_sample_waits_for_cores_that_another_guest_slows(clock: Clock) -> None:
     assert waited(clock, (0, 1), [0.0, 10.5, 13.0], 5.0) == [0.0, pytest.approx(1.5, abs=0.02), 0.0]
     assert waited(clock, (), [10.5], 5.0) == [0.0], "no core is named"
 
 
-@pytest.mark.parametrize("clock", [(10.0, 12.0, 0.1)], indirect=True)
+@pytest.mark.parametrize("clock", [(lambda now_s: 10 <= now_s < 12, 0.1)], indirect=True)
 def test_looks_that_differ_by_little_are_alike(clock: Clock) -> None:
     assert waited(clock, (0,), [0.0, 10.5], 5.0) == [0.0, 0.0]
 
 
-@pytest.mark.parametrize("clock", [(1.0, 1000.0, 0.5)], indirect=True)
-def test_cores_that_do_not_rest_are_sampled_as_they_are(clock: Clock) -> None:
-    first, second, third = waited(clock, (0,), [0.0, 2.0, 2.0], 4.0)
+@pytest.mark.parametrize("clock", [(lambda now_s: now_s >= 1,)], indirect=True)
+def test_cores_that_hardly_ever_rest_are_sampled_as_they_are(clock: Clock) -> None:
+    first, second, third, *others = waited(clock, (0,), [0.0, 2.0, *(float(at) for at in range(7, 40))], 4.0)
     assert first == 0.0 and second == pytest.approx(4.0, abs=0.02), "no longer than was asked"
-    assert third < 2.6, "5 s, and a quarter of the 6 s that have passed, less the 4 s"
-    clock.now_s = 0.0
-    all_s = sum(waited(clock, (0,), [0.0, *(float(at) for at in range(2, 400))], 4.0))
-    assert 80.0 < all_s < 107.0, "a quarter of 400 s, and 5 s"
+    assert third == pytest.approx(2.75, abs=0.02), "5 s, and a quarter of the 7 s that have passed, less the 4 s"
+    assert max(others[1:]) == 0.0, "three looks of four were slow"
+
+
+@pytest.mark.parametrize("clock", [(lambda now_s: now_s % 10 >= 4,)], indirect=True)
+def test_all_waits_together_take_a_quarter_of_the_time(clock: Clock) -> None:
+    """Asked every second, of which six of ten are slow: the first of these would wait for six."""
+    all_s = sum(waited(clock, (0,), map(float, range(1000)), 6.0))
+    assert 0.9 * 255 < all_s <= 256, "a quarter of 1,000 s, and 5 s"

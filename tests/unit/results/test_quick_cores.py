@@ -39,10 +39,17 @@ def test_a_sample_on_slow_cores_stands_for_nothing_where_enough_others_do(tmp_pa
     assert on_slow_cores([run(tmp_path / "a", met("base#1", loops_s, client))]) == [{("base#1", "gpu", 6, 0)}]
 
 
-def test_a_point_with_few_quick_samples_stands_with_all(tmp_path: Path) -> None:
-    assert on_slow_cores([run(tmp_path / "a", met("base#1", [*ENOUGH[1:], SLOW_S]))]) == [set()]
+def test_a_point_with_few_quick_samples_stands_with_the_quickest(tmp_path: Path) -> None:
+    loops_s = [*ENOUGH[2:], 1.6 * QUICK_S, 1.3 * QUICK_S, 1.4 * QUICK_S]
+    assert on_slow_cores([run(tmp_path / "a", met("base#1", loops_s))]) == [{("base#1", "gpu", 4, 0)}]
+    assert on_slow_cores([run(tmp_path / "b", met("base#1", loops_s[:6]))]) == [set()]
     unproven = [*met("base#1", ENOUGH, verdict="unproven"), *met("base#2", [SLOW_S])]
-    assert on_slow_cores([run(tmp_path / "b", unproven)]) == [set()]
+    assert on_slow_cores([run(tmp_path / "c", unproven)]) == [set()]
+
+
+def test_a_pace_that_most_samples_met_is_no_exception(tmp_path: Path) -> None:
+    loops_s = [QUICK_S, QUICK_S, *[SLOW_S] * 8, 1.2 * SLOW_S]
+    assert on_slow_cores([run(tmp_path / "a", met("base#1", loops_s))]) == [{("base#1", "gpu", 10, 0)}]
 
 
 def test_a_cell_that_does_not_wait_keeps_all(tmp_path: Path) -> None:
