@@ -1,16 +1,12 @@
-"""How fast a core is now, and when it is fast: what a fixed loop takes on it."""
+"""How fast a core is now: what a fixed loop takes on it."""
 
 from __future__ import annotations
 
-import asyncio
 import os
 import statistics
 import time
-from collections import deque
 from collections.abc import Sequence
 from typing import NamedTuple
-
-from harness.records import QUICK_WITHIN, quick_loop_s
 
 _LOOPING_S = 0.005
 _LOOP_TURNS = 2000
@@ -19,8 +15,6 @@ _INTERRUPTED = 2.5
 _LOOKS, _BETWEEN_LOOKS_S = 25, 0.015
 # Of Slower.quarter. On machines where validations resolved, one sample of ten met 23 to 33 %; where few did, 66 %.
 MAX_SLOWER = 0.3
-_WAITING_SHARE, _FIRST_WAIT_S = 0.25, 5.0
-_LOOKS_KEPT = 200
 
 
 def core_loop_s(core: int) -> float:
@@ -41,36 +35,6 @@ def core_loop_s(core: int) -> float:
     finally:
         os.sched_setaffinity(0, before)
     return uninterrupted_s(turns_s)
-
-
-class SteadyCores:
-    """Waits before a sample until its cores are about as quick as they often are, or for as long as they may keep it.
-
-    Another guest's work on a core's other hardware thread comes and goes within seconds, or minutes. Lone hits of
-    17.2 ± 0.4 ms took 19 to 21 ms meanwhile. Where it seldom goes, its pace is the usual one, and nothing is to be
-    waited for.
-    """
-
-    def __init__(self, cores: Sequence[int]) -> None:
-        self._looks_s = {core: deque[float](maxlen=_LOOKS_KEPT) for core in cores}
-        self._began_s, self._waited_s = time.monotonic(), 0.0
-
-    async def wait(self, at_most_s: float) -> float:
-        """Returns the seconds waited. All waits together take a quarter of the time since the first at most."""
-        began_s = time.monotonic()
-        left_s = min(at_most_s, (began_s - self._began_s) * _WAITING_SHARE + _FIRST_WAIT_S - self._waited_s)
-        for core, looks_s in self._looks_s.items():
-            looks_s.append(core_loop_s(core))
-        # What is seen while it waits is no fair share of the time.
-        quick_s = {core: quick_loop_s(looks_s) for core, looks_s in self._looks_s.items()}
-        quick = all(looks_s[-1] <= (1 + QUICK_WITHIN) * quick_s[core] for core, looks_s in self._looks_s.items())
-        waited_s = 0.0
-        while not quick and waited_s < left_s:
-            await asyncio.sleep(_BETWEEN_LOOKS_S)
-            quick = all(core_loop_s(core) <= (1 + QUICK_WITHIN) * usual_s for core, usual_s in quick_s.items())
-            waited_s = time.monotonic() - began_s
-        self._waited_s += waited_s
-        return waited_s
 
 
 class Slower(NamedTuple):

@@ -13,11 +13,11 @@ from typing import Any, Protocol
 
 import msgspec
 
-from harness.collectors.cores import SteadyCores
 from harness.collectors.host import between, read_host
 from harness.collectors.memory import OwnMemory
 from harness.collectors.priority import before_others
 from harness.collectors.resident import ResidentPages
+from harness.collectors.steady import SteadyCores
 from harness.engines import ENGINES
 from harness.engines.base import Emit, Engine, HasProcesses, KeepsRecord, TellsCause
 from harness.experiment.loads import FreeLoad

@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from harness.blockio.attach import run_trace
-from harness.collectors.cores import SteadyCores
 from harness.collectors.memory import MAX_TAKEN_SHARE, OwnMemory, RestedPages, taken_in_words
+from harness.collectors.steady import SteadyCores
 from harness.engines import ENGINES
 from harness.engines.base import KeepsRecord
 from harness.engines.kind import EngineName

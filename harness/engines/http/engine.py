@@ -153,6 +153,9 @@ class ServedEngine(ABC, Generic[P]):
             await asyncio.shield(keeper.stop(keep=restarted))
 
     async def _come_up(self) -> Resolved:
+        for cache in self.caches:
+            if not cache.precedes:
+                await cache.ready()
         # An engine whose cache server is gone would come up minutes later, or never.
         await outlive([child for cache in self.caches for child in cache.children], self._all_ready())
         behind = [await cache.resolved() for cache in self.caches]
@@ -174,9 +177,6 @@ class ServedEngine(ABC, Generic[P]):
         return resolved
 
     async def _all_ready(self) -> None:
-        for cache in self.caches:
-            if not cache.precedes:
-                await cache.ready()
         for one in self._instances:
             await one.process.ready()
 

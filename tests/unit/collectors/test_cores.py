@@ -5,7 +5,8 @@ from collections.abc import Callable, Iterable
 
 import pytest
 
-from harness.collectors.cores import SteadyCores, cores_slower, uninterrupted_s
+from harness.collectors.cores import cores_slower, uninterrupted_s
+from harness.collectors.steady import SteadyCores
 
 
 def test_turns_that_another_process_interrupts_do_not_count() -> None:
@@ -48,9 +49,9 @@ class Clock:
 @pytest.fixture
 def clock(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Clock:
     clock = Clock(*request.param)
-    monkeypatch.setattr("harness.collectors.cores.time.monotonic", clock.monotonic)
-    monkeypatch.setattr("harness.collectors.cores.asyncio.sleep", clock.sleep)
-    monkeypatch.setattr("harness.collectors.cores.core_loop_s", clock.core_loop_s)
+    monkeypatch.setattr("harness.collectors.steady.time.monotonic", clock.monotonic)
+    monkeypatch.setattr("harness.collectors.steady.asyncio.sleep", clock.sleep)
+    monkeypatch.setattr("harness.collectors.steady.core_loop_s", clock.core_loop_s)
     return clock
 
 
