@@ -153,14 +153,6 @@ COUNTERS_BY_TIER = (
 
 # Of the time that an accelerator's steps were to take, the share that they may end late.
 MAX_LATE_SHARE = 0.02
-# By which share a fixed loop may take a core longer than at its quickest while the core is quick. Looks without a
-# neighbour differ by less, and a neighbour on the core's other hardware thread makes them 30 to 60 % longer.
-QUICK_WITHIN = 0.15
-
-
-def quick_loop_s(loops_s: Sequence[float]) -> float:
-    """What the loop takes a core when it is quick: a quarter of these took no longer."""
-    return sorted(loops_s)[(len(loops_s) - 1) // 4]
 
 
 def late_share(moved: Iterable[Counters]) -> float | None:

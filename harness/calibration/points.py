@@ -24,7 +24,6 @@ from harness.experiment.read import Cell
 from harness.experiment.workloads import PrefixWorkload, hit_tokens
 from harness.results.folder import read_rows
 from harness.results.manifest import CellEntry, read_manifest
-from harness.results.quick_cores import on_slow_cores
 from harness.results.rows import metric_values
 from harness.results.summary import counted
 from simulator.calibration import CalibrationPoint, Metric
@@ -138,11 +137,8 @@ def points_of(folder: Path, size: str = "", seed: int = 0) -> tuple[CalibrationP
     """
     cells = {cell.key: cell for cell in read_manifest(folder).cells}
     samples: dict[tuple[str, str], dict[tuple[Any, ...], list[RequestRecord]]] = {}
-    [slow] = on_slow_cores([folder])
     for row in read_rows(folder):
         if row.cell.startswith(size) and row.phase == "measure" and row.expected_tier is not None and counted(row):
-            if (row.cell, row.expected_tier, row.sample, row.attempt) in slow:
-                continue
             point = samples.setdefault((row.cell.rpartition("#")[0], row.expected_tier), {})
             point.setdefault((row.cell, row.attempt, row.sample), []).append(row)
     return tuple(

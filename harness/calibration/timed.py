@@ -21,7 +21,6 @@ from scipy.optimize import least_squares, nnls
 from harness.records import Counters
 from harness.results.folder import read_rows, read_samples
 from harness.results.manifest import read_manifest
-from harness.results.quick_cores import on_slow_cores
 from harness.results.summary import counted
 from simulator.calibration import (
     ASKING,
@@ -77,11 +76,9 @@ def _samples(folder: Path, size: str) -> Iterator[_Timed]:
     for row in read_rows(folder):
         if row.phase == "measure" and row.expected_tier is not None and counted(row):
             rows[row.cell, row.expected_tier, row.attempt, row.sample].append(row)
-    [slow] = on_slow_cores([folder])
     for sample in read_samples(folder):
         mine = rows.get((sample.cell, sample.tier, sample.attempt, sample.index))
-        met_slow = (sample.cell, sample.tier, sample.index, sample.attempt) in slow
-        if sample.cell.startswith(size) and mine and not met_slow:
+        if sample.cell.startswith(size) and mine:
             yield _Timed(sample.tier, chunk_tokens.get(sample.cell, 0), mine, sample.observed)
 
 

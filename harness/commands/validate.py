@@ -172,7 +172,7 @@ def planned_cells(plans: Mapping[str | None, Plan]) -> list[Cell]:
 def _as_run(plans: Mapping[str | None, Plan], real: Sequence[Path]) -> list[Cell]:
     """Cells by the keys that the finished runs have: `harness sweep --size` puts no size before them."""
     from harness.results.manifest import read_manifest
-    from harness.results.rows import point_name
+    from harness.validation.points import point_name
 
     known = {point_name(cell.key) for folder in real for cell in read_manifest(folder).cells}
     cells = planned_cells(plans)

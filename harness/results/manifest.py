@@ -89,10 +89,6 @@ class CellEntry(msgspec.Struct, kw_only=True, dict=True):
         return self.config.get("model")
 
     @property
-    def waits_for_cores(self) -> bool:
-        return bool((self.config.get("measure") or {}).get("steady"))
-
-    @property
     def workload_kind(self) -> str | None:
         """Also of a workload that this version cannot read."""
         return (self.config.get("workload") or {}).get("kind")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 
@@ -13,14 +12,6 @@ from msgspec import UNSET
 from harness.stats import FEWEST_SAMPLES, coefficient_of_variation, mean_interval, samples_needed
 from traces.request import RequestRecord
 from traces.tiers import sources
-
-# Cells that measure the same thing again have `#1`, `#2` … at the end of their key.
-_REPEAT = re.compile(r"#(\d+)$")
-
-
-def point_name(cell: str) -> str:
-    """A cell's key without the number of its repeat."""
-    return _REPEAT.sub("", cell)
 
 
 class Latency(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

@@ -429,8 +429,9 @@ def _verdicts(rows: Sequence[RequestRecord], others: Sequence[RequestRecord] = (
     )
 
 
-def core_slower(samples: Sequence[Sample]) -> list[float | None]:
-    """By which share the loop on the engine's core took longer, around each sample, than in the run's quickest."""
-    loops_s = [s.host.core_loop_s for s in samples]
+def core_slower(samples: Sequence[Sample], *, client: bool = False) -> list[float | None]:
+    """By which share the loop on the engine's core, or the client's, took longer around each sample than in the run's
+    quickest."""
+    loops_s = [s.host.client_loop_s if client else s.host.core_loop_s for s in samples]
     best_s = min((loop_s for loop_s in loops_s if loop_s is not None), default=1.0)
     return [None if loop_s is None else loop_s / best_s - 1 for loop_s in loops_s]

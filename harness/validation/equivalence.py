@@ -78,7 +78,6 @@ class PointResult(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     noise: tuple[Figure, ...]
     wasserstein_s: float | None
     left_out: int
-    on_slow_cores: int = 0
     verdict: Equivalence
     turns: tuple[TurnPair, ...] = ()
 
@@ -139,7 +138,6 @@ def _point(key: PointKey, reference: Side, candidate: Side, margin: float) -> Po
         noise=noise,
         wasserstein_s=wasserstein(a.ttft.ravel().tolist(), b.ttft.ravel().tolist()),
         left_out=len(ours.left_out) + len(theirs.left_out),
-        on_slow_cores=ours.on_slow_cores + theirs.on_slow_cores,
         verdict=verdict_of((*judged, *counted)),
         turns=turn_pairs(ours, theirs, names),
     )

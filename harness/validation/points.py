@@ -6,6 +6,7 @@ the end of their key: their rows are repeats of one point.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -23,27 +24,22 @@ from harness.experiment.workloads import (
 from harness.records import MAX_LATE_SHARE, Counters, Sample
 from harness.results.folder import read_rows, read_samples
 from harness.results.manifest import CellEntry, Manifest, read_manifest
-from harness.results.quick_cores import on_slow_cores
-from harness.results.rows import point_name
 from harness.results.summary import FREE_LOAD, counted
 from harness.results.trials import ended_trials, split_trials, trials_asked
 from traces.request import RequestRecord
 from traces.tiers import from_storage
 
+_REPEAT = re.compile(r"#(\d+)$")
 PointKey = tuple[str, str]
 
 
 @dataclass
 class Repeat:
-    """One pass over a free load, a trial for instance, or all samples of a warm state in one run folder. rows: those
-    that stand for its times. left_out: of failed or unproven samples. on_slow_cores: of the others that it can do
-    without (quick_cores.py); their counts count.
-    """
+    """One pass over a free load, a trial for instance, or all samples of a warm state in one run folder."""
 
     rows: list[RequestRecord] = field(default_factory=list)
     samples: list[Sample] = field(default_factory=list)
     left_out: list[RequestRecord] = field(default_factory=list)
-    on_slow_cores: list[RequestRecord] = field(default_factory=list)
 
     def by_sample(self) -> dict[tuple[int, int], list[RequestRecord]]:
         """Rows that were sent together, by sample and attempt, in the order measured."""
@@ -72,11 +68,6 @@ class Point:
     @property
     def left_out(self) -> list[RequestRecord]:
         return [row for repeat in self.repeats.values() for row in repeat.left_out]
-
-    @property
-    def on_slow_cores(self) -> int:
-        """Rows."""
-        return sum(len(repeat.on_slow_cores) for repeat in self.repeats.values())
 
     def observed(self) -> list[Counters]:
         """The counters' differences: one per proven sample of a warm state, or one per pass over a free load."""
@@ -120,7 +111,6 @@ class Side:
 def read_side(folders: Sequence[Path]) -> Side:
     """Reads the rows of measured phases. Raises ResultsError where a folder is not a run's."""
     side = Side(tuple(folders), tuple(read_manifest(folder) for folder in folders), {})
-    slow = on_slow_cores(side.folders)
     for number, (folder, manifest) in enumerate(zip(side.folders, side.manifests, strict=True)):
         cells = {cell.key: cell for cell in manifest.cells}
         several = {cell.key for cell in manifest.cells if trials_asked(cell.config) > 1}
@@ -132,8 +122,7 @@ def read_side(folders: Sequence[Path]) -> Side:
                 trials.setdefault(row.cell, []).append(row)
                 continue
             repeat = _repeat(side, cells, number, row.cell, row.expected_tier or FREE_LOAD)
-            met_slow = (row.cell, row.expected_tier or "", row.sample, row.attempt) in slow[number]
-            (repeat.left_out if not counted(row) else repeat.on_slow_cores if met_slow else repeat.rows).append(row)
+            (repeat.rows if counted(row) else repeat.left_out).append(row)
         samples = list(read_samples(folder))
         for sample in samples:
             if sample.cell not in several or sample.tier != FREE_LOAD:
@@ -158,6 +147,11 @@ def _add_trials(point: Point, folder: int, cell: str, rows: Sequence[RequestReco
     first.left_out += [
         msgspec.structs.replace(row, verdict_reason=reason[row.sample, row.attempt]) for row in split.others
     ]
+
+
+def point_name(cell: str) -> str:
+    """A cell's key without the number of its repeat."""
+    return _REPEAT.sub("", cell)
 
 
 def repeated(cell: str, times: int) -> list[str]:

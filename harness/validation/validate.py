@@ -32,13 +32,12 @@ from harness.measure.run import RunRequest, kept_request, run
 from harness.records import Origin, Resolved
 from harness.results.folder import make_folder
 from harness.results.manifest import CellEntry, read_manifest
-from harness.results.rows import point_name
 from harness.results.summary import FREE_LOAD
 from harness.validation.comparable import check_apart, check_held_out, check_host, check_modelled, check_sides
 from harness.validation.document import CalibrationFacts, Judgement, document, write_document
 from harness.validation.equivalence import MARGIN, Comparison, compare
 from harness.validation.known_limits import notes
-from harness.validation.points import Point, Side, read_side, repeated
+from harness.validation.points import Point, Side, point_name, read_side, repeated
 from harness.validation.sample_again import more_cells
 from harness.validation.schedule import in_turns
 from simulator.calibration import Calibration, load_calibration

@@ -336,6 +336,7 @@ def _noise(samples: Sequence[Sample]) -> list[tuple[str, str]]:
         ("steal", [s.host.steal_share for s in samples]),
         ("other processes' CPU", [s.host.foreign_cpu_share for s in samples]),
         ("the engine's core, slower than at its best", core_slower(samples)),
+        ("the client's core, slower than at its best", core_slower(samples, client=True)),
         ("memory in use that the host had taken", [s.host.taken_share for s in samples]),
     ):
         values = [value for value in found if value is not None]

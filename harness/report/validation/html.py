@@ -17,7 +17,6 @@ from harness.report.validation import figures
 from harness.report.validation.turns import TurnLine, turn_findings, turn_lines, turn_table
 from harness.report.words import TIMES, UNKNOWN, digits, duration, percent, plural
 from harness.results.folder import write_atomically
-from harness.results.quick_cores import FEWEST_QUICK
 from harness.validation.document import Document, MetricSummary, SideFacts
 from harness.validation.equivalence import Figure, PointResult
 from harness.validation.points import Side
@@ -182,11 +181,6 @@ def comparison_findings(document: Document) -> list[str]:
     said.append(f"Of the aims missed: {'; '.join(missed)}." if missed else "All aims are met.")
     if whole.left_out:
         said.append(f"{plural(whole.left_out, 'row')} left out: failed, or without evidence for its tier.")
-    if slow := sum(point.on_slow_cores for point in document.points):
-        said.append(
-            f"{plural(slow, 'row')} met slow cores and stand for no time: their points have {FEWEST_QUICK} samples or"
-            " more that met quicker ones."
-        )
     fit = document.calibration
     if fit is not None and fit.good is False:
         said.append(f"The calibration itself calls its fit not good: {fit.verdict}.")

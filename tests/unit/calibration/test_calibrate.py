@@ -19,7 +19,6 @@ from harness.engines import ENGINES
 from harness.experiment.read import Plan, load_experiment
 from harness.measure.run import RunRequest, run
 from harness.records import AcceleratorFacts
-from harness.results.folder import read_rows
 from harness.results.manifest import encode_manifest, read_manifest
 from simulator.calibration import TRANSFER, Assumption, Calibration, CalibrationPoint, load_calibration
 from simulator.errors import CalibrationError
@@ -263,15 +262,6 @@ def test_points_are_medians_that_a_straggler_does_not_move(measured: Path) -> No
     points = points_of(measured)
     assert all(p.low_s == p.high_s == p.measured_s for p in points), "the simulator repeats to the bit"
     assert {p.metric for p in points if p.output_tokens > 1} == {"tpot_s"}
-
-
-def test_a_sample_on_slow_cores_is_in_no_point(measured: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    slow = next((row.cell, str(row.expected_tier), row.sample, row.attempt) for row in read_rows(measured)
-                if row.phase == "measure")  # fmt: skip
-    counts = [sum(point.samples or 0 for point in points_of(measured))]
-    monkeypatch.setattr("harness.calibration.points.on_slow_cores", lambda _: [{slow}])
-    counts.append(sum(point.samples or 0 for point in points_of(measured)))
-    assert counts[0] - counts[1] == 1
 
 
 def test_a_mechanism_that_the_model_lacks_makes_the_fit_not_good(

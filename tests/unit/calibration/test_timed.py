@@ -11,7 +11,6 @@ import pytest
 from harness.calibration import timed as module
 from harness.calibration.timed import timed
 from harness.records import Counters, Sample
-from harness.results.quick_cores import SampleKey
 from simulator.calibration import STEP, Assumption, Calibration, CalibrationPoint, load_calibration
 from simulator.models import load_model
 from simulator.probing import simulated_s
@@ -28,7 +27,6 @@ class Samples:
     def __init__(self) -> None:
         self.rows: list[RequestRecord] = []
         self.samples: list[Sample] = []
-        self.slow: set[SampleKey] = set()
 
     def add(self, tier: str, count: int, tokens: int, cell: str = "c#1", steps: int = 1, **moved: Any) -> None:
         index = len(self.samples)
@@ -73,7 +71,6 @@ def kept(monkeypatch: pytest.MonkeyPatch) -> Samples:
     made = Samples()
     monkeypatch.setattr(module, "read_rows", lambda _folder: iter(made.rows))
     monkeypatch.setattr(module, "read_samples", lambda _folder: iter(made.samples))
-    monkeypatch.setattr(module, "on_slow_cores", lambda _folders: [made.slow])
     sizes = {"small": 64, "other": 256, "c": 256}
     monkeypatch.setattr(module, "_chunk_tokens", lambda _folder: {f"{cell}#1": size for cell, size in sizes.items()})
     return made
@@ -94,16 +91,6 @@ def test_what_a_front_end_takes_is_found_from_when_requests_arrive(kept: Samples
     found = values("c#")
     told = {"request_s": REQUEST_S, "request_token_s": TOKEN_S, "request_wait_s": WAIT_S}
     assert {name: found[name] for name in told} == {name: pytest.approx(s, rel=0.02) for name, s in told.items()}
-
-
-def test_samples_on_slow_cores_tell_nothing(kept: Samples) -> None:
-    for tokens in (513, 3073):
-        kept.add("gpu", 1, tokens)
-        kept.add("gpu", 1, tokens, at_us={"ends": 30_000_000})
-    kept.slow = {(one.cell, one.tier, one.index, one.attempt) for one in kept.samples[1::2]}
-    assert values()["response_s"] == pytest.approx(RESPONSE_S, abs=1e-6)
-    kept.slow = set()
-    assert values()["response_s"] != pytest.approx(RESPONSE_S, abs=1e-3)
 
 
 def test_requests_sent_one_at_a_time_do_not_tell_parsing_from_waiting(kept: Samples) -> None:
