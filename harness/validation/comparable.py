@@ -135,7 +135,7 @@ def _hosts(reference: Side, candidate: Side) -> Iterator[str]:
 
 def is_paced(side: Side) -> bool:
     """Whether a reference accelerator stood for a GPU."""
-    return any(bool(resolved and resolved.accelerator) for resolved in (p.cell.resolved for p in side.points.values()))
+    return any(point.paced for point in side.points.values())
 
 
 def _has_gpu(side: Side) -> bool:

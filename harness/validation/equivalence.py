@@ -124,7 +124,8 @@ def _point(key: PointKey, reference: Side, candidate: Side, margin: float) -> Po
     names = shared_requests(ours, theirs) if ours.free else []
     a, b = times(ours, names), times(theirs, names)
     noise = tuple(figures(*halves, margin)) if (halves := a.halves()) else ()
-    silent = _silent_metrics(a, is_simulated(reference.engine) or is_simulated(candidate.engine))
+    simulated = is_simulated(reference.engine) or is_simulated(candidate.engine)
+    silent = _silent_metrics(a, simulated or ours.paced != theirs.paced)
     judged = tuple(_with_noise(f, noise, margin, gates=f.metric not in silent) for f in figures(a, b, margin))
     if late := ours.lateness() or theirs.lateness():
         judged = tuple(msgspec.structs.replace(f, verdict="not resolvable", needed=None, reason=late) for f in judged)
@@ -143,12 +144,13 @@ def _point(key: PointKey, reference: Side, candidate: Side, margin: float) -> Po
     )
 
 
-def _silent_metrics(a: Times, simulated: bool) -> set[str]:
+def _silent_metrics(a: Times, without_tail: bool) -> set[str]:
     """Percentiles that say nothing where one prompt is asked again and again: the median of requests that were sent
-    together lies between two of them, and a model without the machine's noise has no tail of its own."""
+    together lies between two of them. A model, or an accelerator beside the arithmetic that it stands for, is
+    without_tail: it has none of the noise that makes one."""
     if a.free:
         return set()
-    return ({"ttft_p50_s"} if a.size > 1 else set()) | ({"ttft_p90_s"} if simulated else set())
+    return ({"ttft_p50_s"} if a.size > 1 else set()) | ({"ttft_p90_s"} if without_tail else set())
 
 
 def _with_noise(figure: Figure, noise: Sequence[Figure], margin: float, gates: bool) -> Figure:

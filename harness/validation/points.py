@@ -62,6 +62,11 @@ class Point:
         return self.tier == FREE_LOAD
 
     @property
+    def paced(self) -> bool:
+        """Whether a reference accelerator stood for a GPU."""
+        return self.cell.resolved is not None and self.cell.resolved.accelerator is not None
+
+    @property
     def rows(self) -> list[RequestRecord]:
         return [row for repeat in self.repeats.values() for row in repeat.rows]
 

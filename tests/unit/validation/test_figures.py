@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from harness.records import Resolved
+from harness.records import AcceleratorFacts, Resolved
 from harness.results.manifest import CellEntry, Manifest
 from harness.stats import expanded_interval, resampled_blocks, resampled_groups
 from harness.validation.equivalence import Figure, PointResult, compare
@@ -189,6 +189,19 @@ def test_a_simulated_side_has_no_tail_of_its_own() -> None:
         left, right = side([single(LEFT_S)], engine=engines[0]), side([single(LEFT_S)], engine=engines[1])
         found = named(judged(left, right).figures)
         assert found["ttft_p90_s"].gates is counts and found["ttft_p50_s"].gates and found["ttft_mean_s"].gates
+
+
+@pytest.mark.parametrize(("paced", "counts"), [((True, False), False), ((False, True), False), ((True, True), True)])
+def test_nor_has_an_accelerator_beside_the_arithmetic_that_it_stands_for(
+    paced: tuple[bool, bool], counts: bool
+) -> None:
+    facts = AcceleratorFacts(name="h9", machine="m", date="d", standing="s", link="paced", fitted_on="f")
+    sides = [side([single(LEFT_S)]) for _ in paced]
+    for one, is_paced in zip(sides, paced, strict=True):
+        for point in one.points.values():
+            point.cell.resolved = Resolved(accelerator=facts if is_paced else None)
+    left, right = sides
+    assert named(judged(left, right).figures)["ttft_p90_s"].gates is counts
 
 
 # ---- a reference against itself
