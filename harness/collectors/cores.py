@@ -12,7 +12,7 @@ _LOOPING_S = 0.005
 _LOOP_TURNS = 2000
 # A turn that takes longer than this many times the fastest one was interrupted: other guests slow it by less.
 _INTERRUPTED = 2.5
-_LOOKS, _BETWEEN_LOOKS_S = 25, 0.015
+_LOOKS, BETWEEN_LOOKS_S = 25, 0.015
 # Of Slower.quarter. On machines where validations resolved, one sample of ten met 23 to 33 %; where few did, 66 %.
 MAX_SLOWER = 0.3
 
@@ -57,7 +57,7 @@ def cores_slower(cores: Sequence[int]) -> Slower:
         looks_s = list[float]()
         for _ in range(_LOOKS):
             looks_s.append(core_loop_s(core))
-            time.sleep(_BETWEEN_LOOKS_S)
+            time.sleep(BETWEEN_LOOKS_S)
         slower += [look_s / min(looks_s) - 1 for look_s in looks_s]
     return Slower(statistics.median(slower), statistics.quantiles(slower, n=4)[2])
 

@@ -7,9 +7,8 @@ import time
 from collections import deque
 from collections.abc import Sequence
 
-from harness.collectors.cores import core_loop_s
+from harness.collectors.cores import BETWEEN_LOOKS_S, core_loop_s
 
-_BETWEEN_LOOKS_S = 0.015
 # Of a quick core's loop. Looks without a neighbour differ by less, and a neighbour makes them 30 to 60 % longer.
 _QUICK_WITHIN = 0.15
 _WAITING_SHARE, _FIRST_WAIT_S = 0.25, 5.0
@@ -32,18 +31,21 @@ class SteadyCores:
         """Returns the seconds waited. All waits together take a quarter of the time since the first at most."""
         began_s = time.monotonic()
         left_s = min(at_most_s, (began_s - self._began_s) * _WAITING_SHARE + _FIRST_WAIT_S - self._waited_s)
-        for core, looks_s in self._looks_s.items():
-            looks_s.append(core_loop_s(core))
-        # What is seen while it waits is no fair share of the time.
-        quick_s = {core: _quick_loop_s(looks_s) for core, looks_s in self._looks_s.items()}
-        quick = all(looks_s[-1] <= (1 + _QUICK_WITHIN) * quick_s[core] for core, looks_s in self._looks_s.items())
+        loops_s = self._look()
+        # What is seen while it waits is no fair share of the time, and is not kept.
+        for core, loop_s in loops_s.items():
+            self._looks_s[core].append(loop_s)
+        slow_from_s = {core: (1 + _QUICK_WITHIN) * _quick_loop_s(looks_s) for core, looks_s in self._looks_s.items()}
         waited_s = 0.0
-        while not quick and waited_s < left_s:
-            await asyncio.sleep(_BETWEEN_LOOKS_S)
-            quick = all(core_loop_s(core) <= (1 + _QUICK_WITHIN) * usual_s for core, usual_s in quick_s.items())
+        while any(loop_s > slow_from_s[core] for core, loop_s in loops_s.items()) and waited_s < left_s:
+            await asyncio.sleep(BETWEEN_LOOKS_S)
+            loops_s = self._look()
             waited_s = time.monotonic() - began_s
         self._waited_s += waited_s
         return waited_s
+
+    def _look(self) -> dict[int, float]:
+        return {core: core_loop_s(core) for core in self._looks_s}
 
 
 def _quick_loop_s(loops_s: Sequence[float]) -> float:

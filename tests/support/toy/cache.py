@@ -19,6 +19,8 @@ STORE = "--store"
 class ToyCache:
     """A CacheServer. With STORE among the plan's arguments it starts a process for the disk tier's files."""
 
+    precedes = True
+
     def __init__(self, plan: CachePlan) -> None:
         self.backend: FilesBackend | None = None
         self.children: tuple[Child, ...] = ()
@@ -40,8 +42,6 @@ class ToyCache:
         )
         child.start()
         self.children = (child,)
-
-    precedes = True
 
     @property
     def pids(self) -> tuple[int, ...]:
