@@ -1,11 +1,13 @@
 """How fast a core is, and whether it stays so."""
 
 import asyncio
+import itertools
+import os
 from collections.abc import Callable, Iterable
 
 import pytest
 
-from harness.collectors.cores import cores_slower, uninterrupted_s
+from harness.collectors.cores import core_loop_s, cores_slower, uninterrupted_s
 from harness.collectors.steady import SteadyCores
 
 
@@ -17,6 +19,12 @@ def test_turns_that_another_process_interrupts_do_not_count() -> None:
 
 def test_a_core_whose_turns_are_all_slow_is_slow() -> None:
     assert uninterrupted_s([140e-6, 144e-6, 70e-6]) == pytest.approx(118e-6)
+
+
+def test_a_look_whose_core_was_taken_for_all_of_it_still_tells(monkeypatch: pytest.MonkeyPatch) -> None:
+    now_s = itertools.count()
+    monkeypatch.setattr("harness.collectors.cores.time.perf_counter", lambda: float(next(now_s)))
+    assert core_loop_s(min(os.sched_getaffinity(0))) == 1.0
 
 
 def test_a_core_that_another_guest_slows_is_told_from_one_that_is_slow_always(monkeypatch: pytest.MonkeyPatch) -> None:
