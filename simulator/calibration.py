@@ -166,8 +166,8 @@ class Calibration(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     each takes its mean time, so that requests sent at once run in one order.
 
     held: how it did in a kept validation; None: no kept one is of it.
-    good: the verdict of leaving each point out (`harness calibrate`); None: there was none. intervals: 95 %, of the fitted
-    constants.
+    good: the verdict of leaving each point out (`harness calibrate`); None: there was none. intervals: 95 %, of the
+    fitted constants.
     """
 
     name: str

@@ -85,3 +85,9 @@ class Cores(Strict):
             return None
         each = (one if isinstance(one, tuple) else (one,) for one in self.engine)
         return tuple(sorted({core for cores in each for core in cores}))
+
+    @property
+    def firsts(self) -> tuple[int, ...]:
+        """The first core of each instance, and that of the client: a look at every core of many takes too long."""
+        lists = [one for one in self.engine or () if isinstance(one, tuple)] or [self.of_engines or ()]
+        return tuple(dict.fromkeys(cores[0] for cores in (*lists, self.client or ()) if cores))

@@ -66,8 +66,8 @@ class Measure(Strict):
     part, or did not end, is left out. A simulation that repeats exactly is made once.
     until: sample until an interval is narrow enough; of disk_restart, so many samples as `min_samples`.
     budget: no new sample begins after this time.
-    steady: the most that a hit in memory waits until the cores of engine and client, where it names them, are about as
-    quick as they often are: another guest of the same host may slow them for seconds. It is in the budget.
+    steady: the most that a hit in memory waits until the first cores of engine and client, where it names them, are
+    about as quick as they often are: another guest of the same host may slow them for seconds. It is in the budget.
     must_reach: a free load that nothing of this tier serves is refused.
     request_timeout: a request without an end by then is an error row.
     goals: what the figures have to keep, e.g. `ttft_p90<500ms` or `disk_cold:ttft_mean<0.3s`; exit code 3 where they do

@@ -88,7 +88,7 @@ async def run_group(
         return
     cores = ENGINES[name].cores(cells[0].experiment)
     memory = OwnMemory(None if can.virtual_time else RestedPages())
-    steady = SteadyCores(() if can.virtual_time else (*(cores.of_engines or ()), *(cores.client or ())))
+    steady = SteadyCores(() if can.virtual_time else cores.firsts)
     try:
         progress.state("starting the engine")
         resolved = await running.start()

@@ -134,6 +134,8 @@ def test_cores_are_for_all_instances_or_for_each() -> None:
     each = Cores.model_validate({"engine": [[0], [2, 1]]})
     assert [each.of_instance(number) for number in range(3)] == [(0,), (2, 1), (0,)]
     assert (each.of_engines, Cores().of_engines, Cores().of_instance(1)) == ((0, 1, 2), None, None)
+    pinned = Cores.model_validate({"engine": [2, 3], "client": [8, 9]})
+    assert [cores.firsts for cores in (all_alike, each, Cores(), pinned)] == [(0,), (0, 2), (), (2, 8)]
 
 
 @pytest.mark.parametrize("routing", ["round-robin", "session"])
