@@ -75,7 +75,7 @@ class Cores(Strict):
 
     def of_instance(self, number: int) -> tuple[int, ...] | None:
         """The engine's cores of one instance. Lists that are too few begin again."""
-        each = [one for one in self.engine or () if isinstance(one, tuple)]
+        each = self._lists
         return each[number % len(each)] if each else self.of_engines
 
     @property
@@ -89,5 +89,10 @@ class Cores(Strict):
     @property
     def firsts(self) -> tuple[int, ...]:
         """The first core of each instance, and that of the client: a look at every core of many takes too long."""
-        lists = [one for one in self.engine or () if isinstance(one, tuple)] or [self.of_engines or ()]
+        lists = self._lists or [self.of_engines or ()]
         return tuple(dict.fromkeys(cores[0] for cores in (*lists, self.client or ()) if cores))
+
+    @property
+    def _lists(self) -> list[tuple[int, ...]]:
+        """The engine's cores of each instance; none where one list is for all."""
+        return [one for one in self.engine or () if isinstance(one, tuple)]
