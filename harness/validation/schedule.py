@@ -6,13 +6,15 @@ measures all points of both kinds that share a running engine, each for a part o
 A restarted engine may be several percent faster or slower than before, in all that its host does. So no point of a
 calibration stands on one start alone: half of the passes go through all engines, then cells that need an engine of
 their own, and then the other half goes through all engines again.
+
+An engine that has served a prompt length and a tier once serves them as fast as ever, whatever cell asks for them: so
+only the first cell with either warms up.
 """
 
 from __future__ import annotations
 
-import itertools
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from harness.experiment.read import Cell, changed
 from harness.experiment.workloads import PrefixWorkload
@@ -38,7 +40,8 @@ def in_turns(micro: Sequence[Cell], cells: Sequence[Cell], passes: int) -> list[
         [cell for key, points in fitted.items() for cell in _turns(points, held_out.get(key, []), passes, numbers)]
         for numbers in (range(1, half + 1), range(half + 1, passes + 1))
     ]
-    return [*halves[0], *itertools.chain(*others.values()), *halves[1]]
+    alone = [cell for group in others.values() for cell in _warmed_up(group, {c.key: _warm_up(c) for c in group})]
+    return [*halves[0], *alone, *halves[1]]
 
 
 def _by_engine(cells: Iterable[Cell]) -> dict[str, list[Cell]]:
@@ -49,20 +52,33 @@ def _by_engine(cells: Iterable[Cell]) -> dict[str, list[Cell]]:
 
 
 def _turns(fitted: Sequence[Cell], held_out: Sequence[Cell], passes: int, numbers: range) -> list[Cell]:
-    """Of all passes, those numbers of one engine's, pass by pass; the first of them warms the engine up."""
+    """Of all passes, those numbers of one engine's, pass by pass."""
     divided = [part for cell in held_out for part in _divided(cell, passes)]
-    warm_up = {cell.key.removesuffix("#1"): cell.experiment.measure.warm_up for cell in (*fitted, *divided)}
-    found: list[Cell] = []
+    first = {cell.key.removesuffix("#1"): _warm_up(cell) for cell in (*fitted, *divided) if cell.key.endswith("#1")}
+    turns: list[Cell] = []
     for number in numbers:
-        turn = _mixed(*([cell for cell in of if cell.key.endswith(f"#{number}")] for of in (fitted, divided)))
-        if number == numbers.start:
-            turn = [_warming(cell, warm_up[cell.key.removesuffix(f"#{number}")]) for cell in turn]
-        found += turn
+        turns += _mixed(*([cell for cell in of if cell.key.endswith(f"#{number}")] for of in (fitted, divided)))
+    return _warmed_up(turns, {cell.key: first[cell.key.rpartition("#")[0]] for cell in turns})
+
+
+def _warm_up(cell: Cell) -> int:
+    return cell.experiment.measure.warm_up
+
+
+def _warmed_up(cells: Sequence[Cell], warm_up: Mapping[str, int]) -> list[Cell]:
+    """The cells of one start of an engine, in their order. warm_up: by cell, where the engine is not warm for it."""
+    found: list[Cell] = []
+    met: set[int | str] = set()
+    for cell in cells:
+        workload = cell.experiment.workload
+        news: set[int | str] = set()
+        if isinstance(workload, PrefixWorkload):
+            news = {workload.prompt_tokens, *cell.experiment.measure.tiers}
+        again = bool(news) and news <= met
+        measure = {"warm_up": 0 if again else warm_up[cell.key]}
+        found.append(Cell(cell.key, cell.overrides, changed(cell.experiment, measure=measure)))
+        met |= news
     return found
-
-
-def _warming(cell: Cell, warm_up: int) -> Cell:
-    return Cell(cell.key, cell.overrides, changed(cell.experiment, measure={"warm_up": warm_up}))
 
 
 def _divided(cell: Cell, passes: int) -> list[Cell]:

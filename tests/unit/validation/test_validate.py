@@ -366,6 +366,7 @@ def test_a_calibration_is_measured_in_turns_with_what_it_is_held_against(tmp_pat
     assert all(later - earlier > 1 for earlier, later in itertools.pairwise(places))
     alone = keys.index("ext4_200:base")
     warm_up = {cell.key: cell.experiment.measure.warm_up for cell in cells}
+    prompt_tokens = {cell.key: cell.config["workload"]["prompt_tokens"] for cell in cells}
     # What the calibration has no point of, another device, lies between two starts of each of its engines.
     for half, passes, beside in zip((keys[:alone], keys[alone + 1 :]), ([1, 2], [3]), lengths, strict=True):
         small = [key for key in half if "chunk_tokens=64" in key]
@@ -374,7 +375,9 @@ def test_a_calibration_is_measured_in_turns_with_what_it_is_held_against(tmp_pat
         for engine in (large, small):
             numbers = [int(key[-1]) for key in engine]
             assert numbers == sorted(numbers) and sorted(set(numbers)) == passes
-            assert [warm_up[key] for key in engine] == [int(number == passes[0]) for number in numbers]
+            # The first cell of a prompt length; the longest prompts of each have all tiers.
+            met = [prompt_tokens[key] for key in engine]
+            assert [warm_up[key] for key in engine] == [int(n not in met[:place]) for place, n in enumerate(met)]
 
     real = [tmp_path / "out" / "real"]
     assert validate_command(path, engine="sim", real=real, sizes=sizes, out=tmp_path / "again", **turns) == 0

@@ -25,7 +25,7 @@ pub struct Lease {
     ends: KeyMap<End>,
     /// 1: an eviction picks among all chunks.
     shards: usize,
-    /// How many evictions there were by shards, and what the one under way has yet to take; None: no more.
+    /// How many evictions by shards took something, and what the one under way has yet to take; None: no more.
     evictions: u64,
     going: VecDeque<Option<ExtentId>>,
 }
@@ -90,8 +90,9 @@ impl Eviction for Lease {
         if self.shards > 1 {
             let picked = self.pick(chunks, count);
             let no_more = (picked.len() < count as usize).then_some(None);
+            // A tick that can drop nothing counts for nothing: how many of them are due depends on when others look.
+            self.evictions += u64::from(!picked.is_empty());
             self.going = picked.into_iter().map(Some).chain(no_more).collect();
-            self.evictions += 1;
         }
     }
     fn clock(&mut self, now: Ticks) {
