@@ -100,6 +100,20 @@ fn by_shards_the_oldest_others_make_up_half_of_what_is_to_go() {
 }
 
 #[test]
+fn an_eviction_by_shards_that_takes_nothing_leaves_the_next_one_as_it_was() {
+    let gone = |in_vain| {
+        let mut cache = sharded(4 << 10, 0..4 << 10);
+        for _ in 0..in_vain {
+            assert_eq!(cache.drop_some(205), 0);
+        }
+        cache.clock(1000);
+        assert_eq!(cache.drop_some(205), 205);
+        cache.take_gone().collect::<HashSet<_>>()
+    };
+    assert_eq!(gone(0), gone(3));
+}
+
+#[test]
 fn the_look_up_that_read_a_chunk_gives_it_no_lease() {
     let mut cache = Cache::new(2, EvictionKind::Lease, 1000, true, true);
     let (read, stored) = (ChunkRange::of(vec![7]), ChunkRange::of(vec![8]));
