@@ -25,12 +25,12 @@ const IDLE_SLEEP_S: f64 = 1e-3;
 /// scheduler sees the request. A cache server spends request_chunk_s a prompt chunk on the question about it; without
 /// one, the front end does. The front end spends response_s on a first and on a last token; those between count in the
 /// steps. A first token takes response_token_s more a prompt token, for each request that gets one in the same step. Such
-/// tokens take longer where the engine's own work goes ahead of them: response_next_s where a step that decodes begins
-/// before they have passed, twice that where it has prompts, and response_store_s where a store of the request is under
-/// way. poll_s: what a step takes on average that only asks for an answer, of the three that a lone question takes an
-/// idle engine. Of each of those, the engine sleeps 1 ms, and for the rest the front end waits; only where
-/// response_next_s says that they share a core. host_spread: the standard deviation over its mean of each task of the
-/// front end, of that wait and of a poll; `seed` says which of those times come (jitter.rs).
+/// tokens take longer where the engine's own work goes ahead of them: response_next_s where a step begins before they
+/// have passed, and response_store_s where a store of the request is under way. poll_s: what a step takes on
+/// average that only asks for an answer, of the three that a lone question takes an idle engine. Of each of those, the
+/// engine sleeps 1 ms, and for the rest the front end waits; only where response_next_s says that they share a core.
+/// host_spread: the standard deviation over its mean of each task of the front end, of that wait and of a poll; `seed`
+/// says which of those times come (jitter.rs).
 #[derive(Clone, Copy, Debug, Default)]
 #[cfg_attr(feature = "python", derive(pyo3::FromPyObject))]
 pub struct CostConfig {
@@ -79,7 +79,7 @@ pub struct Cost {
     response: Ticks,
     response_token: Ticks,
     /// More on tokens on their way when a step begins that computes.
-    response_next: Ticks,
+    pub response_next: Ticks,
     response_store: Ticks,
     pub poll: Ticks,
     pub synchronous_loads: bool,
@@ -274,12 +274,6 @@ impl Cost {
     /// What a poll takes on average. The first one that asks a server that sleeps takes longer, and others less.
     pub fn poll(&self, wakes: bool) -> Ticks {
         if wakes { self.poll * 4 / 3 } else { self.poll * 5 / 6 }
-    }
-
-    /// What the engine's own thread does for a step that it begins, ahead of the front end. For one with prompts that is
-    /// twice as much: 1.6 to 2.0 ms by time stamps inside vLLM, where one that only decodes takes 0.8.
-    pub fn next_step(&self, prompts: bool) -> Ticks {
-        if prompts { self.response_next * 2 } else { self.response_next }
     }
 
     /// What the engine's own thread does of a poll, where the front end waits for it.

@@ -104,16 +104,13 @@ impl Engine {
 
     /// The engine has just begun what comes next: its own work on that goes ahead of the front end's.
     pub(super) fn hold_front_end(&mut self) {
-        let (computes, begins, wakes) = match &self.step {
+        let (computes, wakes) = match &self.step {
             None => return,
-            Some(Step::Batch { batch, .. }) => {
-                let begins = batch.slots.iter().any(|&slot| self.requests[slot].generated == 0);
-                (!batch.slots.is_empty(), begins, batch.wakes)
-            }
-            Some(Step::Decode(_)) => (true, false, false),
+            Some(Step::Batch { batch, .. }) => (!batch.slots.is_empty(), batch.wakes),
+            Some(Step::Decode(_)) => (true, false),
         };
         if computes && self.front_end.awaits_step() {
-            let work = self.cost.vary(self.cost.next_step(begins));
+            let work = self.cost.vary(self.cost.response_next);
             self.front_end.hold_answers(work);
         } else if !computes && self.front_end.is_busy() && !self.config.cost.shared_core {
             let work = self.cost.vary(self.cost.own_work(wakes));

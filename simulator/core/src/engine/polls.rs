@@ -5,12 +5,8 @@
 //!
 //! An engine that has nothing to compute asks again sooner than the server answers, and so once more than one that
 //! computes. The server sleeps while no request waits for its answer: then the engine's next poll is a long one, with
-//! what it does for its first question, some of that question's chunks cost nothing more, and the poll counts for nothing.
-//!
-//! Asking takes two messages: LOOKUP, whose acknowledgement the engine awaits, and then QUERY, whose reply is the answer
-//! (LMCache 0.5.6, vllm_multi_process_adapter.py). Each occupies the server for a while, and the word of it is on its way
-//! for longer. A poll before that word is there has seen nothing. So of hits that are sent together, each waits for the
-//! messages before its own.
+//! what it does for its first question, and some of that question's chunks cost nothing more. An answer also comes behind
+//! the questions that were there before it.
 //!
 //! A server that reads storage first begins when it has woken up, and the engine asks it for its progress every second
 //! time. That takes as long as if all the asking came after the read (LMCache 0.5.6, vllm_multi_process_adapter.py,
@@ -28,11 +24,10 @@ use super::step::{Batch, Step};
 use crate::tiers::{Hit, Slot};
 use crate::time::{FOREVER, Ticks};
 
-/// Hundredths of a poll, from time stamps inside vLLM and the server: how long a message occupies the server beside its
-/// chunks, and how long after that the acknowledgement of a LOOKUP and the reply to a QUERY are there.
-const MESSAGE: Ticks = 15;
-const ACKNOWLEDGED: Ticks = 65;
-const REPLIED: Ticks = 55;
+/// What the server's own work on a question and on an answer takes, of a poll: a half and a quarter. Of four hits that
+/// are sent together, the first one's answer comes 1.2 ms and more after the second one's question, or a poll later.
+const QUESTION: Ticks = 2;
+const ANSWER: Ticks = 4;
 /// Of a first question's chunks, a server that has been woken up takes three quarters, and at most a quarter of a poll,
 /// before the polls end that pass anyway: of lone questions about two to nine chunks, the engine sees four answers of
 /// five at its third poll.
@@ -71,8 +66,8 @@ impl Engine {
             batch.steady = false;
             let found = server.tiers.lookup(self.now, name, &request.chunks);
             request.polls_left = self.config.lookup_polls;
+            request.wake_polls_left = self.config.wake_polls;
             let slept = self.polls.awaiting == 0;
-            request.wake_polls_left = if slept { self.config.wake_polls } else { 0 };
             self.polls.wakes |= slept;
             (request.lookup, request.reading, request.told_at) = (Lookup::Pending, found.is_none(), None);
             self.polls.awaiting += u64::from(request.polls_left > 0);
@@ -85,21 +80,18 @@ impl Engine {
             batch.steady = false;
         } else if request.wake_polls_left > 0 && self.polls.idle {
             request.wake_polls_left -= 1;
-        } else if request.polls_left > 0 && request.told_at.is_none_or(|at| at <= self.now) {
+        } else if request.polls_left > 0 {
             request.wake_polls_left = 0;
             request.polls_left -= 1;
-            if request.polls_left == 0 {
-                self.polls.awaiting -= 1;
-            } else {
-                self.message(self.now, slot, 0, REPLIED);
-            }
+            self.polls.awaiting -= u64::from(request.polls_left == 0);
         }
         let request = &self.requests[slot];
         let answered = matches!(request.lookup, Lookup::Answered(_));
-        if answered && request.polls_left > 0 {
+        let told_at = if answered && request.polls_left == 0 { self.told_at(slot) } else { 0 };
+        if answered && (self.requests[slot].polls_left > 0 || self.now < told_at) {
             (batch.steady, batch.polls) = (false, true);
             batch.wakes |= std::mem::take(&mut self.polls.wakes);
-            batch.told_at = batch.told_at.max(request.told_at.unwrap_or(0));
+            batch.told_at = batch.told_at.max(told_at);
             return false;
         }
         answered
@@ -108,13 +100,13 @@ impl Engine {
     /// The server has found at `at` what it holds for a request, and answers once it has taken the question. `hidden`: what
     /// of that passes beside polls at most.
     pub(super) fn found(&mut self, at: Ticks, slot: Slot, hit: Hit, hidden: Ticks) {
-        let prompt = self.requests[slot].prompt;
-        let chunks = if self.config.asks_server() { prompt / self.config.chunk_tokens } else { 0 };
+        let request = &mut self.requests[slot];
+        let chunks = if self.config.asks_server() { request.prompt / self.config.chunk_tokens } else { 0 };
         let mean = self.cost.question(chunks);
         if self.config.lookup_polls > 0 {
-            self.message(at, slot, mean, ACKNOWLEDGED);
+            let takes = self.cost.vary(mean + self.cost.poll / QUESTION);
+            self.polls.busy_until = self.polls.busy_until.max(at).saturating_add(takes);
         }
-        let request = &mut self.requests[slot];
         if mean == 0 {
             request.lookup = Lookup::Answered(hit);
             return;
@@ -141,16 +133,12 @@ impl Engine {
         }
     }
 
-    /// A message to the server at `at`, behind those before it. `chunks`: what the server does for its chunks.
-    fn message(&mut self, at: Ticks, slot: Slot, chunks: Ticks, told_after: Ticks) {
-        if self.cost.poll == 0 {
-            return; // An engine that asks all the time waits for nothing else.
-        }
-        let share = self.cost.poll / 100;
-        let takes = self.cost.vary(chunks + share * MESSAGE);
-        self.polls.busy_until = self.polls.busy_until.max(at).saturating_add(takes);
-        let told_at = self.polls.busy_until.saturating_add(self.cost.vary(share * told_after));
-        self.requests[slot].told_at = Some(told_at);
+    /// When the engine may see an answer: it comes behind the questions that were there before.
+    fn told_at(&mut self, slot: Slot) -> Ticks {
+        // An engine that asks all the time waits for nothing else.
+        let poll = self.cost.poll;
+        let told_at = if poll == 0 { 0 } else { self.polls.busy_until + poll / ANSWER };
+        *self.requests[slot].told_at.get_or_insert(told_at)
     }
 
     /// When a step ends that only asks; 0: it computes.
@@ -159,7 +147,7 @@ impl Engine {
             return 0;
         }
         let poll = self.cost.vary(self.cost.poll(batch.wakes));
-        self.now + poll.max(batch.told_at.saturating_sub(self.now).div_ceil(MOST_POLLS))
+        self.now + poll.max(batch.told_at.saturating_sub(self.now) / MOST_POLLS)
     }
 
     pub(super) fn load_ended(&mut self, slot: Slot) {

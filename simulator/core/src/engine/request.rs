@@ -169,7 +169,7 @@ pub struct Request {
     pub wake_polls_left: u64,
     /// Storage was read for it, and no schedule has come since.
     pub reading: bool,
-    /// When the server's word on the last message about it is there; None: it has got none.
+    /// When the server's answer comes; None: it has others to answer before it gets to that.
     pub told_at: Option<Ticks>,
     pub stored_chunks: u64,
     /// Tokens that a lower level than the first one held: they came as one piece.

@@ -5,6 +5,7 @@
 //! bits of their keys that look random.
 
 use std::collections::{BTreeMap, HashSet, VecDeque};
+use std::mem;
 
 use super::Eviction;
 use super::queue::Queue;
@@ -25,8 +26,11 @@ pub struct Lease {
     ends: KeyMap<End>,
     /// 1: an eviction picks among all chunks.
     shards: usize,
-    /// How many evictions by shards took something, and what the one under way has yet to take; None: no more.
+    /// How many evictions by shards took something: how many are due that can take nothing depends on when others look.
     evictions: u64,
+    /// The last eviction by shards has taken nothing yet.
+    begins: bool,
+    /// What it has yet to take; None: no more.
     going: VecDeque<Option<ExtentId>>,
 }
 
@@ -39,8 +43,8 @@ const LEAST: f64 = 0.5;
 impl Lease {
     pub fn new(lease: Ticks, shards: usize) -> Self {
         let (by_end, ends) = (BTreeMap::new(), KeyMap::default());
-        let (evictions, going) = (0, VecDeque::new());
-        Self { lease, now: 0, next: 0, all: Queue::new(0), by_end, ends, shards, evictions, going }
+        let (evictions, begins, going) = (0, false, VecDeque::new());
+        Self { lease, now: 0, next: 0, all: Queue::new(0), by_end, ends, shards, evictions, begins, going }
     }
 
     /// What an eviction of `count` chunks takes (MasterService::BatchEvict): shard after shard, from any one on, as many
@@ -90,9 +94,8 @@ impl Eviction for Lease {
         if self.shards > 1 {
             let picked = self.pick(chunks, count);
             let no_more = (picked.len() < count as usize).then_some(None);
-            // A tick that can drop nothing counts for nothing: how many of them are due depends on when others look.
-            self.evictions += u64::from(!picked.is_empty());
             self.going = picked.into_iter().map(Some).chain(no_more).collect();
+            self.begins = true;
         }
     }
     fn clock(&mut self, now: Ticks) {
@@ -133,7 +136,8 @@ impl Eviction for Lease {
         let over = self.by_end.iter().take_while(|((end, _), _)| *end <= self.now);
         over.map(|(_, &at)| at).find(|&at| chunks[at].free())
     }
-    fn remove(&mut self, chunks: &mut Chunks, at: ExtentId, _evicted: bool) {
+    fn remove(&mut self, chunks: &mut Chunks, at: ExtentId, evicted: bool) {
+        self.evictions += u64::from(evicted && mem::take(&mut self.begins));
         self.all.take(chunks, at);
         if let Some(end) = self.ends.remove(&chunks[at].key) {
             self.by_end.remove(&end);

@@ -122,9 +122,9 @@ fn a_first_token_takes_longer_where_another_step_follows() {
     assert_eq!(answers(cost, &[1, 1]), [(2.0, 2.0), (2.0, 2.0)]);
     assert_eq!(answers(cost, &[3]), [(3.0, 6.0)]);
     assert_eq!(answers(cost, &[1, 2]), [(3.0, 3.0), (3.0, 4.0)]);
-    // The second one is parsed while the first one's step runs. Its own step follows, and holds twice as long for its prompt.
+    // The second one is parsed while the first one's step runs, and its own step follows.
     let parsed = CostConfig { request_s: 1.5 * MS, response_s: 0.5 * MS, ..cost };
-    assert_eq!(answers(parsed, &[1, 1]), [(6.5, 6.5), (7.0, 7.0)]);
+    assert_eq!(answers(parsed, &[1, 1]), [(5.5, 5.5), (6.5, 6.5)]);
     assert_eq!(step_costs(cost, true)[..2], [2.0, 2.0]);
 }
 

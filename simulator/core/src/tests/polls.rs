@@ -59,9 +59,6 @@ fn an_idle_engine_asks_once_more_and_longer_where_the_server_slept() {
     // A poll of 1 ms on average: of three, the first takes 4 thirds of it.
     let none = firsts_of(CostConfig { poll_s: 0.0, ..cost() }, 1, &[0])[0];
     assert!((firsts(1, &[0])[0] - none - 3e-3).abs() < 1e-9);
-    // An engine that asks all the time waits for the question's chunks alone.
-    let chunks = firsts_of(CostConfig { poll_s: 0.0, request_chunk_s: 2e-3, ..cost() }, 1, &[0])[0];
-    assert!((chunks - none - 2e-3).abs() < 1e-9, "{chunks} {none}");
 }
 
 #[test]
@@ -71,19 +68,6 @@ fn of_prompts_that_are_sent_together_the_second_one_s_answer_comes_after_the_fir
     assert!(together[1] - together[0] > 2e-3, "{together:?}");
     let later = firsts(1, &[0, from_s(1.0)]);
     assert!((later[1] - 1.0 - later[0]).abs() < 1e-9, "{later:?}");
-}
-
-#[test]
-fn a_poll_before_the_server_s_word_is_there_has_seen_nothing() {
-    // LOOKUP's word is there after 0.8 ms and QUERY's 0.7 after it is sent. Of the polls of 1 ms on average, the first ends
-    // after 4 thirds of it, and the next one 5 sixths later: each sees the word that it is there for.
-    let alone = firsts(0, &[0])[0];
-    let plain = firsts_of(CostConfig { poll_s: 0.0, ..cost() }, 0, &[0])[0];
-    assert!((alone - plain - (4.0 / 3.0 + 5.0 / 6.0) * 1e-3).abs() < 1e-9, "{alone} {plain}");
-    // Parsed 1 ms after the first, a second one's LOOKUP comes behind the first one's QUERY, and so do all its words.
-    let [first, second] = firsts(0, &[0, 0])[..] else { panic!("two requests") };
-    assert!((first - alone).abs() < 1e-9, "{first} {alone}");
-    assert!(second - first > 2e-3 + 5.0 / 6.0 * 1e-3 - 1e-9, "{first} {second}");
 }
 
 #[test]
@@ -97,8 +81,7 @@ fn a_question_takes_the_server_as_long_as_its_chunks_and_an_answer_waits_for_oth
     let apart = firsts(0, &[0, 0]);
     assert!(apart[1] > apart[0]);
     let behind = firsts_of_chunks(0, 1.5e-3, &[0, 0]);
-    // The second one's chunks delay the reply to the first one, whose step its own reply then waits for.
-    assert!(behind[0] > apart[0] + 1.5e-3 && behind[1] > behind[0] + 2e-3, "{behind:?}");
+    assert!(near(behind[0], behind[1]) && behind[0] > apart[0] + 1.5e-3, "{behind:?}");
 }
 
 /// First tokens of prompts whose one chunk lies in CPU RAM, in seconds after they were sent at once.
