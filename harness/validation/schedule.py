@@ -14,12 +14,12 @@ only the first cell with either warms up.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 
 from harness.experiment.read import Cell, changed
 from harness.experiment.workloads import PrefixWorkload
 from harness.measure.group import engine_key
-from harness.validation.points import repeated
+from harness.validation.points import point_name, repeated
 
 _FEWEST = 3
 
@@ -40,7 +40,7 @@ def in_turns(micro: Sequence[Cell], cells: Sequence[Cell], passes: int) -> list[
         [cell for key, points in fitted.items() for cell in _turns(points, held_out.get(key, []), passes, numbers)]
         for numbers in (range(1, half + 1), range(half + 1, passes + 1))
     ]
-    alone = [cell for group in others.values() for cell in _warmed_up(group, {c.key: _warm_up(c) for c in group})]
+    alone = [cell for group in others.values() for cell in _warmed_up(group, group)]
     return [*halves[0], *alone, *halves[1]]
 
 
@@ -54,28 +54,25 @@ def _by_engine(cells: Iterable[Cell]) -> dict[str, list[Cell]]:
 def _turns(fitted: Sequence[Cell], held_out: Sequence[Cell], passes: int, numbers: range) -> list[Cell]:
     """Of all passes, those numbers of one engine's, pass by pass."""
     divided = [part for cell in held_out for part in _divided(cell, passes)]
-    first = {cell.key.removesuffix("#1"): _warm_up(cell) for cell in (*fitted, *divided) if cell.key.endswith("#1")}
     turns: list[Cell] = []
     for number in numbers:
         turns += _mixed(*([cell for cell in of if cell.key.endswith(f"#{number}")] for of in (fitted, divided)))
-    return _warmed_up(turns, {cell.key: first[cell.key.rpartition("#")[0]] for cell in turns})
+    return _warmed_up(turns, [*fitted, *divided])
 
 
-def _warm_up(cell: Cell) -> int:
-    return cell.experiment.measure.warm_up
-
-
-def _warmed_up(cells: Sequence[Cell], warm_up: Mapping[str, int]) -> list[Cell]:
-    """The cells of one start of an engine, in their order. warm_up: by cell, where the engine is not warm for it."""
+def _warmed_up(cells: Sequence[Cell], asked: Sequence[Cell]) -> list[Cell]:
+    """The cells of one start of an engine, in their order. asked: all cells of the engine; the first one of a point
+    says how often it is warmed up where the engine is not warm for it."""
+    warm_up = {point_name(cell.key): cell.experiment.measure.warm_up for cell in reversed(asked)}
     found: list[Cell] = []
     met: set[int | str] = set()
     for cell in cells:
         workload = cell.experiment.workload
-        news: set[int | str] = set()
-        if isinstance(workload, PrefixWorkload):
-            news = {workload.prompt_tokens, *cell.experiment.measure.tiers}
-        again = bool(news) and news <= met
-        measure = {"warm_up": 0 if again else warm_up[cell.key]}
+        if not isinstance(workload, PrefixWorkload):
+            found.append(cell)
+            continue
+        news: set[int | str] = {workload.prompt_tokens, *cell.experiment.measure.tiers}
+        measure = {"warm_up": 0 if news <= met else warm_up[point_name(cell.key)]}
         found.append(Cell(cell.key, cell.overrides, changed(cell.experiment, measure=measure)))
         met |= news
     return found
@@ -96,10 +93,7 @@ def _divided(cell: Cell, passes: int) -> list[Cell]:
         width = min(0.99, measure.until.half_width * math.sqrt(passes))
         changes["until"] = measure.until.model_dump(mode="json") | fewer | {"half_width": width}
     part = changed(cell.experiment, measure=changes)
-    # The engine runs on from pass to pass, and is warm after its first.
-    warm = changed(part, measure={"warm_up": 0})
-    keys = repeated(cell.key, passes)
-    return [Cell(key, cell.overrides, warm if number else part) for number, key in enumerate(keys)]
+    return [Cell(key, cell.overrides, part) for key in repeated(cell.key, passes)]
 
 
 def _mixed(fitted: Sequence[Cell], held_out: Sequence[Cell]) -> list[Cell]:
