@@ -24,6 +24,7 @@ from harness.results.manifest import read_manifest
 from harness.results.summary import counted
 from simulator.calibration import (
     ASKING,
+    LAUNCH,
     PARSING,
     RESPONSE_NEXT,
     RESPONSE_STORE,
@@ -180,7 +181,7 @@ def _waits_for_next_step_s(
     for point in fitted_on.points if "step_s" in given else ():
         if point.metric == "tpot_s" and point.concurrency == 1:
             row = design(point, fitted_on)
-            step_s = sum(times * (given[name].value or 0.0) for name, times in row.items() if name in STEP)
-            late_s = (step_s - point.measured_s) * (point.output_tokens - 1)
+            computed_s = sum(times * (given[name].value or 0.0) for name, times in row.items() if name in STEP)
+            late_s = (max(given[LAUNCH].value or 0.0, computed_s) - point.measured_s) * (point.output_tokens - 1)
             waits_s.append(max(0.0, late_s - response_token_s * point.prompt_tokens))
     return waits_s

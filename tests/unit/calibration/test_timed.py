@@ -11,7 +11,7 @@ import pytest
 from harness.calibration import timed as module
 from harness.calibration.timed import timed
 from harness.records import Counters, Sample
-from simulator.calibration import STEP, Assumption, Calibration, CalibrationPoint, load_calibration
+from simulator.calibration import LAUNCH, STEP, Assumption, Calibration, CalibrationPoint, load_calibration
 from simulator.models import load_model
 from simulator.probing import simulated_s
 from traces.request import RequestRecord
@@ -167,6 +167,11 @@ def test_what_a_first_token_waits_for_the_next_step_is_read_off_decoding() -> No
     late = msgspec.structs.replace(truth.fitted_on, points=(msgspec.structs.replace(decoding, measured_s=0.9),))
     assert module._waits_for_next_step_s(late, given, 0.0) == [0.0]
     assert waited_s(known, points, {}) == []
+    # A roof, too, is what a step takes.
+    roof = {LAUNCH: 0.1}
+    roofed = msgspec.structs.replace(known, constants=known.constants | roof)
+    below = given | {LAUNCH: Assumption(value=0.1, why="given")}
+    assert waited_s(roofed, points[:2], below) == pytest.approx([2e-3, 2e-3], rel=0.05)
 
 
 def waited_s(known: Calibration, points: list[CalibrationPoint], given: dict[str, Assumption]) -> list[float]:
