@@ -80,7 +80,7 @@ def design(point: CalibrationPoint, fitted_on: FittedOn, *, synchronous_loads: b
     if devices and not synchronous_loads and (polls := tier_policy(fitted_on.tier_policy).connector.load_polls):
         # It asks all the time: of the one time during which the load ends, half is left.
         row["poll_s"] = row.get("poll_s", 0.0) + (polls + 0.5) * SHORT_POLL
-    if _asks_storage(point, fitted_on):
+    if asks_storage(point, fitted_on):
         row["poll_s"] = 1.0
     for device in devices:
         row[f"{device}.latency_s"] = 1.0
@@ -168,7 +168,7 @@ def _stored_tokens(point: CalibrationPoint) -> int:
     return max(0, point.prompt_tokens // point.chunk_tokens * point.chunk_tokens - point.hit_tokens)
 
 
-def _asks_storage(point: CalibrationPoint, fitted_on: FittedOn) -> bool:
+def asks_storage(point: CalibrationPoint, fitted_on: FittedOn) -> bool:
     """An engine that reads ahead asks the tiers below the first one behind it for what that and the GPU lack."""
     behind = [tier for tier in tier_names() if tier_named(tier).offload]
     below = {state_named(one.tier).served_by for one in fitted_on.points} & set(behind[1:])

@@ -31,10 +31,11 @@ from simulator.calibration import (
     RESPONSE_TOKEN,
     STEP,
     Assumption,
+    CalibrationPoint,
     FittedOn,
 )
 from simulator.middle import middle_mean
-from simulator.point_costs import FIRST_POLL, READING, SHORT_POLL, asked_s, design, is_behind_gpu
+from simulator.point_costs import FIRST_POLL, READING, SHORT_POLL, asked_s, asks_storage, design, is_behind_gpu
 from traces.request import RequestRecord
 
 _POLLED = "not fitted: timed inside the engine, from one look of its scheduler for an answer to the next"
@@ -42,6 +43,7 @@ _ASKED = "not fitted: timed, by how much longer the engine looks for an answer a
 _ARRIVED = "not fitted: timed, from the sending of requests to their arrival at the scheduler, alone and together"
 _ANSWERED = "not fitted: timed, from the end of the engine's step to the client's first token"
 _DECODED = "not fitted: from decoding, where a first token waits for the engine's next step and a last one does not"
+_STORAGE = "not fitted: timed, by how much longer a prompt takes beside its step if storage is asked for a part of it"
 _NO_PACE = "only of steps whose time is given does decoding tell it"
 # Of a poll, an idle engine sleeps so long, and the front end has its core (core/src/engine/cost.rs).
 _IDLE_SLEEP_S = 1e-3
@@ -61,10 +63,11 @@ def timed(folder: Path, size: str, given: Mapping[str, Assumption], fitted_on: F
     """Constants by name. given: those that the accelerator keeps to; empty without one, and then little is timed."""
     samples = list(_samples(folder, size))
     poll_s, answered = _poll_s(samples), _responses(samples)
-    waits_s = _waits_for_next_step_s(fitted_on, given, answered.get(RESPONSE_TOKEN, 0.0))
-    found = {RESPONSE_NEXT: Assumption(value=median(waits_s or [0.0]), why=_DECODED if waits_s else _NO_PACE)}
+    next_s = _waits_for_next_step_s(fitted_on, given, answered.get(RESPONSE_TOKEN, 0.0))
+    found = {RESPONSE_NEXT: Assumption(value=median(next_s or [0.0]), why=_DECODED if next_s else _NO_PACE)}
     if poll_s is None:
-        return found
+        waits_s = _storage_wait_s(samples, fitted_on)
+        return found if waits_s is None else found | {"poll_s": Assumption(value=waits_s, why=_STORAGE)}
     found["poll_s"] = Assumption(value=poll_s, why=_POLLED)
     found |= {name: Assumption(value=s, why=_ASKED) for name, s in _asking(samples, poll_s).items()}
     found |= {name: Assumption(value=s, why=_ARRIVED) for name, s in _parsing(samples, poll_s).items()}
@@ -93,6 +96,34 @@ def _poll_s(samples: Sequence[_Timed]) -> float | None:
     seen = [one.moved for one in samples if not is_behind_gpu(one.tier)]
     count = sum(moved.paced.get("polls", 0) for moved in seen)
     return sum(moved.asked_us.get("polls", 0) for moved in seen) / count / 1e6 if count else None
+
+
+def _storage_wait_s(samples: Sequence[_Timed], fitted_on: FittedOn) -> float | None:
+    """What a lone prompt of one step takes beyond that step, more than a whole hit of as many tokens does, where the
+    engine asks storage for what its own tier lacks; None: no such prompts were timed, or nothing told their steps."""
+    beyond_s = defaultdict[int, tuple[list[float], list[float]]](lambda: ([], []))
+    for one in samples:
+        row, step_us = one.rows[0], one.moved.asked_us.get("steps")
+        lone = len(one.rows) == 1 and row.output_tokens == 1 and one.moved.paced.get("steps") == 1
+        if not lone or is_behind_gpu(one.tier) or step_us is None or row.first_token_s is None:
+            continue
+        point = CalibrationPoint(
+            tier=one.tier,
+            prompt_tokens=row.prompt_tokens,
+            hit_tokens=row.cached_tokens or 0,
+            chunk_tokens=one.chunk_tokens,
+            measured_s=row.first_token_s - row.sent_s,
+        )
+        asking = asks_storage(point, fitted_on)
+        if asking or point.hit_tokens >= point.prompt_tokens - fitted_on.block_tokens:
+            beyond_s[row.prompt_tokens][asking].append(point.measured_s - step_us / 1e6)
+    both = [
+        (middle_mean(asked) - middle_mean(whole), len(asked)) for whole, asked in beyond_s.values() if whole and asked
+    ]
+    if not both:
+        return None
+    more_s, weights = zip(*both, strict=True)
+    return max(0.0, float(np.average(more_s, weights=weights)))
 
 
 def _asking(samples: Sequence[_Timed], poll_s: float) -> dict[str, float]:

@@ -141,6 +141,25 @@ def test_what_a_look_for_an_answer_takes_is_what_the_engine_has_timed(kept: Samp
     assert values("c#") == {"poll_s": pytest.approx(1.5e-3), "response_next_s": 0.0}
 
 
+def test_what_the_wait_for_storage_takes_is_what_prompts_that_ask_it_take_more(kept: Samples) -> None:
+    known = load_calibration("cpu-2core-sglang-mooncake").fitted_on
+    below = CalibrationPoint(tier="disk", prompt_tokens=513, hit_tokens=512, chunk_tokens=64, measured_s=1.0)
+    fitted_on = msgspec.structs.replace(known, points=(below,))
+    paced: dict[str, Any] = {"paced": {"steps": 1}, "at_us": {}}
+    for tokens in (513, 1537):
+        kept.add("gpu", 1, tokens, asked_us={"steps": 5_000}, **paced)
+        kept.add("recompute", 1, tokens, asked_us={"steps": 5_000 + 100}, **paced)
+    # Loads, several steps, several requests, and lengths of which one kind is missing tell nothing.
+    kept.add("cpu", 1, 513, asked_us={"steps": 0}, **paced)
+    kept.add("recompute", 1, 513, asked_us={"steps": 0}, paced={"steps": 2}, at_us={})
+    kept.add("recompute", 2, 513, asked_us={"steps": 0}, **paced)
+    kept.add("recompute", 1, 3073, asked_us={"steps": 0}, **paced)
+    assert timed(Path("run"), "", {}, fitted_on)["poll_s"].value == pytest.approx(STORE_S - 1e-4, abs=1e-6)
+    # Nothing is below its tiers: it does not ask.
+    above = (msgspec.structs.replace(below, tier="cpu"),)
+    assert "poll_s" not in timed(Path("run"), "", {}, msgspec.structs.replace(fitted_on, points=above))
+
+
 def test_an_engine_without_an_accelerator_times_nothing(kept: Samples) -> None:
     kept.add("gpu", 1, 513, paced={}, asked_us={}, at_us={})
     assert values() == {"response_next_s": 0.0}
