@@ -8,9 +8,9 @@ says why.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Literal
+from typing import Literal, TypeVar
 
 import msgspec
 
@@ -38,8 +38,23 @@ DEVICES = (
 )
 TRANSFER = ("latency_s", "chunk_s", "bytes_per_s", "shared_bytes_per_s")
 CONSTANTS = (*COST, *(f"{device}.{of}" for device in DEVICES for of in TRANSFER))
+# What a core of the host does, and takes longer for while it is slower: not what a GPU computes, a device reads, or a
+# link moves. An operation of a device in RAM is the host's.
+HOST = frozenset(
+    (
+        *HOST_STEP,
+        *REQUEST,
+        *(
+            f"{device}.{of}"
+            for device in DEVICES
+            for of in ("latency_s", "chunk_s")
+            if of == "chunk_s" or device.partition(".")[0] in ("cpu", "pool", PAGE_CACHE)
+        ),
+    )
+)
 
 Metric = Literal["ttft_s", "tpot_s", "batch_s"]
+Known = TypeVar("Known", float, float | None)
 
 
 class CalibrationPoint(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -47,7 +62,8 @@ class CalibrationPoint(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
 
     The page cache answered 'disk'; the device answered 'disk_cold', limited to device_bytes_per_s (None: no limit).
     measured_s: the metric's mean over the `concurrency` requests sent at once, and the median of that over the samples;
-    of batch_s, the time until the last of them has its last token. hit_share: where measured_s is the mean of many
+    of batch_s, the time until the last of them has its last token. host_time: how much longer the host's own work took
+    meanwhile than over the whole calibration. hit_share: where measured_s is the mean of many
     requests, the share of them that hit; the others have no hit_tokens. low_s, high_s: its 95 % interval. fitted_s:
     what the constants predict. loo_error: the relative error of a fit to all other points.
     """
@@ -63,6 +79,7 @@ class CalibrationPoint(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
     device_bytes_per_s: float | None = None
     file_system: str | None = None
     samples: int | None = None
+    host_time: float = 1.0
     measured_s: float
     low_s: float | None = None
     high_s: float | None = None
@@ -82,6 +99,7 @@ class CalibrationPoint(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
 class FittedOn(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
     """The measured points, the settings under which they were taken, and by what. engine_policy, tier_policy: the packs
     (simulator/policies/) that stand for what was measured; older files hold none, and were measured of the defaults.
+    core_loop_s: what a fixed loop took on the engine's core meanwhile, by the median; None where that does not count.
     """
 
     model: str
@@ -95,6 +113,7 @@ class FittedOn(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     versions: dict[str, str] = {}
     host: dict[str, str | int | None] = {}
     run_id: str | None = None
+    core_loop_s: float | None = None
     points: tuple[CalibrationPoint, ...]
 
 
@@ -237,6 +256,20 @@ def _possible(name: str, value: float) -> bool:
     if name.endswith("bytes_per_s"):
         return value > 0
     return 0 <= value < math.inf
+
+
+def on_slower_cores(constants: Mapping[str, Known], host_time: float) -> dict[str, Known]:
+    """The constants, or their slopes, where the host's own work takes host_time times as long."""
+    if host_time == 1.0:
+        return dict(constants)
+    return {name: s * host_time if s is not None and name in HOST else s for name, s in constants.items()}
+
+
+def at_host_time(calibration: Calibration, host_time: float) -> Calibration:
+    """The same machine with slower cores, or quicker ones below 1."""
+    if host_time == 1.0:
+        return calibration
+    return msgspec.structs.replace(calibration, constants=on_slower_cores(calibration.constants, host_time))
 
 
 def without_compute(calibration: Calibration) -> Calibration:

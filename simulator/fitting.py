@@ -24,10 +24,12 @@ from simulator.calibration import (
     RESPONSE_BESIDE,
     RESPONSE_STORE,
     RESPONSE_TOKEN,
+    STEP,
     Assumption,
     Calibration,
     CalibrationPoint,
     FittedOn,
+    on_slower_cores,
 )  # fmt: skip
 from simulator.host_spread import NORMAL_975, TELLING_SAMPLES, host_spread
 from simulator.launches import computed_steps, lone_decoding_s
@@ -102,10 +104,12 @@ def fit(
     )  # fmt: skip
     asked = msgspec.structs.replace(asked, **traits)
     assumed = {LAUNCH: _UNBOUND, RESPONSE_TOKEN: _AS_PARSING, **assumed}
-    found = _fit(asked, assumed, host_varies, {})
+    # Below a bound that is given, nothing tells what steps compute.
+    given = assumed[LAUNCH].value and not set(STEP) <= set(assumed)
+    found = _fit(asked, {**assumed, LAUNCH: _UNBOUND} if given else assumed, host_varies, {})
     launch_s = lone_decoding_s(fitted_on.points) if asked.launches_steps else None
-    if launch_s is None or assumed[LAUNCH] is not _UNBOUND:
-        return found
+    if given or launch_s is None or assumed[LAUNCH] is not _UNBOUND:
+        return _fit(asked, assumed, host_varies, found.constants) if given else found
     bounding = {**assumed, LAUNCH: Assumption(value=_rounded(launch_s), why="a lone sequence decodes so")}
     bound = _fit(asked, bounding, host_varies, found.constants)
     weights = _MODEL_ERROR / np.hypot(_MODEL_ERROR, _noise(fitted_on.points))
@@ -239,9 +243,8 @@ class _Problem:
         return named | {n: named[a.same_as] for n, a in self.assumed.items() if a.same_as is not None}
 
     def spread_of_host(self, slopes: Array) -> float:
-        lone = [
-            of for of, alone in zip(zip(self.fitted_on.points, self.rows, strict=True), self.lone, strict=True) if alone
-        ]
+        points = zip(self.fitted_on.points, self.rows, self.lone, strict=True)
+        lone = [(point, row) for point, row, alone in points if alone]
         return _rounded(host_spread(lone, self.by_name(slopes), round(self.always["poll_s"])))
 
     def relative(self, slopes: Array) -> Array:
@@ -252,7 +255,8 @@ class _Problem:
 
     def _says(self, index: int, named: dict[str, float]) -> float:
         if self.lone[index]:
-            return lone_s(self.rows[index], self.steps[index], named, woken=self.woken[index])
+            slopes = on_slower_cores(named, self.fitted_on.points[index].host_time)
+            return lone_s(self.rows[index], self.steps[index], slopes, woken=self.woken[index])
         asked = (index, *named.values())
         if asked not in self._simulated_s:
             self._simulated_s[asked] = simulated_s(self.fitted_on.points[index], self._with(named), self.model)

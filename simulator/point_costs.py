@@ -16,6 +16,7 @@ from simulator.calibration import (
     Calibration,
     CalibrationPoint,
     FittedOn,
+    on_slower_cores,
 )
 from simulator.models import load_model
 from simulator.policies import engine_policy, tier_policy
@@ -200,6 +201,7 @@ def predicted_s(point: CalibrationPoint, calibration: Calibration) -> float:
     row = design(point, calibration.fitted_on, synchronous_loads=calibration.synchronous_loads)
     steps = prefill_steps(point, calibration.fitted_on)
     slopes = {name: slope_of(name, calibration.constant(name)) for name in (*row, *STEP)}
+    slopes = on_slower_cores(slopes, point.host_time)
     return lone_s(row, steps, slopes, woken=wakes_server(point, calibration.fitted_on))
 
 

@@ -7,7 +7,7 @@ from statistics import fmean
 
 import msgspec
 
-from simulator.calibration import Calibration, CalibrationPoint
+from simulator.calibration import Calibration, CalibrationPoint, at_host_time
 from simulator.middle import middle_mean
 from simulator.models import ModelSpec
 from simulator.simulate import Completion, Simulator
@@ -23,8 +23,9 @@ def simulated_s(point: CalibrationPoint, calibration: Calibration, model: ModelS
     """The point's metric, mean over its requests, by a fresh simulator with the calibration's constants.
 
     Where the host's times vary, so does the order of requests sent together: the middle mean over some seeds. A batch
-    gets the GPU blocks that fitted_on has; other points get all that they need.
+    gets the GPU blocks that fitted_on has; other points get all that they need. The host is as slow as the point says.
     """
+    calibration = at_host_time(calibration, point.host_time)
     if point.concurrency == 1 and calibration.host_spread:
         calibration = msgspec.structs.replace(calibration, host_spread=0.0)
     simulator = _simulator(point, calibration, model)

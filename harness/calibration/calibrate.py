@@ -14,6 +14,7 @@ from typing import Any
 import msgspec
 import yaml
 
+from harness.calibration.cores import core_times
 from harness.calibration.points import PASSES, least_measuring_s, micro_cells, points_of
 from harness.calibration.timed import timed
 from harness.engines import ENGINES
@@ -63,14 +64,17 @@ def calibrated(folder: Path, name: str, experiment: Experiment, engine: EngineNa
     begin, in a run that measured other cells too. Of the experiment, what the engine is counts."""
     from simulator.fitting import fit
 
-    manifest, points = read_manifest(folder), points_of(folder, size)
+    given = {name: Assumption(value=s, why=_GIVEN) for name, s in ENGINES[engine].given(experiment).items()}
+    traits = ENGINES[engine].traits(experiment)
+    # Of an engine that computes on its cores, a slower one shows in every constant.
+    core_loop_s, host_times = core_times(folder, size) if given or traits.launches_steps else (None, {})
+    manifest, points = read_manifest(folder), points_of(folder, size, host_times)
     if not points:
         raise CalibrationError(f"{folder}: no row counts, so there is nothing to fit; its report says why")
     fitted_on = _fitted_on(manifest, points, size, packs_of(experiment, engine))
-    given = {name: Assumption(value=s, why=_GIVEN) for name, s in ENGINES[engine].given(experiment).items()}
-    traits = ENGINES[engine].traits(experiment)
+    fitted_on = msgspec.structs.replace(fitted_on, core_loop_s=core_loop_s and float(f"{core_loop_s:.6g}"))
     assumed = _assumed(points, load_model(experiment.model).kv_bytes_per_token, traits.copied_reads) | given
-    assumed |= timed(folder, size, given, fitted_on)
+    assumed |= timed(folder, size, given, fitted_on, host_times)
     if not traits.launches_steps:
         assumed = {LAUNCH: Assumption(value=0.0, why=_COMPUTES), **assumed}
     if not any(answers_beside_stores(point, fitted_on) for point in points):

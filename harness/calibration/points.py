@@ -10,7 +10,7 @@ batch and context.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from statistics import fmean
 from typing import Any, NamedTuple
@@ -131,9 +131,12 @@ def _cell(experiment: Experiment, spec: Spec, again: int, budget_s: float) -> Ce
     return Cell(key, overrides, checked)
 
 
-def points_of(folder: Path, size: str = "", seed: int = 0) -> tuple[CalibrationPoint, ...]:
+def points_of(
+    folder: Path, size: str = "", host_times: Mapping[tuple[str, str], float] | None = None, seed: int = 0
+) -> tuple[CalibrationPoint, ...]:
     """The points of a run, from the rows that count; of one that measured other cells too, those of the calibration's
-    size, as `planned` names them. A cell that decodes gives its time per output token.
+    size, as `planned` names them. A cell that decodes gives its time per output token. host_times: by cell and tier,
+    how much longer the host's own work took there.
     """
     cells = {cell.key: cell for cell in read_manifest(folder).cells}
     samples: dict[tuple[str, str], dict[tuple[Any, ...], list[RequestRecord]]] = {}
@@ -141,12 +144,22 @@ def points_of(folder: Path, size: str = "", seed: int = 0) -> tuple[CalibrationP
         if row.cell.startswith(size) and row.phase == "measure" and row.expected_tier is not None and counted(row):
             point = samples.setdefault((row.cell.rpartition("#")[0], row.expected_tier), {})
             point.setdefault((row.cell, row.attempt, row.sample), []).append(row)
+    known = host_times or {}
     return tuple(
-        _point(tier, cells[f"{cell}#1"], list(measured.values()), seed) for (cell, tier), measured in samples.items()
+        _point(
+            tier,
+            cells[f"{cell}#1"],
+            list(measured.values()),
+            fmean(known.get((key, tier), 1.0) for key, *_ in measured),
+            seed,
+        )
+        for (cell, tier), measured in samples.items()
     )
 
 
-def _point(tier: str, cell: CellEntry, samples: Sequence[Sequence[RequestRecord]], seed: int) -> CalibrationPoint:
+def _point(
+    tier: str, cell: CellEntry, samples: Sequence[Sequence[RequestRecord]], host_time: float, seed: int
+) -> CalibrationPoint:
     workload, cache = cell.workload, cell.cache
     assert isinstance(workload, PrefixWorkload) and cache is not None, "micro_cells made this cell"
     metric: Metric = "tpot_s" if workload.output_tokens > 1 else "ttft_s"
@@ -167,6 +180,7 @@ def _point(tier: str, cell: CellEntry, samples: Sequence[Sequence[RequestRecord]
         device_bytes_per_s=cell.device_bytes_per_s if state.from_device else None,
         file_system=cell.disk_file_system if on_disk else None,
         samples=len(values),
+        host_time=round(host_time, 4),
         measured_s=float(f"{float(middle_mean(values)):.6g}"),
         low_s=float(f"{low:.6g}"),
         high_s=float(f"{high:.6g}"),

@@ -35,7 +35,16 @@ from simulator.calibration import (
     FittedOn,
 )
 from simulator.middle import middle_mean
-from simulator.point_costs import FIRST_POLL, READING, SHORT_POLL, asked_s, asks_storage, design, is_behind_gpu
+from simulator.point_costs import (
+    FIRST_POLL,
+    READING,
+    SHORT_POLL,
+    asked_s,
+    asks_storage,
+    design,
+    for_each_request,
+    is_behind_gpu,
+)
 from traces.request import RequestRecord
 
 _POLLED = "not fitted: timed inside the engine, from one look of its scheduler for an answer to the next"
@@ -51,30 +60,40 @@ _IDLE_SLEEP_S = 1e-3
 
 class _Timed(NamedTuple):
     """A sample: its requests, which were sent together, and what the accelerator counted meanwhile. chunk_tokens: cells
-    of one size share a start of the engine."""
+    of one size share a start of the engine. host_time: how much longer the host's work took meanwhile."""
 
     tier: str
     chunk_tokens: int
     rows: list[RequestRecord]
     moved: Counters
+    host_time: float
 
 
-def timed(folder: Path, size: str, given: Mapping[str, Assumption], fitted_on: FittedOn) -> dict[str, Assumption]:
-    """Constants by name. given: those that the accelerator keeps to; empty without one, and then little is timed."""
-    samples = list(_samples(folder, size))
+def timed(
+    folder: Path,
+    size: str,
+    given: Mapping[str, Assumption],
+    fitted_on: FittedOn,
+    host_times: Mapping[tuple[str, str], float] | None = None,
+) -> dict[str, Assumption]:
+    """Constants by name. given: those that the accelerator keeps to; empty without one, and then little is timed.
+    host_times: by cell and tier, how much longer the host's work took than what the constants say."""
+    samples = list(_samples(folder, size, host_times or {}))
     poll_s, answered = _poll_s(samples), _responses(samples)
     next_s = _waits_for_next_step_s(fitted_on, given, answered.get(RESPONSE_TOKEN, 0.0))
     found = {RESPONSE_NEXT: Assumption(value=median(next_s or [0.0]), why=_DECODED if next_s else _NO_PACE)}
     if poll_s is None:
         waits_s = _storage_wait_s(samples, fitted_on)
         return found if waits_s is None else found | {"poll_s": Assumption(value=waits_s, why=_STORAGE)}
+    if asking := _asking(samples, poll_s, for_each_request(fitted_on)["poll_s"]):
+        asking_s, poll_s = asking
+        found[ASKING] = Assumption(value=asking_s, why=_ASKED)
     found["poll_s"] = Assumption(value=poll_s, why=_POLLED)
-    found |= {name: Assumption(value=s, why=_ASKED) for name, s in _asking(samples, poll_s).items()}
     found |= {name: Assumption(value=s, why=_ARRIVED) for name, s in _parsing(samples, poll_s).items()}
     return found | {name: Assumption(value=s, why=_ANSWERED) for name, s in answered.items()}
 
 
-def _samples(folder: Path, size: str) -> Iterator[_Timed]:
+def _samples(folder: Path, size: str, host_times: Mapping[tuple[str, str], float]) -> Iterator[_Timed]:
     chunk_tokens = _chunk_tokens(folder)
     rows = defaultdict[tuple[object, ...], list[RequestRecord]](list)
     for row in read_rows(folder):
@@ -83,7 +102,8 @@ def _samples(folder: Path, size: str) -> Iterator[_Timed]:
     for sample in read_samples(folder):
         mine = rows.get((sample.cell, sample.tier, sample.attempt, sample.index))
         if sample.cell.startswith(size) and mine:
-            yield _Timed(sample.tier, chunk_tokens.get(sample.cell, 0), mine, sample.observed)
+            host_time = host_times.get((sample.cell, sample.tier), 1.0)
+            yield _Timed(sample.tier, chunk_tokens.get(sample.cell, 0), mine, sample.observed, host_time)
 
 
 def _chunk_tokens(folder: Path) -> dict[str, int]:
@@ -93,9 +113,13 @@ def _chunk_tokens(folder: Path) -> dict[str, int]:
 
 def _poll_s(samples: Sequence[_Timed]) -> float | None:
     """What one look for an answer takes. An engine that waits for a load looks for its end instead, and quicker."""
-    seen = [one.moved for one in samples if not is_behind_gpu(one.tier)]
-    count = sum(moved.paced.get("polls", 0) for moved in seen)
-    return sum(moved.asked_us.get("polls", 0) for moved in seen) / count / 1e6 if count else None
+    seen = [one for one in samples if not is_behind_gpu(one.tier)]
+    count = sum(one.moved.paced.get("polls", 0) for one in seen)
+    return sum(_polled_s(one) for one in seen) / count if count else None
+
+
+def _polled_s(one: _Timed) -> float:
+    return one.moved.asked_us.get("polls", 0) / 1e6 / one.host_time
 
 
 def _storage_wait_s(samples: Sequence[_Timed], fitted_on: FittedOn) -> float | None:
@@ -116,7 +140,7 @@ def _storage_wait_s(samples: Sequence[_Timed], fitted_on: FittedOn) -> float | N
         )
         asking = asks_storage(point, fitted_on)
         if asking or point.hit_tokens >= point.prompt_tokens - fitted_on.block_tokens:
-            beyond_s[row.prompt_tokens][asking].append(point.measured_s - step_us / 1e6)
+            beyond_s[row.prompt_tokens][asking].append((point.measured_s - step_us / 1e6) / one.host_time)
     both = [
         (middle_mean(asked) - middle_mean(whole), len(asked)) for whole, asked in beyond_s.values() if whole and asked
     ]
@@ -126,23 +150,26 @@ def _storage_wait_s(samples: Sequence[_Timed], fitted_on: FittedOn) -> float | N
     return max(0.0, float(np.average(more_s, weights=weights)))
 
 
-def _asking(samples: Sequence[_Timed], poll_s: float) -> dict[str, float]:
-    """What a chunk of a prompt adds to the time in which the engine looks for an answer; nothing where all lone
-    requests ask about as many chunks."""
+def _asking(samples: Sequence[_Timed], poll_s: float, polls: float) -> tuple[float, float] | None:
+    """What a chunk of a prompt adds to the time in which the engine looks for an answer, and what each of a lone
+    look-up's polls takes without: a slow server has the engine ask more often than the rules say, each time as quickly.
+    None where all lone requests ask about as many chunks."""
     looked = defaultdict[int, list[float]](list)
     for one in samples:
         if len(one.rows) == 1 and one.chunk_tokens and not is_behind_gpu(one.tier):
-            looked[one.rows[0].prompt_tokens // one.chunk_tokens].append(one.moved.asked_us.get("polls", 0) / 1e6)
+            looked[one.rows[0].prompt_tokens // one.chunk_tokens].append(_polled_s(one))
     if len(looked) < 2:
-        return {}
+        return None
     chunks, took_s = list(looked), [fmean(times) for times in looked.values()]
 
     def missed(unknown: NDArray[np.float64]) -> list[float]:
-        asking_s, polls_s = map(float, unknown)
-        return [polls_s + asked_s(asking_s * of, poll_s) - s for of, s in zip(chunks, took_s, strict=True)]
+        asking_s, each_s = map(float, unknown)
+        says_s = [polls * each_s + asked_s(asking_s * of, each_s) for of in chunks]
+        return [says / s - 1 for says, s in zip(says_s, took_s, strict=True)]
 
-    found = least_squares(missed, (poll_s / 10, min(took_s)), bounds=(0.0, np.inf))
-    return {ASKING: float(found.x[0])}
+    begin = (poll_s / 10, poll_s)
+    asking_s, each_s = least_squares(missed, begin, bounds=(0.0, np.inf), x_scale=begin).x
+    return float(asking_s), float(each_s)
 
 
 def _parsing(samples: Sequence[_Timed], poll_s: float) -> dict[str, float]:
@@ -161,7 +188,7 @@ def _parsing(samples: Sequence[_Timed], poll_s: float) -> dict[str, float]:
         if "arrivals" in one.moved.at_us and (count == 1 or is_behind_gpu(one.tier)):
             took_s = one.moved.at_us["arrivals"] / 1e6 / count - fmean(row.sent_s for row in one.rows)
             before_s = first_s * (count - 1) / count
-            starts[one.chunk_tokens][count, one.rows[0].prompt_tokens].append(took_s - before_s)
+            starts[one.chunk_tokens][count, one.rows[0].prompt_tokens].append(took_s / one.host_time - before_s)
     found, weights = list[NDArray[np.float64]](), list[int]()
     for arrivals in starts.values():
         if min(len(set(each)) for each in zip(*arrivals, strict=True)) < 2:
@@ -185,7 +212,7 @@ def _responses(samples: Sequence[_Timed]) -> dict[str, float]:
         row = one.rows[0]
         lone = len(one.rows) == 1 and row.output_tokens == 1 and one.moved.paced.get("steps") == 1
         if lone and "ends" in one.moved.at_us and row.first_token_s is not None:
-            passed_s = row.first_token_s - one.moved.at_us["ends"] / 1e6
+            passed_s = (row.first_token_s - one.moved.at_us["ends"] / 1e6) / one.host_time
             if row.cached_tokens is not None and row.cached_tokens >= row.prompt_tokens - 1:
                 hits[row.prompt_tokens].append(passed_s)
             else:
@@ -214,5 +241,6 @@ def _waits_for_next_step_s(
             row = design(point, fitted_on)
             computed_s = sum(times * (given[name].value or 0.0) for name, times in row.items() if name in STEP)
             late_s = (max(given[LAUNCH].value or 0.0, computed_s) - point.measured_s) * (point.output_tokens - 1)
+            late_s /= point.host_time
             waits_s.append(max(0.0, late_s - response_token_s * point.prompt_tokens))
     return waits_s

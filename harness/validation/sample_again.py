@@ -50,12 +50,12 @@ def more_samples(point: PointResult) -> int:
     """So many more samples resolve a point, as far as its samples tell; 0: it is resolved, or no feasible number does.
 
     What few samples say of how many it takes is a guess: a point gets at least half of what it has again, and at most
-    twice that; one with too few for an interval, what two intervals take.
+    twice that; one with too few for an interval, one more than that takes: such samples are long.
     """
     had = max((figure.samples for figure in point.figures), default=0)
     unclear = [f for f in point.figures if f.gates and f.verdict == "not resolvable"]
     if any(_without_interval(figure) for figure in unclear):
-        return 2 * FEWEST_CLUSTERS - had
+        return FEWEST_CLUSTERS + 1 - had
     lacking = max((f.needed - had for f in unclear if f.needed is not None), default=None)
     if lacking is None or (lacking > MOST_SAMPLES and had >= 2 * FEWEST_CLUSTERS):
         return 0

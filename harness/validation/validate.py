@@ -13,13 +13,16 @@ import hashlib
 import itertools
 import shutil
 import time
-from collections.abc import Sequence
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import msgspec
 
 from harness.calibration.calibrate import calibrated, packs_of, write_calibration
+from harness.calibration.cores import loops_s
 from harness.engines import ENGINES
 from harness.engines.kind import EngineName
 from harness.engines.sim.settings import SimSettings
@@ -140,10 +143,20 @@ def _write(
         command=request.command,
         experiment=Origin(path=Path(request.experiment.path or "").name, sha256=request.experiment.sha256),
         calibration=_calibration_facts(calibration, source),
-        notes=tuple(notes(comparison, reference)),
+        notes=(*_slow_hosts(candidate), *notes(comparison, reference)),
     )
     write_document(request.folder, written)
     return Judgement(written, reference, candidate)
+
+
+def _slow_hosts(candidate: Side) -> list[str]:
+    times = [cell.experiment.engines.of(SimSettings).host_time for cell in candidate.manifest.cells]
+    if set(times) == {1.0}:
+        return []
+    return [
+        "The host: the simulated one is as slow as the engine's core was beside each point, by a fixed loop that was"
+        f" timed there: {min(times):.2f} to {max(times):.2f} times what it took while calibrating."
+    ]
 
 
 def compare_runs(ours: Side, theirs: Side, folder: Path, margin: float, command: str) -> Judgement:
@@ -269,12 +282,46 @@ def _run_sim(request: Validation, calibration: str, real: Sequence[Path], progre
         raise NotComparable(f"{real[0]}: measured none of the points that the experiment asks for; name its own sizes")
     # Of an attempt that was judged before.
     shutil.rmtree(request.folder / "sim", ignore_errors=True)
-    unique: dict[str, Cell] = {}
+    unique, took_s = dict[str, list[Cell]](), _core_loops_s(side)
     for entry in entries:
         # The first one has all tiers of the point; one that samples again, those that did not resolve.
         cell = sim_cell(entry, calibration, request.engine)
-        unique.setdefault(cell.key, cell)
-    return run(_run_request(request, list(unique.values()), "sim", request.folder / "sim"), progress)
+        if cell.key not in unique:
+            unique[cell.key] = as_slow(cell, took_s, load_calibration(calibration).fitted_on.core_loop_s)
+    cells = list(itertools.chain.from_iterable(unique.values()))
+    return run(_run_request(request, cells, "sim", request.folder / "sim"), progress)
+
+
+def _core_loops_s(side: Side) -> dict[tuple[str, str], float]:
+    """What a fixed loop took on the engine's core, by the mean: by point and tier, and of free loads by cell."""
+    took_s = defaultdict[tuple[str, str], list[float]](list)
+    for number in range(len(side.folders)):
+        mine = [
+            (point_name(cell) if tier != FREE_LOAD else cell, tier, sample)
+            for (_, tier), point in side.points.items()
+            for (folder, cell), repeat in point.repeats.items()
+            if folder == number
+            for sample in repeat.samples
+        ]
+        for (name, tier, _), loop_s in zip(mine, loops_s([sample for *_, sample in mine]), strict=False):
+            took_s[name, tier].append(loop_s)
+    return {key: fmean(each) for key, each in took_s.items()}
+
+
+def as_slow(cell: Cell, took_s: Mapping[tuple[str, str], float], core_loop_s: float | None) -> list[Cell]:
+    """The simulator's cell, with the host as slow as the engine's own was for each tier: a cell for each of them.
+    took_s: what the loop took there. core_loop_s: while calibrating; None: it was not timed there."""
+    if core_loop_s is None:
+        return [cell]
+    tiers, found = cell.experiment.measure.tiers or (FREE_LOAD,), list[Cell]()
+    for number, tier in enumerate(tiers, 1):
+        host_time = round(took_s.get((cell.key, tier), core_loop_s) / core_loop_s, 4)
+        slow = {"sim": cell.experiment.engines.of(SimSettings).model_dump(mode="json") | {"host_time": host_time}}
+        if tier == FREE_LOAD:
+            return [Cell(cell.key, cell.overrides, changed(cell.experiment, engines=slow))]
+        alone = changed(cell.experiment, measure={"tiers": [tier]}, engines=slow)
+        found.append(Cell(f"{cell.key}#{number}", cell.overrides, alone))
+    return found
 
 
 def sim_cell(entry: CellEntry, calibration: str, engine: EngineName) -> Cell:

@@ -13,6 +13,7 @@ import yaml
 
 from harness.experiment.read import load_experiment
 from harness.measure.run import RunRequest, run
+from harness.records import HostSample
 from harness.results.folder import RunFolder, read_rows, read_samples
 from harness.results.manifest import read_manifest
 from tests.unit.measure.test_run_loop import Quiet
@@ -30,9 +31,11 @@ def sim_run(folder: Path, config: dict[str, Any], calibration: Path | None = Non
     return run(request, Quiet())
 
 
-def noisy_copy(source: Path, target: Path, *, seed: int, spread: float, slower: float = 1.0) -> Path:
+def noisy_copy(
+    source: Path, target: Path, *, seed: int, spread: float, slower: float = 1.0, core_loop_s: float | None = None
+) -> Path:
     """The run again, as engine 'fake', each sample's times after sending times `slower` and a log-normal of that
-    spread with mean 1."""
+    spread with mean 1. core_loop_s: what a fixed loop took on the engine's core."""
     rng = np.random.default_rng(seed)
     factors: dict[tuple[Any, ...], float] = {}
 
@@ -51,7 +54,7 @@ def noisy_copy(source: Path, target: Path, *, seed: int, spread: float, slower: 
     made = RunFolder.create(target, manifest)
     made.append_rows(map(noisy, read_rows(source)))
     for sample in read_samples(source):
-        made.append_sample(sample)
+        made.append_sample(msgspec.structs.replace(sample, host=HostSample(core_loop_s=core_loop_s)))
     made.close()
     return target
 

@@ -19,7 +19,7 @@ from harness.engines.sim.tiers_only import TiersOnlyEngine
 from harness.engines.vllm.settings import VllmSettings
 from harness.errors import SettingsError
 from harness.experiment.model import Experiment
-from simulator.calibration import load_calibration, with_disk_of, without_compute
+from simulator.calibration import at_host_time, load_calibration, with_disk_of, without_compute
 from simulator.cluster import Cluster
 from simulator.models import ModelSpec
 from simulator.policies import TierPolicy, engine_policy, lmcache_evicting, tier_policy
@@ -67,6 +67,7 @@ def simulator_maker(
         calibration = with_disk_of(calibration, load_calibration(settings.disk))
     if real_disk and settings.storage.compute == "none":
         calibration = without_compute(calibration)
+    calibration = at_host_time(calibration, settings.host_time)
     engine_rules, tier_rules = engine_policy(settings.engine_policy), tier_policy(settings.tier_policy)
     pool_rules = _pool_rules(experiment)
     if evicts := cache.eviction:

@@ -102,6 +102,8 @@ class SimSettings(Strict):
     mode: model computes the disk tier's times; storage moves its bytes on a real device, on the wall clock; tiers moves
     those of every tier, and has no engine.
     hardware: a name of `harness list presets`, or a calibration file.
+    host_time: how much longer the host's own work takes than on the machine that hardware is of, e.g. 1.4 where its
+    cores are that much slower. What a GPU computes or a device reads takes as long as there.
     disk: another one, whose disk stands behind hardware's GPU and CPU RAM; null: hardware's own.
     engine_policy: the pack of the engine's rules, in simulator/policies/.
     tier_policy: the pack of the cache server's rules, in simulator/policies/.
@@ -119,6 +121,7 @@ class SimSettings(Strict):
     mode: Literal["model", "storage", "tiers"] = "model"
 
     hardware: str = "cpu-2core"
+    host_time: Annotated[float, Field(gt=0.0, le=100.0, strict=False)] = 1.0
     disk: str | None = None
     engine_policy: str = "vllm-0.32"
     tier_policy: str = "lmcache-0.5.6-mp"

@@ -267,12 +267,12 @@ def test_points_are_medians_that_a_straggler_does_not_move(measured: Path) -> No
 def test_a_mechanism_that_the_model_lacks_makes_the_fit_not_good(
     measured: Path, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def with_a_cliff(folder: Path, size: str) -> tuple[CalibrationPoint, ...]:
+    def with_a_cliff(folder: Path, size: str, host_times: dict[tuple[str, str], float]) -> tuple[CalibrationPoint, ...]:
         def changed(point: CalibrationPoint) -> CalibrationPoint:
             slower = 1.6 if point.tier == "cpu" and point.prompt_tokens > 3000 else 1.0
             return msgspec.structs.replace(point, measured_s=slower * point.measured_s)
 
-        return tuple(map(changed, filter(lone, points_of(folder, size))))
+        return tuple(map(changed, filter(lone, points_of(folder, size, host_times))))
 
     monkeypatch.setattr("harness.calibration.calibrate.points_of", with_a_cliff)
     made = calibrated(measured, "cliff", load_experiment(experiment(folder)).experiment, "sim")

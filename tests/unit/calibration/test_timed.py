@@ -165,6 +165,19 @@ def test_an_engine_without_an_accelerator_times_nothing(kept: Samples) -> None:
     assert values() == {"response_next_s": 0.0}
 
 
+def test_what_was_timed_on_slow_cores_counts_as_if_they_were_not(kept: Samples) -> None:
+    """All that is the host's took 1.5 times as long beside one of two kinds of samples."""
+    fitted_on = load_calibration("cpu-2core").fitted_on
+    for tokens in (513, 3073):
+        for tier, count in (("gpu", 1), ("cpu", 2), ("cpu", 4)):
+            kept.add(tier, count, tokens)
+    usual = timed(Path("run"), "", {}, fitted_on)
+    usual_s = {name: found.value or 0.0 for name, found in usual.items()}
+    slow = timed(Path("run"), "", {}, fitted_on, dict.fromkeys((("c#1", "gpu"), ("c#1", "cpu")), 1.5))
+    named = ("poll_s", "response_s", "response_token_s")
+    assert {name: slow[name].value for name in named} == {name: pytest.approx(usual_s[name] / 1.5) for name in named}
+
+
 def test_what_a_first_token_waits_for_the_next_step_is_read_off_decoding() -> None:
     truth = load_calibration("cpu-2core")
     waits = {"response_next_s": 2e-3, "response_token_s": RESPONSE_TOKEN_S, "poll_s": 1e-3}

@@ -9,7 +9,16 @@ import msgspec
 import pytest
 import yaml
 
-from simulator.calibration import HOST_STEP, Assumption, CalibrationPoint, FittedOn, load_calibration
+from simulator.calibration import (
+    CONSTANTS,
+    HOST,
+    HOST_STEP,
+    Assumption,
+    CalibrationPoint,
+    FittedOn,
+    at_host_time,
+    load_calibration,
+)
 from simulator.errors import CalibrationError
 from simulator.fitting import fit
 from simulator.models import CONFIGS, ModelSpec, load_model
@@ -125,6 +134,48 @@ def test_the_fit_finds_what_a_store_adds_to_a_first_token_and_the_simulator_has_
     assert {name: found[name] for name in host} == pytest.approx(host, rel=1e-3)
     unknown = msgspec.structs.replace(fitted_on, engine=None, points=exact)
     assert fit(unknown, assumed).constants["response_store_s"] == 0.0
+
+
+def test_a_slower_host_takes_longer_for_its_own_work_and_for_nothing_else() -> None:
+    known = load_calibration("rtx-a5000-nfs")
+    slow = at_host_time(known, 1.5)
+    for name in CONSTANTS:
+        times = 1.5 if name in HOST else 1.0
+        value = known.constants[name]
+        assert slow.constants[name] == (None if value is None else pytest.approx(times * value))
+    assert {"request_s", "poll_s", "cpu.read.chunk_s", "page_cache.read.latency_s", "disk.read.chunk_s"} <= HOST
+    assert not {"step_s", "launch_s", "cpu.read.bytes_per_s", "disk.read.latency_s"} & HOST
+    assert at_host_time(known, 1.0) is known
+
+
+@pytest.mark.parametrize("concurrency", [1, 3])
+def test_a_fit_finds_the_constants_though_points_were_measured_on_slow_cores(concurrency: int) -> None:
+    truth = load_calibration("rtx-a5000-nfs")
+    kinds = [("recompute", 0), ("gpu", 1), ("cpu", 1)]
+    points = tuple(
+        msgspec.structs.replace(point(tier, length + 1, length * hit, 1.0), host_time=slow, concurrency=count)
+        for slow, length in ((1.0, 512), (1.4, 1024), (1.2, 1536))
+        for tier, hit in kinds
+        for count in dict.fromkeys((1, concurrency))
+    )
+    fitted_on = msgspec.structs.replace(truth.fitted_on, points=points)
+    constants = truth.constants | {name: None for name in truth.constants if name.startswith("disk.")}
+    constants |= {"store_token_s": 0.0}
+    truth = msgspec.structs.replace(truth, fitted_on=fitted_on, constants=constants)
+    model = load_model(fitted_on.model)
+    exact = tuple(msgspec.structs.replace(each, measured_s=simulated_s(each, truth, model)) for each in points)
+    for each in exact:
+        if each.concurrency == 1:
+            assert predicted_s(each, truth) == pytest.approx(each.measured_s, rel=1e-3)
+    told = ("request_s", "request_token_s")
+    known = {name: s for name, s in truth.constants.items() if s is not None and name not in told}
+    assumed = {name: Assumption(value=s, why="given") for name, s in known.items()}
+    found = fit(msgspec.structs.replace(fitted_on, points=exact), assumed).constants
+    assert {name: found[name] for name in told} == {n: pytest.approx(truth.constants[n], rel=0.01) for n in told}
+    # Taken for points of a host as usual, they tell other constants.
+    same = tuple(msgspec.structs.replace(each, host_time=1.0) for each in exact)
+    other = fit(msgspec.structs.replace(fitted_on, points=same), assumed).constants
+    assert other["request_s"] != pytest.approx(truth.constants["request_s"], rel=0.05)
 
 
 @pytest.mark.parametrize(("hit_tokens", "off"), [(0, 0.005), (256, 0.02)])

@@ -27,8 +27,8 @@ from harness.validation.equivalence import Figure, PointResult, compare
 from harness.validation.points import axes, read_side, repeated
 from harness.validation.sample_again import START_S, more_cells, more_samples
 from harness.validation.validate import Validation, sim_cell, validate
-from simulator.calibration import STEP
-from simulator.models import load_model
+from simulator.calibration import HOST, STEP, load_calibration
+from simulator.models import CONFIGS, load_model
 from tests.support.noisy_runs import noisy_copy, sim_run, wrong_calibration
 from tests.unit.measure.test_run_loop import Quiet
 
@@ -89,6 +89,26 @@ def test_a_bandwidth_that_is_a_tenth_too_high_fails_where_it_matters(tmp_path: P
     assert "The calibration itself calls its fit not good: missed by 20 %." in told
     right = request(tmp_path, slow, (None,), real=(real,), engine="fake", folder=tmp_path / "right")
     assert validate(right, Quiet()).document.verdict == "pass"
+
+
+def test_a_host_that_was_slow_is_simulated_as_slow(tmp_path: Path) -> None:
+    """Its own work took four times as long, and so did a fixed loop. A calibration without the loop's time knows of
+    none."""
+    config = {key: CONFIG[key] for key in CONFIG if key != "sizes"}
+    of_host = [name for name, value in load_calibration("cpu-2core").constants.items() if value and name in HOST]
+    run = sim_run(tmp_path / "truth", config, wrong_calibration(tmp_path / "slow.yaml", 4.0, *of_host))
+    real = noisy_copy(run, tmp_path / "real", seed=1, spread=0.005, core_loop_s=240e-6)
+    known = yaml.safe_load((CONFIGS / "hardware" / "cpu-2core.yaml").read_text())
+    known["fitted_on"]["core_loop_s"] = 60e-6
+    (tmp_path / "timed.yaml").write_text(yaml.safe_dump(known))
+    asked = request(tmp_path, tmp_path / "timed.yaml", (None,), real=(real,), engine="fake")
+    document = validate(asked, Quiet()).document
+    assert document.verdict == "pass" and document.notes
+    assert document.notes[0].endswith("4.00 to 4.00 times what it took while calibrating.")
+    same = request(tmp_path, "cpu-2core", (None,), real=(real,), engine="fake", folder=tmp_path / "same")
+    untold = validate(same, Quiet()).document
+    assert untold.verdict == "fail"
+    assert not any("as slow as" in note for note in untold.notes or ())
 
 
 @pytest.mark.parametrize("side", ["real", "simulated"])
@@ -276,7 +296,7 @@ def test_what_does_not_resolve_is_sampled_again_while_the_time_lasts(tmp_path: P
         (20, 421, -0.06, "not resolvable", None, 0),  # no feasible number
         (20, None, -0.06, "not resolvable", None, 0),
         (7, 1243, -0.30, "not resolvable", None, 14),  # so few samples do not say that none is feasible
-        (3, None, None, "not resolvable", None, 7),  # too few for an interval
+        (3, None, None, "not resolvable", None, 3),  # too few for an interval
         (3, None, None, "not resolvable", "its steps ended late", 0),
         (20, None, -0.02, "pass", None, 0),
         (20, None, -0.2, "fail", None, 0),
