@@ -17,6 +17,11 @@ _OURS = Path("kv_accelerator/sglang")
 # (ours, what it stands for below sglang/srt, why). Ours: FILE:NAME; a constant, a function or a class.
 TABLE = (
     ("models/paced.py:SglangPacedForCausalLM", "models/: the model", "takes a GPU's time in place of its arithmetic"),
+    (
+        "steps.py:request_arrives",
+        "managers/scheduler.py: Scheduler.handle_generate_request",
+        "runs before it: notes when a request has arrived",
+    ),
     ("steps.py:step_begins", "managers/scheduler.py: Scheduler.get_next_batch_to_run", "runs before it: begins a step"),
     ("steps.py:no_step", "managers/scheduler.py: Scheduler.on_idle", "runs before it: no step follows the last one"),
     (

@@ -1,7 +1,7 @@
 """A step of SGLang's stock scheduler: from the moment when it looks for a batch to the end of the model's forward pass.
 
-The model waits for the step's end (models/paced.py). Two functions run before the scheduler's own, which go on as they
-are.
+The model waits for the step's end (models/paced.py). Three functions run before the scheduler's own, which go on as
+they are.
 """
 
 from __future__ import annotations
@@ -16,8 +16,13 @@ _SCHEDULER = "sglang.srt.managers.scheduler.Scheduler"
 
 
 def pace_steps() -> None:
+    HookRegistry.register(f"{_SCHEDULER}.handle_generate_request", request_arrives, HookType.BEFORE)
     HookRegistry.register(f"{_SCHEDULER}.get_next_batch_to_run", step_begins, HookType.BEFORE)
     HookRegistry.register(f"{_SCHEDULER}.on_idle", no_step, HookType.BEFORE)
+
+
+def request_arrives(*_args: Any, **_kwargs: Any) -> None:
+    pacing().steps.arrived()
 
 
 def step_begins(*_args: Any, **_kwargs: Any) -> None:
