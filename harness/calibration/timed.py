@@ -47,7 +47,7 @@ from simulator.point_costs import (
 )
 from traces.request import RequestRecord
 
-_POLLED = "not fitted: timed inside the engine, from one look of its scheduler for an answer to the next"
+_POLLED = "not fitted: timed inside the engine, by how long its scheduler looks for an answer"
 _ASKED = "not fitted: timed, by how much longer the engine looks for an answer about more chunks"
 _ARRIVED = "not fitted: timed, from the sending of requests to their arrival at the scheduler, alone and together"
 _ANSWERED = "not fitted: timed, from the end of the engine's step to the client's first token"
