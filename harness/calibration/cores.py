@@ -11,37 +11,32 @@ from __future__ import annotations
 
 import bisect
 from collections import defaultdict
-from collections.abc import Sequence
 from pathlib import Path
 from statistics import fmean, median
 
-from harness.records import Sample
 from harness.results.folder import read_samples
 
 _AROUND_S = 60.0
 
 
-def loops_s(samples: Sequence[Sample]) -> list[float]:
-    """What the loop took around each sample of one run, by the mean; empty where the run did not time its core."""
+def loops_s(folder: Path) -> dict[tuple[str, str], list[float]]:
+    """By cell and tier, what the loop took around each sample of a run, by the mean; empty where the run did not time
+    its core."""
+    samples = list(read_samples(folder))
     told = sorted((s.started_s, s.host.core_loop_s) for s in samples if s.host.core_loop_s is not None)
     times_s = [started_s for started_s, _ in told]
-
-    def around(sample: Sample) -> float:
+    found = defaultdict[tuple[str, str], list[float]](list)
+    for sample in samples if told else ():
         first = bisect.bisect_left(times_s, sample.started_s - _AROUND_S)
         last = bisect.bisect_right(times_s, sample.ended_s + _AROUND_S)
-        return fmean(loop_s for _, loop_s in told[first:last] or told)
-
-    return list(map(around, samples)) if told else []
+        found[sample.cell, sample.tier].append(fmean(loop_s for _, loop_s in told[first:last] or told))
+    return found
 
 
 def core_times(folder: Path, size: str = "") -> tuple[float | None, dict[tuple[str, str], float]]:
     """The loop's seconds, by the median over the samples of the cells whose keys begin with the size, and by cell and
     tier how much longer it took there, by the mean. None and nothing where the run did not time its core."""
-    samples = list(read_samples(folder))
-    took_s = defaultdict[tuple[str, str], list[float]](list)
-    for sample, loop_s in zip(samples, loops_s(samples), strict=False):
-        if sample.cell.startswith(size):
-            took_s[sample.cell, sample.tier].append(loop_s)
+    took_s = {key: each for key, each in loops_s(folder).items() if key[0].startswith(size)}
     if not took_s:
         return None, {}
     usual_s = median(loop_s for each in took_s.values() for loop_s in each)

@@ -282,29 +282,23 @@ def _run_sim(request: Validation, calibration: str, real: Sequence[Path], progre
         raise NotComparable(f"{real[0]}: measured none of the points that the experiment asks for; name its own sizes")
     # Of an attempt that was judged before.
     shutil.rmtree(request.folder / "sim", ignore_errors=True)
-    unique, took_s = dict[str, list[Cell]](), _core_loops_s(side)
+    core_loop_s, took_s = load_calibration(calibration).fitted_on.core_loop_s, _core_loops_s(real)
+    unique: dict[str, list[Cell]] = {}
     for entry in entries:
         # The first one has all tiers of the point; one that samples again, those that did not resolve.
         cell = sim_cell(entry, calibration, request.engine)
         if cell.key not in unique:
-            unique[cell.key] = as_slow(cell, took_s, load_calibration(calibration).fitted_on.core_loop_s)
+            unique[cell.key] = as_slow(cell, took_s, core_loop_s)
     cells = list(itertools.chain.from_iterable(unique.values()))
     return run(_run_request(request, cells, "sim", request.folder / "sim"), progress)
 
 
-def _core_loops_s(side: Side) -> dict[tuple[str, str], float]:
+def _core_loops_s(real: Sequence[Path]) -> dict[tuple[str, str], float]:
     """What a fixed loop took on the engine's core, by the mean: by point and tier, and of free loads by cell."""
     took_s = defaultdict[tuple[str, str], list[float]](list)
-    for number in range(len(side.folders)):
-        mine = [
-            (point_name(cell) if tier != FREE_LOAD else cell, tier, sample)
-            for (_, tier), point in side.points.items()
-            for (folder, cell), repeat in point.repeats.items()
-            if folder == number
-            for sample in repeat.samples
-        ]
-        for (name, tier, _), loop_s in zip(mine, loops_s([sample for *_, sample in mine]), strict=False):
-            took_s[name, tier].append(loop_s)
+    for folder in real:
+        for (cell, tier), each in loops_s(folder).items():
+            took_s[cell if tier == FREE_LOAD else point_name(cell), tier] += each
     return {key: fmean(each) for key, each in took_s.items()}
 
 

@@ -13,7 +13,6 @@ import yaml
 
 from harness.experiment.read import load_experiment
 from harness.measure.run import RunRequest, run
-from harness.records import HostSample
 from harness.results.folder import RunFolder, read_rows, read_samples
 from harness.results.manifest import read_manifest
 from tests.unit.measure.test_run_loop import Quiet
@@ -54,7 +53,8 @@ def noisy_copy(
     made = RunFolder.create(target, manifest)
     made.append_rows(map(noisy, read_rows(source)))
     for sample in read_samples(source):
-        made.append_sample(msgspec.structs.replace(sample, host=HostSample(core_loop_s=core_loop_s)))
+        host = sample.host if core_loop_s is None else msgspec.structs.replace(sample.host, core_loop_s=core_loop_s)
+        made.append_sample(msgspec.structs.replace(sample, host=host))
     made.close()
     return target
 
