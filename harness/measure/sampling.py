@@ -3,7 +3,8 @@
 Tiers are interleaved, one sample of each a round, so that drift of the machine falls on all alike. A round goes from
 recompute down the tiers, because a prefix is moved down cheaply and up only by computing it again. Where the time is
 limited, tiers whose samples take long sit rounds out, so that all get about the same time rather than as many samples;
-and the first round, which may be the only one, asks quick tiers several times, but never for more than `samples`.
+and the first round, which may be the only one, asks quick tiers several times, and those that read a device twice, but
+never for more than `samples`.
 A tier whose prefixes are placed several sets at a time is asked for all of them in a row, in every round.
 Computing a prefix anew after it was moved down is time of the tier that it was moved down for.
 
@@ -20,13 +21,16 @@ from math import inf
 
 from harness.experiment.measure import Measure
 from harness.stats import percentile, relative_half_width
-from traces.tiers import state_named, state_names
+from traces.tiers import State, state_named, state_names
 
 GIVE_UP_AFTER = 5
 # So many times the time of the tier that has had least, a tier may have had and still be sampled.
 _MOST_OF_LEAST = 2.0
 # Of hits in memory, a single one says little, and several cost little.
 _QUICK_AT_FIRST = 3
+# Of reads from a device, one takes twice as long now and then, where the host takes memory back. Of two in each pass,
+# the middle leaves that one out.
+_DEVICE_AT_FIRST = 2
 
 
 @dataclass
@@ -78,8 +82,8 @@ class Sampler:
 
     def _in_a_row(self, tier: str, *, first: bool) -> int:
         """Samples of a tier in one round. first: whether it is the first round of a limited time."""
-        several = _QUICK_AT_FIRST if first and state_named(tier).quick else 1
-        several, asked = max(several, self._placed_at_once.get(tier, 1)), self._measure.samples
+        several = max(_at_first(state_named(tier)) if first else 1, self._placed_at_once.get(tier, 1))
+        asked = self._measure.samples
         return several if asked is None else max(1, min(several, asked - self._tiers[tier].samples))
 
     def _wanted_now(self, wanted: dict[str, float], elapsed_s: float) -> dict[str, float]:
@@ -125,3 +129,9 @@ class Sampler:
             return state.samples >= until.min_samples
         width = relative_half_width(state.values, until.confidence)
         return state.samples >= until.min_samples and width is not None and width <= until.half_width
+
+
+def _at_first(state: State) -> int:
+    if state.quick:
+        return _QUICK_AT_FIRST
+    return _DEVICE_AT_FIRST if state.from_device and not state.restarted else 1

@@ -201,6 +201,15 @@ def test_in_limited_time_the_larger_of_both_numbers_counts() -> None:
     assert sampler.round(1.0) == ["gpu"] * 2 + ["cpu"] * 4
 
 
+def test_a_first_round_reads_a_device_twice_so_that_a_slow_read_is_not_all_there_is() -> None:
+    sampler = limited("recompute", "disk_cold", budget="90s")
+    assert sampler.round(0.0) == ["recompute", "disk_cold", "disk_cold"], "it may be the only round"
+    for tier in ("recompute", "disk_cold", "disk_cold"):
+        sampler.add(tier, [1.0], proven=True, took_s=1.0)
+    assert sampler.round(3.0) == ["recompute", "disk_cold"]
+    assert limited("disk_restart", budget="90s").round(0.0) == ["disk_restart"], "it takes half a minute"
+
+
 def test_a_state_that_restarts_comes_when_the_others_have_had_their_share_of_the_time() -> None:
     sampler = limited("gpu", "cpu", "disk_restart", budget="90s")
     for tier in ("gpu", "cpu"):

@@ -46,6 +46,7 @@ CONFIG: dict[str, Any] = {
     },
 }
 SIZES = (None, "pairs", "load")
+QUICK_LOOP_S = 60e-6
 
 
 def request(tmp_path: Path, calibration: Path | str, sizes: tuple[str | None, ...] = SIZES, **more: Any) -> Validation:
@@ -91,16 +92,22 @@ def test_a_bandwidth_that_is_a_tenth_too_high_fails_where_it_matters(tmp_path: P
     assert validate(right, Quiet()).document.verdict == "pass"
 
 
+def timed_calibration(path: Path) -> Path:
+    """One that tells how long a fixed loop took."""
+    known = yaml.safe_load((CONFIGS / "hardware" / "cpu-2core.yaml").read_text())
+    known["fitted_on"]["core_loop_s"] = QUICK_LOOP_S
+    path.write_text(yaml.safe_dump(known))
+    return path
+
+
 def test_a_host_that_was_slow_is_simulated_as_slow(tmp_path: Path) -> None:
     """Its own work took four times as long, and so did a fixed loop. A calibration without the loop's time knows of
     none."""
     config = {key: CONFIG[key] for key in CONFIG if key != "sizes"}
     of_host = [name for name, value in load_calibration("cpu-2core").constants.items() if value and name in HOST]
     run = sim_run(tmp_path / "truth", config, wrong_calibration(tmp_path / "slow.yaml", 4.0, *of_host))
-    real = noisy_copy(run, tmp_path / "real", seed=1, spread=0.005, core_loop_s=240e-6)
-    known = yaml.safe_load((CONFIGS / "hardware" / "cpu-2core.yaml").read_text())
-    known["fitted_on"]["core_loop_s"] = 60e-6
-    (tmp_path / "timed.yaml").write_text(yaml.safe_dump(known))
+    real = noisy_copy(run, tmp_path / "real", seed=1, spread=0.005, core_loop_s=4 * QUICK_LOOP_S)
+    timed_calibration(tmp_path / "timed.yaml")
     asked = request(tmp_path, tmp_path / "timed.yaml", (None,), real=(real,), engine="fake")
     document = validate(asked, Quiet()).document
     assert document.verdict == "pass" and document.notes
@@ -109,6 +116,26 @@ def test_a_host_that_was_slow_is_simulated_as_slow(tmp_path: Path) -> None:
     untold = validate(same, Quiet()).document
     assert untold.verdict == "fail"
     assert not any("as slow as" in note for note in untold.notes or ())
+
+
+def test_a_host_that_was_slow_while_points_were_sampled_again_is_simulated_as_slow(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = sim_run(tmp_path / "truth", {key: CONFIG[key] for key in CONFIG if key != "sizes"})
+
+    def measured(request: Validation, cells: list[Cell], name: str, _: object) -> Path:
+        loops = 1 if name == "real" else 4
+        made = noisy_copy(run, request.folder / name, seed=loops, spread=0.2, core_loop_s=loops * QUICK_LOOP_S)
+        for kept in ("rows.jsonl", "manifest.json", "samples.jsonl"):
+            (made / kept).write_text((made / kept).read_text().replace('"base"', f'"{cells[0].key}"'))
+        return made
+
+    monkeypatch.setattr("harness.validation.validate._run_real", measured)
+    monkeypatch.setattr("harness.validation.validate.MOST_PASSES", 2)
+    timed = timed_calibration(tmp_path / "timed.yaml")
+    notes = validate(request(tmp_path, timed, (None,), engine="fake", budget_s=1e6), Quiet()).document.notes or ()
+    assert (tmp_path / "out" / "real-2").exists()
+    assert notes[0].endswith("2.50 to 2.50 times what it took while calibrating."), "as many samples of each pass"
 
 
 @pytest.mark.parametrize("side", ["real", "simulated"])
