@@ -17,6 +17,7 @@ from statistics import fmean, median
 from harness.results.folder import read_samples
 
 _AROUND_S = 60.0
+_SLOW = 1.2
 
 
 def loops_s(folder: Path) -> dict[tuple[str, str], list[float]]:
@@ -31,6 +32,17 @@ def loops_s(folder: Path) -> dict[tuple[str, str], list[float]]:
         last = bisect.bisect_right(times_s, sample.ended_s + _AROUND_S)
         found[sample.cell, sample.tier].append(fmean(loop_s for _, loop_s in told[first:last] or told))
     return found
+
+
+def slow_samples(folder: Path, size: str = "") -> set[tuple[str, str, int, int]]:
+    """Cell, tier, attempt and index of the samples of a size around which the loop itself took a fifth longer than
+    around half of them: another guest had the core."""
+    loops = {
+        (sample.cell, sample.tier, sample.attempt, sample.index): sample.host.core_loop_s
+        for sample in read_samples(folder)
+        if sample.cell.startswith(size) and sample.host.core_loop_s is not None
+    }
+    return {key for key, loop_s in loops.items() if loop_s > _SLOW * median(loops.values())}
 
 
 def core_times(folder: Path, size: str = "") -> tuple[float | None, dict[tuple[str, str], float]]:

@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 import msgspec
 import numpy as np
 
+from harness.calibration.cores import slow_samples
 from harness.errors import ConfigError
 from harness.experiment.model import Experiment
 from harness.experiment.read import Cell
@@ -47,6 +48,8 @@ WARM_UP = 1
 # Many short ones: machines drift over tens of seconds, so that samples taken together are off together.
 PASSES = 6
 _RESAMPLED = 1000
+# With fewer samples than these, a point stands with those of slow cores, too.
+_FEWEST = 3
 _UNIT_TOKENS = 256
 # Emptying the tiers and computing the prefixes again, before a cell's own time begins.
 _PLACING_S = 3.0
@@ -81,6 +84,10 @@ def micro_cells(
 def least_measuring_s(cells: int) -> float:
     """The shortest budget in which so many cells of micro_cells get a round each."""
     return cells * (_PLACING_S + _LEAST_S)
+
+
+# Cell, tier, attempt and number.
+_Sample = tuple[str, str, int, int]
 
 
 class Spec(NamedTuple):
@@ -136,15 +143,19 @@ def points_of(
 ) -> tuple[CalibrationPoint, ...]:
     """The points of a run, from the rows that count; of one that measured other cells too, those of the calibration's
     size, as `planned` names them. A cell that decodes gives its time per output token. host_times: by cell and tier,
-    how much longer the host's own work took there.
+    how much longer the host's own work took there; None: it does not count, and neither does how quick the cores were.
     """
     cells = {cell.key: cell for cell in read_manifest(folder).cells}
-    samples: dict[tuple[str, str], dict[tuple[Any, ...], list[RequestRecord]]] = {}
+    samples: dict[tuple[str, str], dict[_Sample, list[RequestRecord]]] = {}
     for row in read_rows(folder):
         if row.cell.startswith(size) and row.phase == "measure" and row.expected_tier is not None and counted(row):
             point = samples.setdefault((row.cell.rpartition("#")[0], row.expected_tier), {})
-            point.setdefault((row.cell, row.attempt, row.sample), []).append(row)
-    known = host_times or {}
+            point.setdefault((row.cell, row.expected_tier, row.attempt, row.sample), []).append(row)
+    known, slow = host_times or {}, slow_samples(folder, size) if host_times else set()
+    for point in samples.values():
+        if len(point.keys() - slow) >= _FEWEST:
+            for key in point.keys() & slow:
+                del point[key]
     return tuple(
         _point(
             tier,

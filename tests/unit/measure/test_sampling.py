@@ -204,6 +204,7 @@ def test_in_limited_time_the_larger_of_both_numbers_counts() -> None:
 def test_a_first_round_reads_a_device_twice_so_that_a_slow_read_is_not_all_there_is() -> None:
     sampler = limited("recompute", "disk_cold", budget="90s")
     assert sampler.round(0.0) == ["recompute", "disk_cold", "disk_cold"], "it may be the only round"
+    assert limited("gpu", "disk").round(0.0) == ["gpu"] * 3 + ["disk"] * 6, "of the page cache, reads vary more"
     for tier in ("recompute", "disk_cold", "disk_cold"):
         sampler.add(tier, [1.0], proven=True, took_s=1.0)
     assert sampler.round(3.0) == ["recompute", "disk_cold"]
