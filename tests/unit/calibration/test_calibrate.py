@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import shutil
+from collections import defaultdict
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ from harness.engines import ENGINES
 from harness.experiment.read import Plan, load_experiment
 from harness.measure.run import RunRequest, run
 from harness.records import AcceleratorFacts
+from harness.results.folder import read_rows
 from harness.results.manifest import encode_manifest, read_manifest
 from simulator.calibration import TRANSFER, Assumption, Calibration, CalibrationPoint, load_calibration
 from simulator.errors import CalibrationError
@@ -262,6 +264,24 @@ def test_points_are_medians_that_a_straggler_does_not_move(measured: Path) -> No
     points = points_of(measured)
     assert all(p.low_s == p.high_s == p.measured_s for p in points), "the simulator repeats to the bit"
     assert {p.metric for p in points if p.output_tokens > 1} == {"tpot_s"}
+
+
+def test_samples_of_slow_cores_count_only_where_fewer_than_three_others_do(
+    measured: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    keys = defaultdict[tuple[str, str], set[tuple[str, str, int, int]]](set)
+    for row in read_rows(measured):
+        if row.phase == "measure" and row.expected_tier is not None:
+            point = row.cell.rpartition("#")[0], row.expected_tier
+            keys[point].add((row.cell, row.expected_tier, row.attempt, row.sample))
+    all_slow, *others = keys.values()
+    slow = all_slow | {min(each) for each in others}
+    monkeypatch.setattr("harness.calibration.points.slow_samples", lambda _folder, _size: slow)
+    untold = [point.samples for point in points_of(measured)]
+    told = [point.samples for point in points_of(measured, host_times={("none", "gpu"): 1.0})]
+    assert untold == [len(each) for each in keys.values()]
+    assert told == [len(all_slow), *(len(each) - 1 if len(each) > 3 else len(each) for each in others)]
+    assert told != untold
 
 
 def test_a_mechanism_that_the_model_lacks_makes_the_fit_not_good(

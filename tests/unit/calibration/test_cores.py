@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from harness.calibration import cores as module
-from harness.calibration.cores import core_times
+from harness.calibration.cores import core_times, slow_samples
 from harness.records import Counters, HostSample, Sample
 
 
@@ -37,3 +37,12 @@ def test_the_loops_of_its_time_tell_how_slow_a_point_s_core_was(monkeypatch: pyt
 def test_a_run_that_timed_no_core_tells_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "read_samples", lambda _folder: iter([sample("c#1", "gpu", 0, None)]))
     assert core_times(Path("run")) == (None, {})
+
+
+def test_a_sample_is_slow_where_its_loop_took_a_fifth_longer_than_most(monkeypatch: pytest.MonkeyPatch) -> None:
+    samples = [sample("c:a#1", "gpu", index, loop_s) for index, loop_s in enumerate((60e-6, 71e-6, 73e-6, None, 58e-6))]
+    samples += [sample("c:a#1", "cpu", index, 60e-6) for index in range(2)]
+    samples += [sample("other#1", "gpu", index, 90e-6) for index in range(9)]
+    monkeypatch.setattr(module, "read_samples", lambda _folder: iter(samples))
+    assert slow_samples(Path("run"), "c:") == {("c:a#1", "gpu", 0, 2)}
+    assert slow_samples(Path("run")) == set(), "most of all took 90 us"
