@@ -42,7 +42,8 @@ def slow_samples(folder: Path, size: str = "") -> set[tuple[str, str, int, int]]
         for sample in read_samples(folder)
         if sample.cell.startswith(size) and sample.host.core_loop_s is not None
     }
-    return {key for key, loop_s in loops.items() if loop_s > _SLOW * median(loops.values())}
+    usual_s = median(loops.values()) if loops else 0.0
+    return {key for key, loop_s in loops.items() if loop_s > _SLOW * usual_s}
 
 
 def core_times(folder: Path, size: str = "") -> tuple[float | None, dict[tuple[str, str], float]]:
