@@ -24,12 +24,13 @@ STEP = ("step_s", "token_s", "attention_s", "attention_context_s", "context_s", 
 # What an engine's own thread does in a step beside the model's forward pass.
 HOST_STEP = ("step_request_s", "hit_token_s", "store_token_s")
 # What a first token takes longer for each token of its prompt, and a first or last one where the engine goes on at
-# once, ahead of the front end.
+# once, ahead of the front end. How long passes hold a chunk that is read ahead up, for each request that waits.
 RESPONSE_TOKEN, RESPONSE_NEXT, RESPONSE_STORE = "response_token_s", "response_next_s", "response_store_s"
-RESPONSE_BESIDE = (RESPONSE_TOKEN, RESPONSE_NEXT, RESPONSE_STORE)
+READ_PASS = "read_pass_s"
+BESIDE = (RESPONSE_TOKEN, RESPONSE_NEXT, RESPONSE_STORE, READ_PASS)
 # What a front end takes to parse a request, and what the questions about its chunks take.
 PARSING, ASKING = ("request_s", "request_token_s"), "request_chunk_s"
-REQUEST = (*PARSING, "request_wait_s", ASKING, "response_s", *RESPONSE_BESIDE, "poll_s")
+REQUEST = (*PARSING, "request_wait_s", ASKING, "response_s", *BESIDE, "poll_s")
 COST = (*STEP, *HOST_STEP, *REQUEST)
 # What transfers KV: each tier behind the engine's own, and the page cache of those on a device.
 DEVICES = (
@@ -159,8 +160,8 @@ class Calibration(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     these together take launch_s at least.
     The engine's own thread spends step_request_s on each request that a step begins, and hit_token_s on each cached
     token with which that request begins. It spends store_token_s on each token whose KV the step copies to the tier
-    behind the GPU (0: beside the steps). A file that lacks launch_s, these three or RESPONSE_BESIDE means 0. Of a tier
-    that it does not name, all is unknown.
+    behind the GPU (0: beside the steps). A file that lacks launch_s, these three or BESIDE means 0. Of a tier that it
+    does not name, all is unknown.
     Before the scheduler sees a request, a front end that does one task after another spends request_s, and
     request_token_s per prompt token. Then request_wait_s passes, for all requests at once. request_chunk_s per prompt
     chunk: the cache server's, which takes one question after another; the front end's where an engine has no such
@@ -168,9 +169,10 @@ class Calibration(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     response_token_s more per prompt token, of all requests that get theirs in the same step. Such tokens take longer
     where the engine's own work goes ahead of them: response_next_s where a step begins, response_store_s while a store
     of the request is under way. poll_s: a step of the engine that only asks for an answer, on average of those of a
-    lone look-up; of an engine that reads ahead, the wait for storage's answer. Alone, a device's transfer of n chunks
-    takes latency_s + n chunk_s + bytes / bytes_per_s (.inf: the points show no time per byte). All transfers together
-    move at most shared_bytes_per_s (.inf: the points show no bound).
+    lone look-up; of an engine that reads ahead, the wait for storage's answer. There a chunk takes
+    read_pass_s longer to read for each request that waits for a read, its own one too. Alone, a device's transfer of n
+    chunks takes latency_s + n chunk_s + bytes / bytes_per_s (.inf: the points show no time per byte). All transfers
+    together move at most shared_bytes_per_s (.inf: the points show no bound).
 
     What runs at once. synchronous_loads: the engine's own thread copies loads from the CPU tier and computes nothing
     meanwhile (vLLM's workers without a GPU: LMCache 0.5.6, multiprocess/transfer_context/worker_transfer.py,
@@ -212,7 +214,7 @@ class Calibration(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         unnamed = _unnamed(self.constants)
         absent = dict.fromkeys(name for name in CONSTANTS if name.partition(".")[0] in unnamed)
         msgspec.structs.force_setattr(
-            self, "constants", dict.fromkeys((LAUNCH, *HOST_STEP, *RESPONSE_BESIDE), 0.0) | absent | self.constants
+            self, "constants", dict.fromkeys((LAUNCH, *HOST_STEP, *BESIDE), 0.0) | absent | self.constants
         )
         if not 0 <= self.host_spread < math.inf:
             raise ValueError(f"host_spread: {self.host_spread} is not a possible spread")

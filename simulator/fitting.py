@@ -19,9 +19,9 @@ from scipy.optimize import nnls
 from scipy.special import stdtrit
 
 from simulator.calibration import (
+    BESIDE,
     CONSTANTS,
     LAUNCH,
-    RESPONSE_BESIDE,
     RESPONSE_STORE,
     RESPONSE_TOKEN,
     STEP,
@@ -349,7 +349,7 @@ class _Problem:
 
     def stated(self, slopes: Array, shown: set[str]) -> dict[str, float | None]:
         """The constants that a file states."""
-        found: dict[str, float | None] = dict.fromkeys(CONSTANTS) | dict.fromkeys(RESPONSE_BESIDE, 0.0)
+        found: dict[str, float | None] = dict.fromkeys(CONSTANTS) | dict.fromkeys(BESIDE, 0.0)
         found |= {
             n: _rounded(_constant(n, float(s))) for n, s in zip(self.free, slopes, strict=True) if n in shown or s == 0
         }

@@ -10,6 +10,7 @@ import msgspec
 from simulator.calibration import (
     ASKING,
     LAUNCH,
+    READ_PASS,
     RESPONSE_STORE,
     RESPONSE_TOKEN,
     STEP,
@@ -81,8 +82,7 @@ def design(point: CalibrationPoint, fitted_on: FittedOn, *, synchronous_loads: b
     if devices and not synchronous_loads and (polls := tier_policy(fitted_on.tier_policy).connector.load_polls):
         # It asks all the time: of the one time during which the load ends, half is left.
         row["poll_s"] = row.get("poll_s", 0.0) + (polls + 0.5) * SHORT_POLL
-    if asks_storage(point, fitted_on):
-        row["poll_s"] = 1.0
+    row |= _ahead(point, fitted_on)
     for device in devices:
         row[f"{device}.latency_s"] = 1.0
         row[f"{device}.chunk_s"] = point.hit_tokens / point.chunk_tokens
@@ -171,12 +171,28 @@ def _stored_tokens(point: CalibrationPoint) -> int:
 
 def asks_storage(point: CalibrationPoint, fitted_on: FittedOn) -> bool:
     """An engine that reads ahead asks the tiers below the first one behind it for what that and the GPU lack."""
-    behind = [tier for tier in tier_names() if tier_named(tier).offload]
-    below = {state_named(one.tier).served_by for one in fitted_on.points} & set(behind[1:])
+    below = _read_ahead(fitted_on)
     held = 0 if state_named(point.tier).served_by in below else point.hit_tokens
     lacking = (point.prompt_tokens - 1 - held) // fitted_on.block_tokens * fitted_on.block_tokens
     least = max(1, tier_policy(fitted_on.tier_policy).min_prefetch_tokens)
     return engine_policy(fitted_on.engine_policy).reads_ahead and bool(below) and lacking >= least
+
+
+def _read_ahead(fitted_on: FittedOn) -> set[str | None]:
+    """The tiers below the first one behind the engine that some point is served by."""
+    behind = [tier for tier in tier_names() if tier_named(tier).offload]
+    return {state_named(one.tier).served_by for one in fitted_on.points} & set(behind[1:])
+
+
+def _ahead(point: CalibrationPoint, fitted_on: FittedOn) -> dict[str, float]:
+    """What a prompt takes that storage is asked about before its turn."""
+    if not asks_storage(point, fitted_on):
+        return {}
+    if state_named(point.tier).served_by not in _read_ahead(fitted_on):
+        return {"poll_s": 1.0}
+    # All wait while the first one is read, and the last one alone: the mean of n has the sum of 1² to n² over n.
+    waiting = (point.concurrency + 1) * (2 * point.concurrency + 1) / 6
+    return {"poll_s": 1.0, READ_PASS: point.hit_tokens / point.chunk_tokens * waiting}
 
 
 def _devices(name: str, fitted_on: FittedOn) -> list[str]:

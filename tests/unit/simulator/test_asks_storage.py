@@ -11,7 +11,7 @@ from simulator.models import load_model
 from simulator.point_costs import design
 from simulator.probing import simulated_s
 
-WAIT_S, STEP_S, TOKEN_S = 3e-3, 8e-3, 1.7e-4
+WAIT_S, STEP_S, TOKEN_S, PASS_S = 3e-3, 8e-3, 1.7e-4, 2e-4
 
 
 def point(tier: str, prompt: int, hit: int) -> CalibrationPoint:
@@ -77,3 +77,26 @@ def test_a_fit_finds_the_wait_again() -> None:
     found = fit(settings, assumed)
     assert found.constants["poll_s"] == pytest.approx(WAIT_S, rel=0.02)
     assert found.fitted_s == [pytest.approx(one.measured_s, rel=2e-3) for one in points]
+
+
+def test_a_fit_finds_what_passes_take_of_reads_again() -> None:
+    together = [msgspec.structs.replace(one, concurrency=n) for one in ASKING[-1:] for n in (2, 4)]
+    asked = (*ASKING, point("disk", 513, 512), *SILENT, *together)
+    truth, model = known(fitted_on(asked)), load_model("tiny-llama")
+    truth = msgspec.structs.replace(truth, constants=truth.constants | {"read_pass_s": PASS_S})
+    points = [msgspec.structs.replace(one, measured_s=simulated_s(one, truth, model)) for one in asked]
+    settings = fitted_on(tuple(points))
+    assumed = {
+        name: Assumption(value=value, why="given")
+        for name, value in truth.constants.items()
+        if value is not None and name not in ("read_pass_s", "page_cache.read.latency_s")
+    }
+    found = fit(settings, assumed)
+    assert found.constants["read_pass_s"] == pytest.approx(PASS_S, rel=0.02)
+    assert found.fitted_s == [pytest.approx(one.measured_s, rel=2e-3) for one in points]
+
+
+def test_only_a_hit_that_is_read_ahead_is_held_up() -> None:
+    settings = fitted_on((*ASKING, *SILENT))
+    rows = [design(one, settings).get("read_pass_s") for one in settings.points]
+    assert rows == [None, None, None, 1536 / 64, *[None] * 4]

@@ -8,7 +8,8 @@
 //!
 //! Scheduler and storage thread share an interpreter, and the scheduler passes again and again meanwhile. So some
 //! milliseconds go by between a question and the pass that has its answer, and that pass has the answers to all that was
-//! asked by then.
+//! asked by then. Each pass matches all requests that wait, and between two pages the storage thread needs the
+//! interpreter: a read takes longer, the more requests wait for theirs, and the more pages it has.
 
 use std::mem;
 
@@ -112,8 +113,9 @@ impl Engine {
             };
             let (range, matched) = (wanted.slice(0..asked.found), *matched);
             let found = (asked.found as u64 * self.config.chunk_tokens).saturating_sub(matched.tokens);
+            let pass = self.cost.read_pass;
             let reads =
-                server.tiers.reads(found) && server.tiers.read_ahead(self.now, name, &range, asked.at);
+                server.tiers.reads(found) && server.tiers.read_ahead(self.now, name, &range, asked.at, pass);
             *lookup = if reads { Lookup::Ahead(matched) } else { Lookup::Read(ReadAhead::new(), matched) };
         }
         self.note_transfers();

@@ -29,6 +29,8 @@ const IDLE_SLEEP_S: f64 = 1e-3;
 /// have passed, and response_store_s where a store of the request is under way. poll_s: what a step takes on
 /// average that only asks for an answer, of the three that a lone question takes an idle engine. Of each of those, the
 /// engine sleeps 1 ms, and for the rest the front end waits; only where response_next_s says that they share a core.
+/// read_pass_s: how long the passes of a scheduler that waits for reads ahead hold each chunk of them up, for each request
+/// that waits for its own.
 /// host_spread: the standard deviation over its mean of each task of the front end, of that wait and of a poll; `seed`
 /// says which of those times come (jitter.rs).
 #[derive(Clone, Copy, Debug, Default)]
@@ -52,6 +54,7 @@ pub struct CostConfig {
     pub response_next_s: f64,
     pub response_store_s: f64,
     pub poll_s: f64,
+    pub read_pass_s: f64,
     pub host_spread: f64,
     pub seed: u64,
     /// The engine's own thread copies what requests load, one request after another, and no step runs meanwhile.
@@ -82,6 +85,8 @@ pub struct Cost {
     pub response_next: Ticks,
     response_store: Ticks,
     pub poll: Ticks,
+    /// Passes hold a chunk that is read ahead up so long for each request that waits for its read.
+    pub read_pass: Ticks,
     pub synchronous_loads: bool,
     jitter: Jitter,
 }
@@ -200,6 +205,7 @@ impl Cost {
             response_next: time::from_s(config.response_next_s),
             response_store: time::from_s(config.response_store_s),
             poll: time::from_s(config.poll_s),
+            read_pass: time::from_s(config.read_pass_s),
             synchronous_loads: config.synchronous_loads,
             jitter: Jitter::new(config.host_spread, config.seed),
         }

@@ -137,8 +137,8 @@ fn any_tiers(chunk_tokens: u64) -> impl Strategy<Value = TierConfig> {
 fn front_end(shared_core: bool, answers: bool, polls: bool) -> CostConfig {
     let (response_s, response_next_s) = (7e-4 * f64::from(answers), 11e-4 * f64::from(answers));
     let (poll_s, request_chunk_s) = (13e-4 * f64::from(polls), 5e-4 * f64::from(polls));
-    let plain = super::config(400, None).cost;
-    CostConfig { shared_core, response_s, response_next_s, poll_s, request_chunk_s, ..plain }
+    let (read_pass_s, plain) = (3e-4 * f64::from(polls), super::config(400, None).cost);
+    CostConfig { shared_core, response_s, response_next_s, poll_s, request_chunk_s, read_pass_s, ..plain }
 }
 
 pub fn any_config() -> impl Strategy<Value = EngineConfig> {

@@ -259,6 +259,32 @@ fn the_pass_that_has_an_answer_has_those_to_all_that_was_asked_by_then() {
 }
 
 #[test]
+fn passes_hold_a_read_up_for_each_request_that_waits_for_one() {
+    // What a pass holds a chunk up is more than a step: no step bounds what comes after it. The second prompt comes while
+    // the first one is read.
+    let first_tokens_s = |read_pass_s: f64, asked: &[&str]| {
+        let read = bytes_per_s(CHUNK_BYTES as f64 / 1e-3);
+        let plain = sglang(host(), vec![level("cpu", 100), LevelConfig { read, ..level("pool", 100) }]);
+        let cost = CostConfig { read_pass_s, ..plain.cost };
+        let mut engine = Engine::new(EngineConfig { cost, ..plain }).expect("good");
+        let prompts = [("first", &PROMPT[..], 1), ("second", &OTHER[..], 1)];
+        prompts.iter().for_each(|(_, prompt, _)| _ = ask_again(&mut engine, "cold", prompt));
+        engine.reset(&["gpu", "cpu"]).expect("idle");
+        let sent = engine.now();
+        let done = together(&mut engine, &prompts[..asked.len()]);
+        drain(&mut engine);
+        engine.check_idle();
+        let of = |id: &&str| done.iter().find(|one| one.id == *id).expect("it ended").first_token;
+        asked.iter().map(|id| to_s(of(id).expect("a token") - sent)).collect::<Vec<_>>()
+    };
+    for (asked, chunks) in [(&["first"][..], &[8.0][..]), (&["first", "second"], &[16.0, 24.0])] {
+        let (slow, slower) = (first_tokens_s(0.01, asked), first_tokens_s(0.02, asked));
+        let more: Vec<f64> = slow.iter().zip(&slower).map(|(less, more)| (more - less) * 100.0).collect();
+        assert_eq!(more.iter().map(|chunks| (chunks * 1e6).round() / 1e6).collect::<Vec<_>>(), chunks);
+    }
+}
+
+#[test]
 fn what_lies_before_the_pages_that_a_read_ahead_brings_outlives_them() {
     const HEAD: [(i64, u64); 1] = [(1, 33)];
     const BETWEEN: [(i64, u64); 1] = [(2, 33)];

@@ -37,8 +37,16 @@ impl Tiers {
     }
 
     /// Begins to read into the first level what only lower levels hold of a prompt, for a look-up to come, which was
-    /// wanted at `asked_at`. True: `Ended::Ahead` follows, unless `stop_ahead` comes before.
-    pub fn read_ahead(&mut self, now: Ticks, slot: Slot, range: &ChunkRange, asked_at: Ticks) -> bool {
+    /// wanted at `asked_at`. For each request that waits for a read, this one too, a chunk takes `pass`
+    /// longer. True: `Ended::Ahead` follows, unless `stop_ahead` comes before.
+    pub fn read_ahead(
+        &mut self,
+        now: Ticks,
+        slot: Slot,
+        range: &ChunkRange,
+        asked_at: Ticks,
+        pass: Ticks,
+    ) -> bool {
         if self.lower.is_empty() || range.is_empty() {
             return false;
         }
@@ -50,7 +58,7 @@ impl Tiers {
             self.unlock_hit(&hit);
             return false;
         }
-        let wanted = Wanted { slot, deadline: self.deadline(asked_at, chunks), ahead: true };
+        let wanted = Wanted { slot, deadline: self.deadline(asked_at, chunks), ahead: true, pass };
         if self.prefetching < self.config.policy.prefetches() {
             self.prefetch(now, wanted, hit, room);
         } else {

@@ -1,5 +1,6 @@
 //! Look-ups: which chunks of a prompt the levels hold, and what the tiers read from lower levels before they answer.
 
+use std::mem;
 use std::ops::Range;
 
 use super::transfers::{Asked, Ended, Hit, LevelId, Op, Portion, Prefetch, Read, Slot};
@@ -15,6 +16,7 @@ pub(super) struct Wanted {
     pub slot: Slot,
     pub deadline: Ticks,
     pub ahead: bool,
+    pub pass: Ticks,
 }
 
 impl Tiers {
@@ -31,7 +33,7 @@ impl Tiers {
             let enough = self.reads(hit.lower_chunks().saturating_mul(self.config.chunk_tokens));
             if enough && self.may_prefetch(now, slot, &hit, &mut room) {
                 let deadline = self.deadline(asked_at, hit.lower_chunks());
-                self.prefetch(now, Wanted { slot, deadline, ahead: false }, hit, room);
+                self.prefetch(now, Wanted { slot, deadline, ahead: false, pass: 0 }, hit, room);
                 return None;
             }
             // Without room for all of them the hit ends before the first chunk that only a lower level holds.
@@ -181,9 +183,9 @@ impl Tiers {
             let portion = of_both.map(|(page_cache, chunks)| Portion { lower, page_cache, chunks });
             portions.extend(portion.into_iter().filter(|portion| portion.chunks > 0));
         }
-        let Wanted { slot, deadline, ahead } = wanted;
+        let Wanted { slot, deadline, ahead, pass } = wanted;
         let mut prefetch =
-            Box::new(Prefetch { slot, hit, room, began: now, chunks: 0, portions, deadline, ahead });
+            Box::new(Prefetch { slot, hit, room, began: now, chunks: 0, portions, deadline, ahead, pass });
         if let Some(outbox) = &mut self.outbox {
             outbox.read(self.transfers.next_id(), slot, prefetch.hit.lower_keys());
             prefetch.portions.clear();
@@ -217,7 +219,8 @@ impl Tiers {
     pub(super) fn read_ended(&mut self, now: Ticks, read: Read) -> Result<(), Ticks> {
         match read {
             Read::Level { lower, page_cache, id } => self.lower[lower].reader(page_cache).ended(now, id),
-            Read::External => Ok(()),
+            Read::HeldUp { until } if until > now => Err(until),
+            Read::HeldUp { .. } | Read::External => Ok(()),
         }
     }
 
@@ -236,11 +239,22 @@ impl Tiers {
                 self.read_next(now, prefetch);
                 Ended::Nothing
             }
+            Ok(()) if prefetch.pass > 0 => {
+                self.hold_up(now, prefetch);
+                Ended::Nothing
+            }
             Ok(()) => {
                 let arrived = prefetch.hit.range.len();
                 self.prefetched(now, *prefetch, arrived)
             }
         }
+    }
+
+    /// The chunks of a read are there later by what the scheduler did for those who waited.
+    fn hold_up(&mut self, now: Ticks, mut prefetch: Box<Prefetch>) {
+        let times = u128::from(prefetch.hit.lower_chunks()) * (1 + self.waiting_reads.len()) as u128;
+        let until = now + mem::take(&mut prefetch.pass) * times;
+        self.begin(prefetch.wakes_at(now, until), Op::Prefetch(prefetch, Read::HeldUp { until }));
     }
 
     /// Ends a prefetch with what has arrived. `end`: when the transfer under way will end; None: it has ended.
@@ -269,7 +283,7 @@ impl Tiers {
                 let cached = level.page_cache_read.as_ref().filter(|_| page_cache);
                 cached.unwrap_or(&level.read).latency_s
             }
-            Read::External => 0.0,
+            Read::HeldUp { .. } | Read::External => 0.0,
         };
         let first = prefetch.began.saturating_add(time::from_s(latency_s));
         let each = (end.saturating_sub(first) / u128::from(prefetch.chunks.max(1))).max(1);

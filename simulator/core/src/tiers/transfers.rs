@@ -199,6 +199,8 @@ pub(super) enum Read {
         page_cache: bool,
         id: u64,
     },
+    /// All is read, and waits for the thread that reads.
+    HeldUp { until: Ticks },
     /// The caller makes it on a real device.
     External,
 }
@@ -227,6 +229,8 @@ pub(super) struct Prefetch {
     pub deadline: Ticks,
     /// No look-up waits for it: the chunks stay in the first level for one to come.
     pub ahead: bool,
+    /// What each of its chunks is yet to take longer for each request that waits for a read.
+    pub pass: Ticks,
 }
 
 impl Prefetch {
