@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Literal, TypeVar
+from typing import Literal
 
 import msgspec
 
@@ -40,7 +40,7 @@ DEVICES = (
 TRANSFER = ("latency_s", "chunk_s", "bytes_per_s", "shared_bytes_per_s")
 CONSTANTS = (*COST, *(f"{device}.{of}" for device in DEVICES for of in TRANSFER))
 # What a core of the host does, and takes longer for while it is slower: not what a GPU computes, a device reads, or a
-# link moves. An operation of a device in RAM is the host's.
+# link moves. An operation of a device in RAM is the host's, and what the kernel copies from its page cache.
 HOST = frozenset(
     (
         *HOST_STEP,
@@ -51,11 +51,11 @@ HOST = frozenset(
             for of in ("latency_s", "chunk_s")
             if of == "chunk_s" or device.partition(".")[0] in ("cpu", "pool", PAGE_CACHE)
         ),
+        *(f"{PAGE_CACHE}.read.{of}" for of in TRANSFER),
     )
 )
 
 Metric = Literal["ttft_s", "tpot_s", "batch_s"]
-Known = TypeVar("Known", float, float | None)
 
 
 class CalibrationPoint(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -260,18 +260,22 @@ def _possible(name: str, value: float) -> bool:
     return 0 <= value < math.inf
 
 
-def on_slower_cores(constants: Mapping[str, Known], host_time: float) -> dict[str, Known]:
-    """The constants, or their slopes, where the host's own work takes host_time times as long."""
+def on_slower_cores(slopes: Mapping[str, float], host_time: float) -> dict[str, float]:
+    """The constants' slopes (of a bandwidth: its inverse) where the host's own work takes host_time times as long."""
     if host_time == 1.0:
-        return dict(constants)
-    return {name: s * host_time if s is not None and name in HOST else s for name, s in constants.items()}
+        return dict(slopes)
+    return {name: s * host_time if name in HOST else s for name, s in slopes.items()}
 
 
 def at_host_time(calibration: Calibration, host_time: float) -> Calibration:
     """The same machine with slower cores, or quicker ones below 1."""
     if host_time == 1.0:
         return calibration
-    return msgspec.structs.replace(calibration, constants=on_slower_cores(calibration.constants, host_time))
+    constants = dict(calibration.constants)
+    for name in HOST:
+        if (value := constants[name]) is not None:
+            constants[name] = value / host_time if name.endswith("bytes_per_s") else value * host_time
+    return msgspec.structs.replace(calibration, constants=constants)
 
 
 def without_compute(calibration: Calibration) -> Calibration:

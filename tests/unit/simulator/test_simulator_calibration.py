@@ -13,6 +13,7 @@ from simulator.calibration import (
     CONSTANTS,
     HOST,
     HOST_STEP,
+    TRANSFER,
     Assumption,
     CalibrationPoint,
     FittedOn,
@@ -140,11 +141,12 @@ def test_a_slower_host_takes_longer_for_its_own_work_and_for_nothing_else() -> N
     known = load_calibration("rtx-a5000-nfs")
     slow = at_host_time(known, 1.5)
     for name in CONSTANTS:
-        times = 1.5 if name in HOST else 1.0
+        times = 1.0 if name not in HOST else 1 / 1.5 if name.endswith("bytes_per_s") else 1.5
         value = known.constants[name]
         assert slow.constants[name] == (None if value is None else pytest.approx(times * value))
     assert {"request_s", "poll_s", "cpu.read.chunk_s", "page_cache.read.latency_s", "disk.read.chunk_s"} <= HOST
-    assert not {"step_s", "launch_s", "cpu.read.bytes_per_s", "disk.read.latency_s"} & HOST
+    assert {f"page_cache.read.{of}" for of in TRANSFER} <= HOST
+    assert not {"step_s", "launch_s", "cpu.read.bytes_per_s", "disk.read.latency_s", "disk.read.bytes_per_s"} & HOST
     assert at_host_time(known, 1.0) is known
 
 
