@@ -253,7 +253,7 @@ impl Tiers {
     /// The chunks of a read are there later by what the scheduler did for those who waited.
     fn hold_up(&mut self, now: Ticks, mut prefetch: Box<Prefetch>) {
         let times = u128::from(prefetch.hit.lower_chunks()) * (1 + self.waiting_reads.len()) as u128;
-        let until = now + mem::take(&mut prefetch.pass) * times;
+        let until = now.saturating_add(mem::take(&mut prefetch.pass).saturating_mul(times));
         self.begin(prefetch.wakes_at(now, until), Op::Prefetch(prefetch, Read::HeldUp { until }));
     }
 
