@@ -45,13 +45,9 @@ HOST = frozenset(
     (
         *HOST_STEP,
         *REQUEST,
-        *(
-            f"{device}.{of}"
-            for device in DEVICES
-            for of in ("latency_s", "chunk_s")
-            if of == "chunk_s" or device.partition(".")[0] in ("cpu", "pool", PAGE_CACHE)
-        ),
         *(f"{PAGE_CACHE}.read.{of}" for of in TRANSFER),
+        *(f"{device}.chunk_s" for device in DEVICES),
+        *(f"{device}.latency_s" for device in DEVICES if device.partition(".")[0] in ("cpu", "pool")),
     )
 )
 
