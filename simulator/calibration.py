@@ -173,6 +173,7 @@ class Calibration(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     What runs at once. synchronous_loads: the engine's own thread copies loads from the CPU tier and computes nothing
     meanwhile (vLLM's workers without a GPU: LMCache 0.5.6, multiprocess/transfer_context/worker_transfer.py,
     EngineDrivenTransferContext). shared_core: front end and engine share one core; each gets half while both have work.
+    yields_core: they share one, steps take no time of it, and the front end goes ahead of passes that wait for storage.
     serial_chunks: one interpreter spends page_cache.read.chunk_s, a chunk's cost without the device, for all requests
     that read at once (LMCache's server with its adapter fs). copied_reads: a chunk that is read is copied once more
     (SGLang's file storage). disk.read.bytes_per_s is then that copy, where the device's own bandwidth is known: the
@@ -197,6 +198,7 @@ class Calibration(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     constants: dict[str, float | None]
     synchronous_loads: bool = False
     shared_core: bool = False
+    yields_core: bool = False
     serial_chunks: bool = False
     copied_reads: bool = False
     launches_steps: bool = False

@@ -245,7 +245,7 @@ class _Problem:
     def spread_of_host(self, slopes: Array) -> float:
         points = zip(self.fitted_on.points, self.rows, self.lone, strict=True)
         lone = [(point, row) for point, row, alone in points if alone]
-        return _rounded(host_spread(lone, self.by_name(slopes), round(self.always["poll_s"])))
+        return _rounded(host_spread(lone, self.by_name(slopes), self.fitted_on))
 
     def relative(self, slopes: Array) -> Array:
         """What the slopes say of each point, over what was measured."""

@@ -29,7 +29,7 @@ FIRST_POLL, SHORT_POLL = 4 / 3, 5 / 6
 # poll (core's polls.rs).
 HIDDEN = 1 / 4
 # What part of a request's parsing comes before other tasks of the front end (core/src/engine/intake.rs).
-READING = 1 / 3
+_READING = 1 / 3
 
 
 def design(point: CalibrationPoint, fitted_on: FittedOn, *, synchronous_loads: bool = False) -> dict[str, float]:
@@ -176,6 +176,17 @@ def asks_storage(point: CalibrationPoint, fitted_on: FittedOn) -> bool:
     lacking = (point.prompt_tokens - 1 - held) // fitted_on.block_tokens * fitted_on.block_tokens
     least = max(1, tier_policy(fitted_on.tier_policy).min_prefetch_tokens)
     return engine_policy(fitted_on.engine_policy).reads_ahead and bool(below) and lacking >= least
+
+
+def is_read_ahead(name: str, fitted_on: FittedOn) -> bool:
+    """Whether an engine that reads ahead has hits in a state read before their turn."""
+    ahead = engine_policy(fitted_on.engine_policy).reads_ahead
+    return ahead and state_named(name).served_by in _read_ahead(fitted_on)
+
+
+def reading_share(fitted_on: FittedOn) -> float:
+    """What part of a request's parsing the front end does before it turns to others that are there."""
+    return 0.0 if engine_policy(fitted_on.engine_policy).parses_whole else _READING
 
 
 def _read_ahead(fitted_on: FittedOn) -> set[str | None]:

@@ -230,9 +230,9 @@ class Simulator(Driver[_core.Engine]):
         self.odirect = odirect
         self.disk_bytes_per_s, self.disk_depth = disk_bytes_per_s, disk_depth
         self.external_disk, self.seed = external_disk, seed
+        rules = {name: value for name, value in msgspec.structs.asdict(self.engine_policy).items() if name != "name"}
         self.config = SimpleNamespace(
             gpu_blocks=gpu_blocks,
-            null_blocks=self.engine_policy.null_blocks,
             block_tokens=block_tokens,
             chunk_tokens=chunk_tokens,
             max_num_batched_tokens=max_num_batched_tokens,
@@ -240,16 +240,14 @@ class Simulator(Driver[_core.Engine]):
             max_model_len=model.max_position,
             record_token_times=record_token_times,
             macro_steps=macro_steps,
-            prefills_first=self.engine_policy.prefills_first,
-            reads_ahead=self.engine_policy.reads_ahead,
             stores_replies=self.tier_policy.stores_replies,
-            min_load_tokens=self.engine_policy.min_load_tokens,
             lookup_polls=self.tier_policy.connector.lookup_polls,
             wake_polls=self.tier_policy.connector.wake_polls,
             load_polls=self.tier_policy.connector.load_polls,
             journal=journal,
             cost=self._cost(),
             tiers=self._tiers(),
+            **rules,
         )
         self._core = checked(lambda: _core.Engine(self.config))
 
@@ -336,7 +334,7 @@ class Simulator(Driver[_core.Engine]):
     def _cost(self) -> SimpleNamespace:
         known = self.calibration
         constants = {name: known.constant(name) for name in COST if name != "poll_s"} | {"poll_s": self._poll_s()}
-        ways = {"synchronous_loads": known.synchronous_loads, "shared_core": known.shared_core}
+        ways = {name: getattr(known, name) for name in ("synchronous_loads", "shared_core", "yields_core")}
         return SimpleNamespace(**constants, **ways, host_spread=known.host_spread, seed=self.seed % 2**64)
 
     def _poll_s(self) -> float:

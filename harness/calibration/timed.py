@@ -37,13 +37,14 @@ from simulator.calibration import (
 from simulator.middle import middle_mean
 from simulator.point_costs import (
     FIRST_POLL,
-    READING,
     SHORT_POLL,
     asked_s,
     asks_storage,
     design,
     for_each_request,
     is_behind_gpu,
+    is_read_ahead,
+    reading_share,
 )
 from traces.request import RequestRecord
 
@@ -83,13 +84,14 @@ def timed(
     next_s = _waits_for_next_step_s(fitted_on, given, answered.get(RESPONSE_TOKEN, 0.0))
     found = {RESPONSE_NEXT: Assumption(value=median(next_s or [0.0]), why=_DECODED if next_s else _NO_PACE)}
     if poll_s is None:
-        waits_s = _storage_wait_s(samples, fitted_on)
-        return found if waits_s is None else found | {"poll_s": Assumption(value=waits_s, why=_STORAGE)}
-    if asking := _asking(samples, poll_s, for_each_request(fitted_on)["poll_s"]):
-        asking_s, poll_s = asking
-        found[ASKING] = Assumption(value=asking_s, why=_ASKED)
-    found["poll_s"] = Assumption(value=poll_s, why=_POLLED)
-    found |= {name: Assumption(value=s, why=_ARRIVED) for name, s in _parsing(samples, poll_s).items()}
+        if (waits_s := _storage_wait_s(samples, fitted_on)) is not None:
+            found["poll_s"] = Assumption(value=waits_s, why=_STORAGE)
+    else:
+        if asking := _asking(samples, poll_s, for_each_request(fitted_on)["poll_s"]):
+            asking_s, poll_s = asking
+            found[ASKING] = Assumption(value=asking_s, why=_ASKED)
+        found["poll_s"] = Assumption(value=poll_s, why=_POLLED)
+    found |= {name: Assumption(value=s, why=_ARRIVED) for name, s in _parsing(samples, poll_s, fitted_on).items()}
     return found | {name: Assumption(value=s, why=_ANSWERED) for name, s in answered.items()}
 
 
@@ -172,36 +174,44 @@ def _asking(samples: Sequence[_Timed], poll_s: float, polls: float) -> tuple[flo
     return float(asking_s), float(each_s)
 
 
-def _parsing(samples: Sequence[_Timed], poll_s: float) -> dict[str, float]:
+def _parsing(samples: Sequence[_Timed], poll_s: float | None, fitted_on: FittedOn) -> dict[str, float]:
     """What a front end takes for a request, for each token of its prompt, and the wait after that: the mean over
     samples of what each start of the engine tells, as a host may be quicker during one than during another.
 
-    Of requests sent together it reads all, then parses one after another. Once the first has arrived, the engine looks
-    for an answer again and again, and does what it does then on the front end's core. Of hits in the engine's own tier,
-    a step begins meanwhile, so that of requests sent together others count.
+    Of requests sent together it reads all, unless it parses each as a whole, then parses one after another. poll_s:
+    once the first has arrived, the engine looks for an answer again and again, and does what it does then on the front end's
+    core. None: it gives the core up as long as it waits for storage. Of hits in the engine's own tier, a step begins
+    meanwhile, so that of requests sent together others count: of those that are read ahead, two, as the reading of the
+    first has the core from then on.
     """
-    short_s = poll_s * SHORT_POLL
-    slower, first_s = short_s / min(short_s, _IDLE_SLEEP_S), FIRST_POLL * poll_s - short_s
+    slower, first_s = 1.0, 0.0
+    if poll_s is not None:
+        short_s = poll_s * SHORT_POLL
+        slower, first_s = short_s / min(short_s, _IDLE_SLEEP_S), FIRST_POLL * poll_s - short_s
     starts = defaultdict[int, dict[tuple[int, int], list[float]]](lambda: defaultdict(list))
     for one in samples:
         count = len(one.rows)
-        if "arrivals" in one.moved.at_us and (count == 1 or is_behind_gpu(one.tier)):
+        together = is_behind_gpu(one.tier) if poll_s is not None else count == 2 and is_read_ahead(one.tier, fitted_on)
+        if "arrivals" in one.moved.at_us and (count == 1 or together):
             took_s = one.moved.at_us["arrivals"] / 1e6 / count - fmean(row.sent_s for row in one.rows)
             before_s = first_s * (count - 1) / count
             starts[one.chunk_tokens][count, one.rows[0].prompt_tokens].append(took_s / one.host_time - before_s)
+    reading = reading_share(fitted_on)
     found, weights = list[NDArray[np.float64]](), list[int]()
     for arrivals in starts.values():
         if min(len(set(each)) for each in zip(*arrivals, strict=True)) < 2:
             continue
         measured = np.array([middle_mean(times) for times in arrivals.values()])
-        times = [count * READING + (1 + (count - 1) / 2 * slower) * (1 - READING) for count, _ in arrivals]
+        times = [count * reading + (1 + (count - 1) / 2 * slower) * (1 - reading) for count, _ in arrivals]
         matrix = np.array([(each, each * tokens, 1.0) for each, (_, tokens) in zip(times, arrivals, strict=True)])
         scale = np.linalg.norm(matrix / measured[:, None], axis=0)
         found.append(nnls(matrix / measured[:, None] / scale, np.ones(len(measured)))[0] / scale)
         weights.append(sum(map(len, arrivals.values())))
     if not found:
         return {}
-    return dict(zip((*PARSING, "request_wait_s"), np.average(found, axis=0, weights=weights).tolist(), strict=True))
+    named = dict(zip((*PARSING, "request_wait_s"), np.average(found, axis=0, weights=weights).tolist(), strict=True))
+    # Between its arrival and its step, SGLang's scheduler does more for a request than this: the fit finds the sum.
+    return {name: s for name, s in named.items() if poll_s is not None or name in PARSING}
 
 
 def _responses(samples: Sequence[_Timed]) -> dict[str, float]:

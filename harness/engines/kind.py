@@ -40,6 +40,7 @@ class Traits(NamedTuple):
 
     synchronous_loads: bool = False
     shared_core: bool = False
+    yields_core: bool = False
     serial_chunks: bool = False
     copied_reads: bool = False
     launches_steps: bool = False

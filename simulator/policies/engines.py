@@ -13,13 +13,15 @@ class EnginePolicy(msgspec.Struct, frozen=True, kw_only=True):
     blocks are inserted when the step that computes them ends, a reply's when its request does. A request computes
     while the blocks that it loads come, layer by layer. reads_ahead: the tiers begin to read for a request when it
     arrives, into CPU memory, and the engine looks there at its turn. min_load_tokens: with prefills_first, a hit of
-    fewer tokens beyond the GPU's is not loaded."""
+    fewer tokens beyond the GPU's is not loaded. parses_whole: the front end parses a request to its end before it reads
+    the next one, and not a third of each first."""
 
     name: str
     null_blocks: int
     prefills_first: bool = False
     reads_ahead: bool = False
     min_load_tokens: int = 0
+    parses_whole: bool = False
 
 
 class Connector(msgspec.Struct, frozen=True, kw_only=True):

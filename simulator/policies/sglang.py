@@ -68,4 +68,5 @@ SGLANG = EnginePolicy(
     prefills_first=True,
     reads_ahead=True,
     min_load_tokens=10,
+    parses_whole=True,
 )

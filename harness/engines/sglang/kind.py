@@ -49,9 +49,11 @@ def _disk_path(experiment: Experiment, results: Path) -> Path:
 
 def _traits(experiment: Experiment) -> Traits:
     """A step waits for a loaded prefix layer by layer, beside it. The file backend reads one page after another, and
-    copies each to the host's pool (cache_controller.py, _generic_page_get)."""
+    copies each to the host's pool (cache_controller.py, _generic_page_get). A scheduler that waits for it gives its
+    core up to the front end again and again, where they have only one."""
     files = experiment.cache.disk is not None
-    return Traits(serial_chunks=files, copied_reads=files)
+    one_core = len(_section(experiment).cores.of_engines or ()) == 1
+    return Traits(yields_core=one_core, serial_chunks=files, copied_reads=files)
 
 
 def _given(experiment: Experiment) -> Mapping[str, float]:

@@ -160,6 +160,26 @@ def test_what_the_wait_for_storage_takes_is_what_prompts_that_ask_it_take_more(k
     assert "poll_s" not in timed(Path("run"), "", {}, msgspec.structs.replace(fitted_on, points=above))
 
 
+def test_of_an_engine_that_reads_ahead_two_at_once_tell_what_its_front_end_takes(kept: Samples) -> None:
+    """It parses each as a whole, and has the core for itself. Hits that are not read ahead wait for a step, and the
+    reading delays the third and fourth one."""
+    known = load_calibration("cpu-2core-sglang-mooncake").fitted_on
+    below = CalibrationPoint(tier="disk", prompt_tokens=513, hit_tokens=512, chunk_tokens=64, measured_s=1.0)
+    fitted_on = msgspec.structs.replace(known, points=(below,))
+    for tokens in (513, 3073):
+        parsing_s = REQUEST_S + TOKEN_S * tokens
+        for tier, each in (("gpu", (1,)), ("disk", (1, 2))):
+            at_us = {"arrivals": round(sum(SENT_S + count * parsing_s for count in each) * 1e6), "ends": 40_020_000}
+            kept.add(tier, len(each), tokens, paced={"steps": 1}, at_us=at_us)
+        kept.add("disk", 4, tokens, paced={"steps": 1}, at_us={"arrivals": 9_000_000_000})
+        kept.add("cpu", 2, tokens, paced={"steps": 1}, at_us={"arrivals": 9_000_000_000})
+    found = {name: one.value for name, one in timed(Path("run"), "", {}, fitted_on).items()}
+    told = {"request_s": REQUEST_S, "request_token_s": TOKEN_S, "response_s": RESPONSE_S}
+    assert {name: found[name] for name in told} == {name: pytest.approx(s, rel=0.01) for name, s in told.items()}
+    # What else passes between arrival and step, the fit finds.
+    assert "request_wait_s" not in found
+
+
 def test_an_engine_without_an_accelerator_times_nothing(kept: Samples) -> None:
     kept.add("gpu", 1, 513, paced={}, asked_us={}, at_us={})
     assert values() == {"response_next_s": 0.0}

@@ -309,6 +309,20 @@ def test_beside_an_accelerator_s_waits_nothing_has_to_share_a_core_or_wait_for_a
     assert traits(accelerator="rtx-a5000-nfs", link="copied") == (True, False)
 
 
+def test_sglang_s_waiting_passes_leave_their_core_to_a_front_end_that_has_no_other(tmp_path: Path) -> None:
+    for cores, one_core in (([0], True), ([0, 2], False), (None, False)):
+        asked = {
+            "name": "traits",
+            "workload": {"kind": "prefix", "prompt_tokens": 4097, "hit_rate": 1.0},
+            "measure": {"tiers": ["gpu"], "samples": 1},
+            "cache": {"gpu": "1GiB"},
+            "engines": {"sglang": {"cores": {"engine": cores, "client": [1]}} if cores else {}},
+        }
+        (tmp_path / "experiment.yaml").write_text(yaml.safe_dump(asked))
+        found = ENGINES["sglang"].traits(load_experiment(tmp_path / "experiment.yaml").experiment)
+        assert (found.yields_core, found.shared_core) == (one_core, False)
+
+
 def test_only_the_thread_that_asks_wakes_before_others() -> None:
     """A child of it, and the thread that started it, stay as they were."""
     policies: list[int] = []

@@ -8,7 +8,9 @@
 //!
 //! Scheduler and storage thread share an interpreter, and the scheduler passes again and again meanwhile. So some
 //! milliseconds go by between a question and the pass that has its answer, and that pass has the answers to all that was
-//! asked by then. Each pass matches all requests that wait, and between two pages the storage thread needs the
+//! asked by then. A pass that computes nothing gives its core up at its end (scheduler.py, on_idle). A front end on the
+//! same core parses its request to the end then, so that the next pass begins with that one's arrival. Once the front end
+//! has nothing left to parse, the storage thread has its turn, too, and answers what that request asks. Each pass matches all requests that wait, and between two pages the storage thread needs the
 //! interpreter: a read takes longer, the more requests wait for theirs, and the more pages it has.
 
 use std::mem;
@@ -37,19 +39,28 @@ pub(super) struct Questions {
     answered_at: Ticks,
     /// What was read for them is in the first level since the last pass.
     read: Vec<Slot>,
+    /// A request has come since the last pass: the front end has had the core.
+    yielded: bool,
 }
 
 impl Engine {
     /// When the next pass will have storage's answers; FOREVER: nothing is asked.
     pub(super) fn next_answer(&self) -> Ticks {
-        match self.questions.asked.is_empty() {
+        let front_end_goes_first = self.yields_core() && !self.questions.yielded && self.front_end_parses();
+        match self.questions.asked.is_empty() || front_end_goes_first {
             true => FOREVER,
             false => self.questions.answered_at.max(self.now),
         }
     }
 
+    /// The scheduler's passes compute nothing, and give their core to the front end.
+    fn yields_core(&self) -> bool {
+        self.config.cost.yields_core && self.running.is_empty()
+    }
+
     /// A request has come: the scheduler takes it in once no step is in flight.
     pub(super) fn came(&mut self, slot: Slot) {
+        self.questions.yielded = true;
         match self.step {
             Some(_) => self.questions.newcomers.push(slot),
             None => self.ask_ahead(slot, 0),
@@ -105,6 +116,9 @@ impl Engine {
         if self.next_answer() > self.now {
             return;
         }
+        if self.yields_core() && !self.front_end_parses() {
+            self.questions.asked.append(&mut self.questions.asking);
+        }
         for slot in mem::take(&mut self.questions.asked) {
             let (name, wanted) = (self.server_slot(slot), self.matchable(slot));
             let lookup = &mut self.requests[slot].lookup;
@@ -123,6 +137,7 @@ impl Engine {
 
     /// A pass ends. True: a later pass will have storage's answer.
     pub(super) fn end_pass(&mut self) -> bool {
+        self.questions.yielded = false;
         self.questions.asked.append(&mut self.questions.asking);
         !self.questions.asked.is_empty()
     }

@@ -34,6 +34,8 @@ pub struct EngineConfig {
     pub reads_ahead: bool,
     /// The tiers get the chunks that a request fills while it decodes, too; with `prefills_first`, when it ends.
     pub stores_replies: bool,
+    /// The front end parses a request as a whole before it reads the next one.
+    pub parses_whole: bool,
     /// Keep notes of evictions, preemptions and what the tiers did.
     pub journal: bool,
     pub cost: CostConfig,

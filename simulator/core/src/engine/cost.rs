@@ -61,6 +61,8 @@ pub struct CostConfig {
     pub synchronous_loads: bool,
     /// The front end shares the engine's core: while both have work, each gets half.
     pub shared_core: bool,
+    /// The front end shares the scheduler's core, and goes ahead of passes that wait for storage.
+    pub yields_core: bool,
 }
 
 #[derive(Clone, Copy, Debug)]

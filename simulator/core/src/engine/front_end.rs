@@ -49,6 +49,10 @@ impl FrontEnd {
         !self.queue.is_empty()
     }
 
+    pub fn parses(&self) -> bool {
+        self.queue.iter().any(|(_, task)| !matches!(task, Task::Answers(_)))
+    }
+
     /// When the front end ends its task, unless a step begins or ends before.
     pub fn next_at(&self) -> Ticks {
         self.queue.front().map_or(FOREVER, |(left, _)| self.at.saturating_add(left.div_ceil(self.rate())))

@@ -6,10 +6,11 @@ use super::Engine;
 use super::front_end::Task;
 use super::request::Submission;
 use super::step::Step;
-use crate::time::Ticks;
+use crate::time::{FOREVER, Ticks};
 
 /// What part of a request's parsing comes before others of the front end's tasks get their turn: a third. vLLM 0.32 reads
-/// a request in 0.8 ms, goes on to others that are there, and then takes 1.6 ms to make tokens and a message of it.
+/// a request in 0.8 ms, goes on to others that are there, and then takes 1.6 ms to make tokens and a message of it. SGLang
+/// 0.5.23 goes on once it has sent the message (`parses_whole`).
 const READING: Ticks = 3;
 
 impl Engine {
@@ -44,8 +45,12 @@ impl Engine {
             let begins = !front_end.is_busy() && shared_core;
             let step_left = if begins { 2 * self.step_left_once_cut() } else { 0 };
             let parsing = self.parsing(&submission);
-            let work = self.cost.vary(parsing / READING);
-            front_end.add(self.now, work, Task::Read(submission), step_left);
+            let (part, task) = match self.config.parses_whole {
+                true => (parsing, Task::Parse(submission)),
+                false => (parsing / READING, Task::Read(submission)),
+            };
+            let work = self.cost.vary(part);
+            front_end.add(self.now, work, task, step_left);
         }
         while let Some(task) = front_end.pop_done() {
             match task {
@@ -80,6 +85,11 @@ impl Engine {
             let wait = self.cost.wait();
             self.arrivals.push(until.saturating_add(wait), number, submission);
         }
+    }
+
+    /// The front end has requests to parse, or one that it has parsed is on its way to the scheduler.
+    pub(super) fn front_end_parses(&self) -> bool {
+        self.front_end.parses() || self.arrivals.next_at() < FOREVER
     }
 
     fn parsing(&self, submission: &Submission) -> Ticks {

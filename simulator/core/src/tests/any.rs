@@ -134,11 +134,12 @@ fn any_tiers(chunk_tokens: u64) -> impl Strategy<Value = TierConfig> {
     )
 }
 
-fn front_end(shared_core: bool, answers: bool, polls: bool) -> CostConfig {
+fn front_end(shared_core: bool, answers: bool, polls: bool, yields_core: bool) -> CostConfig {
     let (response_s, response_next_s) = (7e-4 * f64::from(answers), 11e-4 * f64::from(answers));
     let (poll_s, request_chunk_s) = (13e-4 * f64::from(polls), 5e-4 * f64::from(polls));
     let (read_pass_s, plain) = (3e-4 * f64::from(polls), super::config(400, None).cost);
-    CostConfig { shared_core, response_s, response_next_s, poll_s, request_chunk_s, read_pass_s, ..plain }
+    let response = CostConfig { response_s, response_next_s, ..plain };
+    CostConfig { shared_core, yields_core, poll_s, request_chunk_s, read_pass_s, ..response }
 }
 
 pub fn any_config() -> impl Strategy<Value = EngineConfig> {
@@ -165,7 +166,8 @@ pub fn any_config() -> impl Strategy<Value = EngineConfig> {
                     max_num_batched_tokens: budget,
                     max_num_seqs: seqs,
                     max_model_len: 300,
-                    cost: front_end(shared_core, answers, polls),
+                    parses_whole: late,
+                    cost: front_end(shared_core, answers, polls, some),
                     ..super::config(gpu_blocks, tiers)
                 }
             },

@@ -79,6 +79,23 @@ fn a_front_end_turns_to_others_in_the_midst_of_parsing() {
     assert_eq!(answers(cost, &[1, 1]), [(4.0, 4.0), (7.0, 7.0)]);
 }
 
+#[test]
+fn a_front_end_that_parses_requests_as_a_whole_is_done_with_the_first_one_sooner() {
+    let cost = CostConfig { step_s: MS, request_s: 3.0 * MS, shared_core: true, ..CostConfig::default() };
+    let whole = EngineConfig { cost, parses_whole: true, ..config(400, None) };
+    let mut engine = Engine::new(whole).expect("a good configuration");
+    for id in 0..2 {
+        engine.submit(ask(&id.to_string(), &[(1 + id, 1)], 1), 0).expect("taken");
+    }
+    let mut tokens = Vec::new();
+    while tokens.len() < 2 {
+        let done = engine.advance(FOREVER).expect("no dead end");
+        tokens.extend(done.iter().map(|one| to_s(one.first_token.expect("a token")) / MS));
+    }
+    // The first one is parsed at 3 ms, where a front end that reads both before takes 4; its step shares the core.
+    assert_eq!(tokens, [5.0, 8.0]);
+}
+
 /// Thousandths of a second up to the first token of a prompt of 20 tokens, two chunks of 8 and 4 more; then of 5 others
 /// that are sent at once.
 fn step_costs(cost: CostConfig, has_tiers: bool) -> [f64; 3] {

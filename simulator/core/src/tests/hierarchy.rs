@@ -259,6 +259,27 @@ fn the_pass_that_has_an_answer_has_those_to_all_that_was_asked_by_then() {
 }
 
 #[test]
+fn a_front_end_on_the_same_core_goes_ahead_of_passes_that_wait_for_storage() {
+    // The front end takes 1 ms a request, and storage answers within a tenth of that.
+    let first_step = |yields_core: bool, count: usize| {
+        let plain = sglang(host(), vec![level("cpu", 100), level("pool", 100)]);
+        let cost = CostConfig { poll_s: 1e-4, yields_core, ..plain.cost };
+        let mut engine =
+            Engine::new(EngineConfig { cost, max_num_batched_tokens: 400, ..plain }).expect("good");
+        let prompts = [[(1, 25)], [(2, 25)], [(3, 25)], [(4, 25)]];
+        let asked: Vec<_> =
+            ["a", "b", "c", "d"].into_iter().zip(prompts.iter().map(|one| &one[..])).collect();
+        let asked: Vec<_> = asked[..count].iter().map(|&(id, prompt)| (id, prompt, 1)).collect();
+        let done = together(&mut engine, &asked);
+        let first = done.iter().filter_map(|one| one.first_token).min();
+        done.iter().filter(|one| one.first_token == first).count()
+    };
+    assert_eq!([1, 2, 4].map(|count| first_step(false, count)), [1, 1, 1]);
+    // The second of two has come and is answered by then. Of four, the front end has two to go.
+    assert_eq!([1, 2, 4].map(|count| first_step(true, count)), [1, 2, 1]);
+}
+
+#[test]
 fn passes_hold_a_read_up_for_each_request_that_waits_for_one() {
     // What a pass holds a chunk up is more than a step: no step bounds what comes after it. The second prompt comes while
     // the first one is read.

@@ -102,6 +102,7 @@ pub(crate) fn config(gpu_blocks: u32, tiers: Option<TierConfig>) -> EngineConfig
         reads_ahead: false,
         stores_replies: false,
         min_load_tokens: 0,
+        parses_whole: false,
         journal: false,
         cost: CostConfig {
             step_s: 2e-3,
