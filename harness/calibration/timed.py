@@ -179,10 +179,10 @@ def _parsing(samples: Sequence[_Timed], poll_s: float | None, fitted_on: FittedO
     samples of what each start of the engine tells, as a host may be quicker during one than during another.
 
     Of requests sent together it reads all, unless it parses each as a whole, then parses one after another. poll_s:
-    once the first has arrived, the engine looks for an answer again and again, and does what it does then on the front end's
-    core. None: it gives the core up as long as it waits for storage. Of hits in the engine's own tier, a step begins
-    meanwhile, so that of requests sent together others count: of those that are read ahead, two, as the reading of the
-    first has the core from then on.
+    once the first has arrived, the engine looks for an answer again and again, and does what it does then on the front
+    end's core. None: it gives the core up as long as it waits for storage. Of hits in the engine's own tier, a step
+    begins meanwhile, so that of requests sent together others count: of those that are read ahead, two, as the reading
+    of the first has the core from then on.
     """
     slower, first_s = 1.0, 0.0
     if poll_s is not None:
