@@ -197,6 +197,27 @@ fn a_prefetch_is_waited_for_or_cut_off_when_the_engine_asks() {
 }
 
 #[test]
+fn a_look_up_that_is_overdue_once_its_turn_comes_is_answered_then_and_no_sooner() {
+    // One look-up at a time. The first is cut off after 52 ms, when 24 ms of the second one's are long over.
+    let policy = TierPolicy { prefetch_timeout_s: Some(0.02), prefetch_token_s: 5e-4, ..host() };
+    let tokens = |macro_steps: bool| {
+        let slow = LevelConfig { read: bytes_per_s(CHUNK_BYTES as f64 / 0.01), ..level("pool", 40) };
+        let plain = sglang(policy.clone(), vec![level("cpu", 20), slow]);
+        let config = EngineConfig { reads_ahead: false, prefills_first: false, macro_steps, ..plain };
+        let mut engine = Engine::new(config).expect("good");
+        let short = [(3, 9)];
+        [&PROMPT[..], &short].iter().for_each(|prompt| _ = ask_again(&mut engine, "cold", prompt));
+        engine.reset(&["gpu", "cpu"]).expect("idle");
+        let asked = [("decodes", &[(9, 1)][..], 90), ("first", &PROMPT, 1), ("second", &short, 1)];
+        let done = together(&mut engine, &asked);
+        let decodes = done.iter().find(|one| one.id == "decodes").expect("it ended");
+        decodes.tokens.clone()
+    };
+    let (many, single) = (tokens(true), tokens(false));
+    assert_eq!((many.len(), many), (90, single));
+}
+
+#[test]
 fn reads_ahead_pass_while_others_compute_one_after_another() {
     // The first prompt computes for three steps of 8 ms. The others come during the first one, and the pool answers
     // during the second one: its 0.2 ms a chunk are hidden behind the third one.

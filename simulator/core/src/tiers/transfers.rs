@@ -236,7 +236,8 @@ pub(super) struct Prefetch {
 impl Prefetch {
     /// When something is next to be decided, with a transfer under way until `end`.
     pub fn wakes_at(&self, now: Ticks, end: Ticks) -> Ticks {
-        if self.ahead && self.deadline <= now { end } else { end.min(self.deadline) }
+        // One that waited for its turn may be overdue.
+        if self.ahead && self.deadline <= now { end } else { end.min(self.deadline.max(now)) }
     }
 }
 
