@@ -2,21 +2,24 @@
 
 use super::Cache;
 use crate::chunks::spans::Span;
-use crate::chunks::{NONE, OFFLOADED};
+use crate::chunks::{NONE, OFFLOADED, PASSED};
 use crate::eviction::Eviction;
 use crate::keys::Key;
 
 impl Cache {
-    /// Drops the next `count` chunks of those that are `copied`, or were offloaded. Gives each chunk that it passes over on the way one
-    /// more reader, and returns those; single chunks only.
+    /// Drops the next `count` chunks of those that are `copied`, or were offloaded. Gives each other chunk on the way one more
+    /// reader, and returns those; single chunks only. One with another write in flight stays as it is.
     pub fn drop_copied(&mut self, count: u64, copied: impl Fn(Key) -> bool) -> (u64, Vec<(Key, Span)>) {
         let (mut dropped, mut lacking) = (0, Vec::new());
         while dropped < count
             && let Some(at) = self.eviction.victim(&mut self.chunks, NONE)
         {
             let key = self.chunks[at].key;
-            debug_assert_eq!((self.chunks[at].chunks(), self.chunks[at].staged), (1, 0));
-            if self.chunks[at].is(OFFLOADED) || copied(key) {
+            debug_assert_eq!(self.chunks[at].chunks(), 1);
+            if self.chunks[at].staged > 0 {
+                self.chunks[at].set(PASSED, true);
+                self.passed.push(at);
+            } else if self.chunks[at].is(OFFLOADED) || copied(key) {
                 self.remove(at);
                 if self.notes_gone {
                     self.gone.push(key);
@@ -28,6 +31,7 @@ impl Cache {
                 lacking.push((key, span));
             }
         }
+        self.passed.drain(..).for_each(|at| self.chunks[at].set(PASSED, false));
         (dropped, lacking)
     }
 

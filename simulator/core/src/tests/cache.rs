@@ -100,3 +100,21 @@ fn a_stores_end_queues_what_left_the_queue_meanwhile_and_renews_the_others_if_as
         assert_eq!((cache.drop_some(1), cache.gone()), (1, [oldest].as_slice()));
     }
 }
+
+#[test]
+fn a_chunk_with_another_write_in_flight_neither_goes_nor_is_offloaded() {
+    let mut cache = Cache::new(10, EvictionKind::Lru, 0, true, true);
+    let one = ChunkRange::of(vec![1]);
+    let mut stored = vec![Span::new(NEW, 1)];
+    assert!(cache.reserve(&one, &mut stored, true, false));
+    let loaded = [stored[0]];
+    assert!(cache.reserve(&one, &mut loaded.to_vec(), false, false));
+    cache.admit_loaded(&loaded, false);
+    cache.unlock(loaded.into_iter());
+    store(&mut cache, &ChunkRange::of(vec![2]));
+    assert_eq!(cache.drop_copied(2, |_| true), (1, vec![]));
+    cache.end_store(&mut stored, false);
+    assert_eq!(cache.drop_copied(2, |_| true), (1, vec![]));
+    cache.check_idle();
+    assert_eq!(cache.gone(), [2, 1]);
+}
