@@ -377,13 +377,15 @@ impl Engine {
             return;
         }
         let mut batch = self.schedule();
-        while batch.only_polls() && self.cost.poll == 0 && self.loading_until <= self.now {
+        loop {
             // An engine with nothing else to do asks again at once.
-            self.slots = batch.slots;
-            batch = self.schedule();
-        }
-        if batch.slots.is_empty() && batch.preempted {
+            let asks = batch.only_polls() && self.cost.poll == 0 && self.loading_until <= self.now;
             // The only running request preempted itself; an empty step takes no time.
+            let preempted = batch.slots.is_empty() && batch.preempted;
+            if !asks && !preempted {
+                break;
+            }
+            self.slots = batch.slots;
             batch = self.schedule();
         }
         self.note_transfers();

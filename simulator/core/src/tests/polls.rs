@@ -1,3 +1,4 @@
+use super::schedule::together;
 use super::{ask, config, drain, lmcache, one, tiers};
 use crate::engine::Engine;
 use crate::engine::config::EngineConfig;
@@ -108,6 +109,21 @@ fn firsts_of_loads(load_polls: u64, count: usize) -> Vec<f64> {
         done.iter().map(|each| to_s(each.first_token.expect("a token") - sent)).collect();
     found.sort_by(f64::total_cmp);
     found
+}
+
+#[test]
+fn an_engine_whose_only_request_was_preempted_asks_again_for_a_loads_end() {
+    // Twelve blocks. What is loaded fills four, so that the other one, which runs alone, has no ninth.
+    let plain = config(13, Some(tiers(lmcache(), 100, None)));
+    let mut engine =
+        Engine::new(EngineConfig { load_polls: 1, max_num_seqs: 1, ..plain }).expect("a good configuration");
+    one(&mut engine, ask("warm", &[(1, 17)], 1));
+    drain(&mut engine);
+    engine.reset(&["gpu"]).expect("idle");
+    let done = together(&mut engine, &[("loads", &[(1, 17)], 1), ("runs", &[(2, 8)], 30)]);
+    let of = |id: &str| done.iter().find(|each| each.id == id).expect("it ended");
+    assert_eq!((of("loads").sources.levels[0], of("runs").preemptions), (16, 1));
+    assert!(of("loads").first_token < of("runs").last_token);
 }
 
 #[test]
