@@ -377,14 +377,11 @@ impl Engine {
             return;
         }
         let mut batch = self.schedule();
-        loop {
-            // An engine with nothing else to do asks again at once.
-            let asks = batch.only_polls() && self.cost.poll == 0 && self.loading_until <= self.now;
-            // The only running request preempted itself; an empty step takes no time.
-            let preempted = batch.slots.is_empty() && batch.preempted;
-            if !asks && !preempted {
-                break;
-            }
+        // An engine with nothing else to do asks again at once. So does one whose only running request preempted itself: an
+        // empty step takes no time.
+        while (batch.only_polls() && self.cost.poll == 0 && self.loading_until <= self.now)
+            || (batch.slots.is_empty() && batch.preempted)
+        {
             self.slots = batch.slots;
             batch = self.schedule();
         }
