@@ -28,7 +28,7 @@ pub struct Lease {
     shards: usize,
     /// How many evictions by shards took something: how many are due that can take nothing depends on when others look.
     evictions: u64,
-    /// The last eviction by shards has taken nothing yet.
+    /// An eviction by shards is on, and has taken nothing yet.
     begins: bool,
     /// What it has yet to take; None: no more.
     going: VecDeque<Option<ExtentId>>,
@@ -133,6 +133,7 @@ impl Eviction for Lease {
         if let Some(next) = self.going.pop_front() {
             return next;
         }
+        self.begins = false;
         let over = self.by_end.iter().take_while(|((end, _), _)| *end <= self.now);
         over.map(|(_, &at)| at).find(|&at| chunks[at].free())
     }

@@ -114,6 +114,29 @@ fn an_eviction_by_shards_that_takes_nothing_leaves_the_next_one_as_it_was() {
 }
 
 #[test]
+fn an_eviction_for_room_is_none_by_shards_though_one_of_those_took_nothing_before() {
+    let gone = |in_vain: bool| {
+        let mut cache = sharded(4 << 10, std::iter::empty());
+        assert_eq!(cache.drop_some(2), 2);
+        // All are leased but a chunk that a second read brings, too.
+        let (all, one) = (ChunkRange::of((0..4 << 10).collect::<Vec<_>>()), ChunkRange::of(vec![1 << 20]));
+        cache.touch(&all);
+        let mut read = vec![Span::new(NEW, 1)];
+        assert!(cache.reserve(&one, &mut read, false, true));
+        assert!(cache.reserve(&one, &mut read.clone(), false, true));
+        cache.admit_loaded(&read, false);
+        cache.unlock(read.into_iter());
+        assert!(!in_vain || cache.drop_some(205) == 0);
+        cache.clock(1000);
+        assert!(cache.reserve(&ChunkRange::of(vec![2 << 20]), &mut vec![Span::new(NEW, 1)], true, true));
+        cache.take_gone().for_each(drop);
+        assert_eq!(cache.drop_some(205), 205);
+        cache.take_gone().collect::<HashSet<_>>()
+    };
+    assert_eq!(gone(false), gone(true));
+}
+
+#[test]
 fn the_look_up_that_read_a_chunk_gives_it_no_lease() {
     let mut cache = Cache::new(2, EvictionKind::Lease, 1000, true, true);
     let (read, stored) = (ChunkRange::of(vec![7]), ChunkRange::of(vec![8]));
