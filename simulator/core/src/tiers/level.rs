@@ -147,15 +147,19 @@ impl Level {
     }
 
     /// Runs the ticks that are due. Returns how many there were, and the keys that went at each.
-    pub fn run_ticks(&mut self, now: Ticks) -> (u64, Vec<(Ticks, Vec<Key>)>) {
+    pub fn run_ticks(&mut self, now: Ticks, falls: bool) -> (u64, Vec<(Ticks, Vec<Key>)>) {
         self.held.clear_gone();
-        let (ticks, dropped) = self.ticker.run(now, &mut self.held);
+        let (ticks, dropped) = self.ticker.run(now, &mut self.held, falls);
         dropped.iter().flat_map(|(_, keys)| keys).for_each(|key| _ = self.in_page_cache.remove(key));
         (ticks, dropped)
     }
 
     /// The same, by another way of dropping (`Ticker::run_with`); the caller has the keys that went leave the page cache.
-    pub fn run_ticks_with(&mut self, now: Ticks, drops: impl FnMut(&mut Cache, Ticks, u64) -> u64) -> u64 {
+    pub fn run_ticks_with(
+        &mut self,
+        now: Ticks,
+        drops: impl FnMut(&mut Cache, Ticks, u64) -> (u64, bool),
+    ) -> u64 {
         self.held.clear_gone();
         self.ticker.run_with(now, &mut self.held, drops)
     }

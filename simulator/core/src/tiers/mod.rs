@@ -161,13 +161,19 @@ impl Tiers {
 
     /// Runs the eviction ticks up to `now`.
     pub fn tick(&mut self, now: Ticks) {
+        while self.tick_some(now) {}
+    }
+
+    /// The same, up to one that begins transfers. True: others are due.
+    pub fn tick_some(&mut self, now: Ticks) -> bool {
         if self.ticker.due <= now && self.config.offloads(0) {
             self.tick_offloading(now, 0);
             self.lower_due = self.next_due();
         } else if self.ticker.due <= now {
-            let (ticks, dropped) = self.ticker.run(now, &mut self.first);
+            let falls = self.lower.first().is_some_and(Level::takes_dropped);
+            let (ticks, dropped) = self.ticker.run(now, &mut self.first, falls);
             self.journal.note("tick", || id_and(ticks, &all_keys(&dropped)));
-            if self.lower.first().is_some_and(Level::takes_dropped) {
+            if falls {
                 dropped.into_iter().for_each(|(at, keys)| self.demote(at, 0, keys, 0));
                 self.lower_due = self.next_due();
             }
@@ -175,10 +181,12 @@ impl Tiers {
         if self.lower_due <= now {
             self.tick_lower(now);
         }
-        if self.leases {
+        let more = self.ticker.due <= now || self.lower_due <= now;
+        if self.leases && !more {
             self.first.clock(now);
             self.lower.iter_mut().for_each(|level| level.clock(now));
         }
+        more
     }
 
     /// Begins to look for a prefix of a prompt's chunks. Some: the answer at once; None: `Ended::Lookup` brings it.

@@ -54,6 +54,11 @@ impl Server {
 
     /// Ends the next transfer if it is due. Returns when it ended, and what the engine has to know.
     pub fn end_next(&mut self, now: Ticks) -> Option<(Ticks, Ended)> {
+        while self.tiers.lower_tick_is_due(self.next_at(true).min(now)) {
+            // What it begins may end before what was the next.
+            self.tiers.tick_some(self.next_at(true).min(now));
+            self.take_begun();
+        }
         let ends = if self.quiet.next() < self.loud.next() { &mut self.quiet } else { &mut self.loud };
         let (at, id) = ends.0.pop_front_if(|(at, _)| *at <= now)?;
         self.tiers.tick(at);
@@ -65,12 +70,14 @@ impl Server {
     /// Runs the lower levels' ticks up to `now`. True: what they dropped has been written elsewhere by then.
     #[inline(always)]
     pub fn tick_lower(&mut self, now: Ticks) -> bool {
-        if !self.tiers.lower_tick_is_due(now) {
-            return false;
+        while self.tiers.lower_tick_is_due(now) {
+            self.tiers.tick_some(now);
+            self.take_begun();
+            if self.next_at(true) <= now {
+                return true;
+            }
         }
-        self.tiers.tick(now);
-        self.take_begun();
-        self.next_at(true) <= now
+        false
     }
 
     /// Notes the ends of transfers that the tiers have begun since the last call.

@@ -28,9 +28,10 @@ impl Tiers {
                 self.tick_offloading(now, lower + 1);
                 continue;
             }
-            let (ticks, dropped) = self.lower[lower].run_ticks(now);
+            let falls = self.lower.get(lower + 1).is_some_and(Level::takes_dropped);
+            let (ticks, dropped) = self.lower[lower].run_ticks(now, falls);
             self.journal.note("tick below", || id_and(lower as u64 + 1, &id_and(ticks, &all_keys(&dropped))));
-            if self.lower.get(lower + 1).is_some_and(Level::takes_dropped) {
+            if falls {
                 dropped.into_iter().for_each(|(at, keys)| self.demote(at, 0, keys, lower + 1));
             }
         }
@@ -52,9 +53,10 @@ impl Tiers {
         let (mut queued, mut gone) = (Queued::new(), Vec::new());
         let drops = |cache: &mut Cache, at: Ticks, share: u64| {
             let (went, lacking) = cache.drop_copied(share, copied);
+            let begins = !lacking.is_empty();
             queued.push((at, lacking));
             gone.extend(cache.take_gone());
-            went
+            (went, begins)
         };
         let ticks = match above.last_mut() {
             None => self.ticker.run_with(now, &mut self.first, drops),
