@@ -199,7 +199,7 @@ def _ahead(point: CalibrationPoint, fitted_on: FittedOn) -> dict[str, float]:
     """What a prompt takes that storage is asked about before its turn."""
     if not asks_storage(point, fitted_on):
         return {}
-    if state_named(point.tier).served_by not in _read_ahead(fitted_on):
+    if not is_read_ahead(point.tier, fitted_on):
         return {"poll_s": 1.0}
     # All wait while the first one is read, and the last one alone: the mean of n has the sum of 1² to n² over n.
     waiting = (point.concurrency + 1) * (2 * point.concurrency + 1) / 6

@@ -10,8 +10,10 @@
 //! milliseconds go by between a question and the pass that has its answer, and that pass has the answers to all that was
 //! asked by then. A pass that computes nothing gives its core up at its end (scheduler.py, on_idle). A front end on the
 //! same core parses its request to the end then, so that the next pass begins with that one's arrival. Once the front end
-//! has nothing left to parse, the storage thread has its turn, too, and answers what that request asks. Each pass matches all requests that wait, and between two pages the storage thread needs the
-//! interpreter: a read takes longer, the more requests wait for theirs, and the more pages it has.
+//! has nothing left to parse, the storage thread has its turn, too, and answers what that request asks.
+//!
+//! Each pass matches all requests that wait, and between two pages the storage thread needs the interpreter: a read takes
+//! longer, the more requests wait for theirs, and the more pages it has.
 
 use std::mem;
 
