@@ -16,7 +16,7 @@ PYTHON_RANGE='>=3.11'
 PYTHON_SPEED='
 import sys, time, timeit
 loop = "for number in range(20_000): held[number & 1023] = str(number * number)"
-print(min(timeit.repeat(loop, "held = {}", time.process_time, repeat=40, number=1)), sys.executable)
+print(min(timeit.repeat(loop, "held = {}", time.process_time, repeat=10, number=1)), sys.executable)
 '
 STEPS=1
 STEP=0
@@ -92,18 +92,32 @@ ensure_python() {
 }
 
 # fast_python: for `uv venv --python`, the first of uv's list that is not a sixth slower than the fastest. A Python that
-# was built without optimization takes a third longer for all that it interprets, engines included. Each is timed twice,
-# in turns: a machine's speed changes. UV_PYTHON decides where it is set.
+# was built without optimization takes a third longer for all that it interprets, engines included. Each is timed nine
+# times, in turns, and its median counts: another guest of the host halves a core's speed for a second, and whichever
+# Python runs between two such seconds is the quickest once. UV_PYTHON decides where it is set.
 fast_python() {
     local found python
     if [ -n "${UV_PYTHON:-}" ]; then echo "$UV_PYTHON" && return; fi
     found="$(uv python list --only-installed --no-python-downloads "$PYTHON_RANGE" 2>/dev/null | awk '{print $2}')"
-    python="$(for python in $found $found; do "$python" -I -c "$PYTHON_SPEED" 2>/dev/null </dev/null || true; done |
-        awk '!($2 in took) {path[++count] = $2; took[$2] = $1}
-             $1 < took[$2] {took[$2] = $1}
-             count == 1 || $1 < least {least = $1}
-             END {for (i = 1; i <= count; i++) if (took[path[i]] < 1.17 * least) {print path[i]; exit}}')"
+    # The list has several names of one Python.
+    found="$(time_pythons "$found" | awk '!named[$2]++ {print $2}')"
+    python="$(for _ in {1..9}; do time_pythons "$found"; done | LC_ALL=C sort -g | order="$found" awk '
+        {took[$2, ++times[$2]] = $1}
+        END {
+            count = split(ENVIRON["order"], paths, "\n")
+            for (path in times) {
+                median[path] = took[path, int((times[path] + 1) / 2)]
+                if (!least || median[path] < least) least = median[path]
+            }
+            for (i = 1; i <= count; i++)
+                if (paths[i] in median && median[paths[i]] < 1.17 * least) {print paths[i]; exit}
+        }')"
     echo "${python:-$PYTHON_RANGE}"
+}
+
+time_pythons() {  # time_pythons PATHS: seconds of a loop and the path, for each that starts
+    local python
+    for python in $1; do "$python" -I -c "$PYTHON_SPEED" 2>/dev/null </dev/null || true; done
 }
 
 rust_is_new_enough() {
