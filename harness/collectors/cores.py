@@ -13,6 +13,9 @@ _LOOP_TURNS = 2000
 # A turn that takes longer than this many times the fastest one was interrupted: other guests slow it by less.
 _INTERRUPTED = 2.5
 _LOOKS, BETWEEN_LOOKS_S = 25, 0.015
+# Median of the kept validations' calibrations (core_loop_s in results/validation).
+KEPT_LOOP_S = 66e-6
+_FOREIGN = 1.25
 # Of Slower.quarter. On machines where validations resolved, one sample of ten met 23 to 33 %; where few did, 66 %.
 MAX_SLOWER = 0.3
 
@@ -39,28 +42,35 @@ def core_loop_s(core: int) -> float:
 
 
 class Slower(NamedTuple):
-    """By which share of its quickest look the same work takes a core longer: half of the looks, and a quarter."""
+    """By which share of its quickest look the same work takes a core longer: half of the looks, and a quarter; and what
+    the loop took, by the median look."""
 
     half: float
     quarter: float
+    usual_s: float
 
     def in_words(self) -> str:
-        return (
+        said = (
             f"the same work takes a core {self.half:.0%} longer than at best half of the time, and {self.quarter:.0%} a"
             " quarter of it"
         )
+        if self.usual_s < _FOREIGN * KEPT_LOOP_S:
+            return said
+        kept = f"it takes {self.usual_s / KEPT_LOOP_S:.1f} times as long as where the validations were kept"
+        return f"{said}; {kept}: paced steps may end late"
 
 
 def cores_slower(cores: Sequence[int]) -> Slower:
     """Looks at each core for 5 ms, 25 times in half a second."""
-    slower = list[float]()
+    slower, all_s = list[float](), list[float]()
     for core in cores:
         looks_s = list[float]()
         for _ in range(_LOOKS):
             looks_s.append(core_loop_s(core))
             time.sleep(BETWEEN_LOOKS_S)
         slower += [look_s / min(looks_s) - 1 for look_s in looks_s]
-    return Slower(statistics.median(slower), statistics.quantiles(slower, n=4)[2])
+        all_s += looks_s
+    return Slower(statistics.median(slower), statistics.quantiles(slower, n=4)[2], statistics.median(all_s))
 
 
 def uninterrupted_s(turns_s: list[float]) -> float:

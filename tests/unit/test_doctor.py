@@ -65,7 +65,7 @@ def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr(doctor, "STEAL_WINDOW_S", 0.0)
     monkeypatch.setattr(doctor, "REST_WINDOW_S", 0.0)
     monkeypatch.setattr(RestedPages, "taken_share", lambda _: 0.01)
-    monkeypatch.setattr(doctor, "cores_slower", lambda _: Slower(0.1, 0.3))
+    monkeypatch.setattr(doctor, "cores_slower", lambda _: Slower(0.1, 0.3, 66e-6))
     monkeypatch.setattr(doctor, "MIN_DISK_BYTES", 0)
     monkeypatch.setattr(os, "geteuid", lambda: 0)
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1})
@@ -126,7 +126,7 @@ MISSING: dict[str, tuple[Change, str]] = {
     "rust core": (put(importlib, "import_module", no_core), "simulator._core"),
     "cpus": (put(os, "sched_getaffinity", lambda _: {1}), "1 of "),
     "steady cores": (
-        put(doctor, "cores_slower", lambda _: Slower(0.1, 0.31)),
+        put(doctor, "cores_slower", lambda _: Slower(0.1, 0.31, 66e-6)),
         "10% longer than at best half of the time",
     ),
     "quiet machine": (write("proc/loadavg", "99.0 1.0 1.0 1/100 1000\n"), "0.0% of CPU time stolen"),

@@ -4,11 +4,16 @@ import asyncio
 import itertools
 import os
 from collections.abc import Callable, Iterable
+from statistics import median
 
 import pytest
 
-from harness.collectors.cores import core_loop_s, cores_slower, uninterrupted_s
+from harness.collectors.cores import KEPT_LOOP_S, Slower, core_loop_s, cores_slower, uninterrupted_s
 from harness.collectors.steady import SteadyCores
+from simulator.calibration import load_calibration
+from tests.support.paths import ROOT
+
+KEPT = ROOT / "results/validation"
 
 
 def test_turns_that_another_process_interrupts_do_not_count() -> None:
@@ -35,7 +40,16 @@ def test_a_core_that_another_guest_slows_is_told_from_one_that_is_slow_always(mo
     slower = cores_slower([0, 1])
     assert (slower.half, slower.quarter) == (0.0, 0.0), "8 of 50 looks"
     looks = {0: iter([1.5, 1.0] * 13), 1: iter([1.0, 1.5] * 13)}
-    assert cores_slower([0, 1]) == (0.25, 0.5), "25 of 50 looks"
+    assert cores_slower([0, 1]) == (0.25, 0.5, 1.25), "25 of 50 looks"
+
+
+def test_a_core_that_is_slow_always_is_said_to_be() -> None:
+    """The median of its looks is held against those of the kept calibrations."""
+    kept = [load_calibration(str(path)).fitted_on.core_loop_s for path in KEPT.glob("*/calibration.yaml")]
+    timed_s = [each for each in kept if each is not None]
+    assert timed_s and pytest.approx(median(timed_s), rel=0.02) == KEPT_LOOP_S
+    assert Slower(0.0, 0.0, 1.2 * KEPT_LOOP_S).in_words().endswith("a quarter of it")
+    assert "2.1 times as long as where the validations were kept" in Slower(0.0, 0.0, 2.1 * KEPT_LOOP_S).in_words()
 
 
 class Clock:
