@@ -133,7 +133,7 @@ def _fitted_on(manifest: Manifest, points: tuple[CalibrationPoint, ...], size: s
             " use an engine that says it, or `harness run`"
         )
     assumed, limits = cell.experiment.engines.of(SimSettings), resolved.scheduler
-    host = {key: getattr(manifest.host, key) for key in ("cpu", "cores", "memory_bytes", "kernel")}
+    host = {key: getattr(manifest.host, key) for key in ("cpu", "cores", "memory_bytes", "kernel", "python")}
     return FittedOn(
         model=cell.experiment.model,
         max_num_batched_tokens=limits.max_batched_tokens or assumed.max_batched_tokens,

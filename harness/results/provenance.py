@@ -6,6 +6,7 @@ import importlib.metadata
 import os
 import platform
 import subprocess
+import sys
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Literal
@@ -25,7 +26,8 @@ def now() -> str:
 
 
 class Host(msgspec.Struct, frozen=True, kw_only=True):
-    """The machine. None: it does not say, or the fact was not kept. gpus: as the driver names them; () without."""
+    """The machine. None: it does not say, or the fact was not kept. gpus: as the driver names them; () without.
+    python: the harness's own, with its build, on which the time of a core's loop depends (collectors/cores.py)."""
 
     cpu: str | None = None
     cores: int | None = None
@@ -33,6 +35,7 @@ class Host(msgspec.Struct, frozen=True, kw_only=True):
     kernel: str | None = None
     hostname: str | None = None
     gpus: tuple[str, ...] = ()
+    python: str | None = None
 
 
 class Git(msgspec.Struct, frozen=True, kw_only=True):
@@ -50,6 +53,7 @@ def host() -> Host:
         kernel=platform.release(),
         hostname=platform.node(),
         gpus=_gpu_names(),
+        python=" ".join(sys.version.split()),
     )
 
 

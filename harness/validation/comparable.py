@@ -10,7 +10,7 @@ import msgspec
 from harness.errors import NotComparable
 from harness.experiment.workloads import PrefixWorkload, hit_tokens
 from harness.records import Resolved
-from harness.results.provenance import is_simulated
+from harness.results.provenance import Host, is_simulated
 from harness.validation.points import Point, PointKey, Side, axes, left_out_reasons
 from simulator.calibration import Calibration
 from traces.tiers import state_named, tier_named
@@ -71,19 +71,19 @@ def _check_apart(points: Sequence[Point], fitted: Sequence[dict[str, Any]], what
     )
 
 
-def check_host(reference: Side, calibration: Calibration) -> None:
-    """Raises NotComparable where a real engine ran on another machine than the one that was calibrated."""
-    calibrated = calibration.fitted_on.host
-    if is_simulated(reference.engine):
-        return
-    for manifest in reference.manifests:
-        for field in _HOST:
-            here, there = getattr(manifest.host, field), calibrated.get(field)
-            if None not in (here, there) and here != there:
-                raise NotComparable(
-                    f"not comparable: unlike hosts: {field} is {here} in {manifest.run_id}, {there} in calibration"
-                    f" {calibration.name}; calibrate on the machine that is validated"
-                )
+def check_host(host: Host, calibration: Calibration, run_id: str) -> None:
+    """Raises NotComparable where a real engine ran, or will run, on another machine than the one that was calibrated.
+
+    Where the calibration timed its core, the harness has to run on the same Python, too: the loop is Python's.
+    """
+    calibrated, timed = calibration.fitted_on.host, calibration.fitted_on.core_loop_s is not None
+    for field in (*_HOST, "python") if timed else _HOST:
+        here, there = getattr(host, field), calibrated.get(field)
+        if None not in (here, there) and here != there:
+            raise NotComparable(
+                f"not comparable: unlike hosts: {field} is {here} in {run_id}, {there} in calibration"
+                f" {calibration.name}; calibrate on the machine that is validated"
+            )
 
 
 def name(key: PointKey) -> str:

@@ -35,6 +35,7 @@ from harness.measure.run import RunRequest, kept_request, run
 from harness.records import Origin, Resolved
 from harness.results.folder import make_folder
 from harness.results.manifest import CellEntry, read_manifest
+from harness.results.provenance import host, is_simulated
 from harness.results.summary import FREE_LOAD
 from harness.validation.comparable import check_apart, check_held_out, check_host, check_modelled, check_sides
 from harness.validation.document import CalibrationFacts, Judgement, document, write_document
@@ -86,8 +87,8 @@ def validate(request: Validation, progress: Progress) -> Judgement:
     """Runs both sides, judges them, writes validation.json.
 
     Raises PreflightError before anything starts where the simulator has no packs for the engine; NotComparable then
-    where it does not model a state, or a point is the calibration's own, and afterwards where the two sides did not ask
-    the same question; EngineError where the real engine fails.
+    where it does not model a state, a point is the calibration's own, or that one is another machine's, and afterwards
+    where the two sides did not ask the same question; EngineError where the real engine fails.
     """
     deadline = time.monotonic() + request.budget_s
     for cell in request.cells:
@@ -98,6 +99,8 @@ def validate(request: Validation, progress: Progress) -> Judgement:
         check_apart(planned, planned_points(source.cells))
     else:
         check_held_out(planned, load_calibration(source))
+        if not request.real and not is_simulated(request.engine):
+            check_host(host(), load_calibration(source), "this one")
     if not request.resume:
         make_folder(request.folder)
     real = list(request.real) or _measured(request, progress)
@@ -128,7 +131,8 @@ def _sides(
 ) -> tuple[Side, Side]:
     """The real runs, and the simulated one that is made from them."""
     reference, candidate = read_side(real), read_side([_run_sim(request, source, real, progress)])
-    check_host(reference, calibration)
+    for manifest in reference.manifests if not is_simulated(reference.engine) else ():
+        check_host(manifest.host, calibration, manifest.run_id)
     check_sides(reference, candidate)
     return reference, candidate
 

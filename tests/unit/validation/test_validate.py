@@ -223,16 +223,6 @@ def test_points_that_a_calibration_is_to_be_fitted_on_are_refused_before_anythin
     assert not (tmp_path / "out").exists()
 
 
-def test_a_calibration_of_another_machine_is_refused(tmp_path: Path) -> None:
-    run = sim_run(tmp_path / "truth", {key: CONFIG[key] for key in CONFIG if key != "sizes"})
-    real = noisy_copy(run, tmp_path / "real", seed=1, spread=0.0)
-    known = yaml.safe_load(Path("configs/hardware/cpu-2core.yaml").read_text())
-    known["fitted_on"]["host"] = {"cpu": "another", "cores": None}
-    (tmp_path / "other.yaml").write_text(yaml.safe_dump(known))
-    with pytest.raises(NotComparable, match=r"unlike hosts: cpu is .*, another in calibration cpu-2core"):
-        validate(request(tmp_path, tmp_path / "other.yaml", (None,), real=(real,), engine="fake"), Quiet())
-
-
 def test_the_simulators_disk_is_as_fast_as_the_reference_device(tmp_path: Path) -> None:
     cold_s = []
     for limit in (50, 100):
