@@ -271,12 +271,14 @@ async def place(engine: Engine, probe: Probe, name: str, index: int, emit: Emit)
             one.resident |= can.tiers if one in computed else _engines_own(can)
             one.home = probe.home_for(state) if one in computed else one.home
             one.absent.clear()
-    if pushes := _to_push(group, way):
+    pushes = _to_push(group, way)
+    if pushes:
         fillers = probe.fillers(pushes, name, index)
         await engine.replay(Load(fillers, concurrency=1), emit)
         probe.stray_tokens += sum(filler.prompt_tokens for filler in fillers)
         _left(probe, pushes)
-    await engine.metrics()  # waits for the stores, so that nothing is still on its way down
+    if lost or pushes:
+        await engine.metrics()  # waits for the stores, so that nothing is still on its way down
     if state.restarted:
         assert isinstance(engine, Restarts), "an engine that keeps a tier through a restart"
         probe.resolved = await engine.restart()

@@ -88,6 +88,7 @@ class ServedEngine(ABC, Generic[P]):
         self._instances = [Instance(process, place[n] if caches else None) for n, process in enumerate(processes)]
         self._dialect, self._router, self._clients = dialect, _router(experiment), clients
         self._replay: HttpReplay | None = None
+        self._at_rest = False  # nothing was sent since the counters had settled
         # By cache server: requests of those answered that it has to look up, and those that it had before the first.
         self._lookups_due, self._base_lookups = [0] * len(caches), [0] * len(caches)
 
@@ -139,6 +140,7 @@ class ServedEngine(ABC, Generic[P]):
         restarted = False
         try:
             await self._end(keep=True)
+            self._at_rest = False
             for one in self._instances:
                 one.sent_tokens = 0
             self._lookups_due = [0] * len(self.caches)
@@ -194,6 +196,7 @@ class ServedEngine(ABC, Generic[P]):
 
     async def replay(self, load: Load, emit: Emit) -> None:
         assert self._replay is not None, "replay before ready"
+        self._at_rest = False
 
         def count_and_emit(record: RequestRecord) -> None:
             one = self._instances[record.instance or 0]
@@ -230,7 +233,12 @@ class ServedEngine(ABC, Generic[P]):
 
     async def metrics(self) -> Counters:
         """All servers' counters, once they account for every request that was answered: they lag the responses."""
-        return await outlive(self._children, self._settled())
+        counters = await outlive(self._children, self._now() if self._at_rest else self._settled())
+        self._at_rest = True
+        return counters
+
+    async def _now(self) -> Counters:
+        return self._counters(await self._look())
 
     async def _settled(self) -> Counters:
         lagging = time.monotonic() + _COUNTER_LAG_S

@@ -30,6 +30,7 @@ from harness.records import Counters, Resolved
 from simulator.models import load_model
 from tests.support.paths import ROOT
 from tests.unit.measure.test_run_loop import request as run_request
+from traces.load import Load
 
 CACHE: dict[str, Any] = {
     "block_tokens": 64,
@@ -289,6 +290,25 @@ def test_sizes_and_counters_are_those_that_the_server_tells(tmp_path: Path) -> N
     assert (named["computed_tokens"], named["gpu_hit_tokens"], named["cpu_hit_tokens"]) == (60, 10, 14)
     assert (named["disk_hit_tokens"], named["external_tokens"], named["disk_loaded_chunks"]) == (128, 142, 2)
     assert named["stores_begun"] == named["stores_ended"] == 10 and server.busy < -2, "it waited for the stores"
+
+
+def test_counters_that_have_settled_are_looked_at_once_until_something_is_sent(tmp_path: Path) -> None:
+    """A look at a server's metrics takes its core for 50 ms and more, and samples of warm states need two."""
+    server, looks = StandIn(), list[int]()
+
+    async def count(engine: SglangEngine) -> None:
+        async def looked() -> None:
+            before = server.busy
+            await engine.metrics()
+            looks.append(before - server.busy)
+
+        await looked()
+        await looked()
+        await engine.replay(Load([], concurrency=1), lambda _record: None)
+        await looked()
+
+    asyncio.run(attached(tmp_path, server, count, disk_path=str(tmp_path), pid=1))
+    assert looks == [4, 1, 4]
 
 
 def test_flushing_waits_until_the_server_agrees_and_names_what_it_waits_for(

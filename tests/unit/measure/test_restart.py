@@ -68,8 +68,8 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 def test_stores_end_before_the_restart_and_counters_are_read_after_it(tmp_path: Path, asked: list[str]) -> None:
     folder = run(request(tmp_path, measure={"tiers": ["disk_restart"], "samples": 2}), Quiet())
     first = ["replay", "metrics", "restart", "reset page_cache", "metrics", "replay", "metrics"]
-    assert asked == ["start", *["reset cpu disk gpu"] * 2, *first, *first[1:]], (
-        "the second sample finds its prefix on disk"
+    assert asked == ["start", *["reset cpu disk gpu"] * 2, *first, *first[2:]], (
+        "the second sample finds its prefix on disk, and sends nothing before the restart"
     )
     assert {(row.expected_tier, row.verdict) for row in measured(folder)} == {("disk_restart", "proven")}
     for sample in read_samples(folder):
