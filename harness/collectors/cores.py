@@ -15,7 +15,8 @@ _INTERRUPTED = 2.5
 _LOOKS, BETWEEN_LOOKS_S = 25, 0.015
 # Median of the kept validations' calibrations (core_loop_s in results/validation).
 KEPT_LOOP_S = 66e-6
-_FOREIGN = 1.25
+# Times that loop, from which on it is worth a word.
+_SLOW_FROM = 1.25
 # Of Slower.quarter. On machines where validations resolved, one sample of ten met 23 to 33 %; where few did, 66 %.
 MAX_SLOWER = 0.3
 
@@ -54,7 +55,7 @@ class Slower(NamedTuple):
             f"the same work takes a core {self.half:.0%} longer than at best half of the time, and {self.quarter:.0%} a"
             " quarter of it"
         )
-        if self.usual_s < _FOREIGN * KEPT_LOOP_S:
+        if self.usual_s < _SLOW_FROM * KEPT_LOOP_S:
             return said
         kept = f"it takes {self.usual_s / KEPT_LOOP_S:.1f} times as long as where the validations were kept"
         return f"{said}; {kept}: paced steps may end late"
