@@ -98,9 +98,10 @@ def validate(request: Validation, progress: Progress) -> Judgement:
     if isinstance(source, Micro):
         check_apart(planned, planned_points(source.cells))
     else:
-        check_held_out(planned, load_calibration(source))
+        given = load_calibration(source)
+        check_held_out(planned, given)
         if not request.real and not is_simulated(request.engine):
-            check_host(host(), load_calibration(source), "this one")
+            check_host(host(), given, "this one")
     if not request.resume:
         make_folder(request.folder)
     real = list(request.real) or _measured(request, progress)

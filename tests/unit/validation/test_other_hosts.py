@@ -17,22 +17,25 @@ from tests.unit.measure.test_run_loop import Quiet
 from tests.unit.validation.test_validate import CONFIG, request
 
 
+def of_another(tmp_path: Path) -> Path:
+    """A calibration of another machine."""
+    known = yaml.safe_load(Path("configs/hardware/cpu-2core.yaml").read_text())
+    known["fitted_on"]["host"] = {"cpu": "another", "cores": None}
+    path = tmp_path / "other.yaml"
+    path.write_text(yaml.safe_dump(known))
+    return path
+
+
 def test_a_calibration_of_another_machine_is_refused(tmp_path: Path) -> None:
     run = sim_run(tmp_path / "truth", {key: CONFIG[key] for key in CONFIG if key != "sizes"})
     real = noisy_copy(run, tmp_path / "real", seed=1, spread=0.0)
-    known = yaml.safe_load(Path("configs/hardware/cpu-2core.yaml").read_text())
-    known["fitted_on"]["host"] = {"cpu": "another", "cores": None}
-    (tmp_path / "other.yaml").write_text(yaml.safe_dump(known))
     with pytest.raises(NotComparable, match=r"unlike hosts: cpu is .*, another in calibration cpu-2core"):
-        validate(request(tmp_path, tmp_path / "other.yaml", (None,), real=(real,), engine="fake"), Quiet())
+        validate(request(tmp_path, of_another(tmp_path), (None,), real=(real,), engine="fake"), Quiet())
 
 
 def test_a_calibration_of_another_machine_is_refused_before_anything_is_measured(tmp_path: Path) -> None:
-    known = yaml.safe_load(Path("configs/hardware/cpu-2core.yaml").read_text())
-    known["fitted_on"]["host"] = {"cpu": "another", "cores": None}
-    (tmp_path / "other.yaml").write_text(yaml.safe_dump(known))
     with pytest.raises(NotComparable, match=r"unlike hosts: cpu is .* in this one, another in calibration cpu-2core"):
-        validate(request(tmp_path, tmp_path / "other.yaml", (None,), engine="fake"), Quiet())
+        validate(request(tmp_path, of_another(tmp_path), (None,), engine="fake"), Quiet())
     assert not (tmp_path / "out").exists()
 
 
