@@ -27,14 +27,14 @@ from simulator.calibration import (
     STEP,
     Assumption,
     Calibration,
-    CalibrationPoint,
     FittedOn,
     on_slower_cores,
 )  # fmt: skip
-from simulator.host_spread import NORMAL_975, TELLING_SAMPLES, host_spread
+from simulator.host_spread import host_spread
 from simulator.launches import computed_steps, lone_decoding_s
 from simulator.models import load_model
 from simulator.point_costs import design, for_each_request, is_linear, lone_s, prefill_steps, slope_of, wakes_server
+from simulator.point_noise import relative_noise
 from simulator.probing import simulated_s
 from traces.tiers import state_named
 
@@ -63,6 +63,9 @@ _AS_PARSING = Assumption(value=0.0, why="no point tells it from request_token_s"
 _UNBOUND = Assumption(value=0.0, why="no launch bounds a step")
 # From so many of the places that a fit without the host's spread has found, one with it sets out.
 _VARIED_STARTS = 3
+# So often a fit takes the host's spread anew, until it finds the one before again within this share.
+_SPREAD_ROUNDS = 3
+_SAME_SPREAD = 0.02
 
 Array = NDArray[np.float64]
 
@@ -112,7 +115,7 @@ def fit(
         return _fit(asked, assumed, host_varies, found.constants) if given else found
     bounding = {**assumed, LAUNCH: Assumption(value=_rounded(launch_s), why="a lone sequence decodes so")}
     bound = _fit(asked, bounding, host_varies, found.constants)
-    weights = _MODEL_ERROR / np.hypot(_MODEL_ERROR, _noise(fitted_on.points))
+    weights = _MODEL_ERROR / np.hypot(_MODEL_ERROR, relative_noise(fitted_on.points))
     measured = np.array([point.measured_s for point in fitted_on.points])
     return min(found, bound, key=lambda fit: float(np.sum((weights * (fit.fitted_s / measured - 1)) ** 2)))
 
@@ -132,10 +135,15 @@ def _fit(
     problem, ends = _with_stores(asked, assumed, ends)
     best = min(ends, key=problem.loss)
     if host_varies:
-        asked = msgspec.structs.replace(asked, host_spread=problem.spread_of_host(best))
-        problem = _Problem(asked, assumed, huber=_HUBER)
-        ends = [_descend(problem, end) for end in sorted(ends, key=problem.loss)[:_VARIED_STARTS]]
-        best = min(ends, key=problem.loss)
+        # What a fit takes for parsing, waiting and answering follows the spread, and the spread follows that.
+        for _ in range(_SPREAD_ROUNDS):
+            spread = problem.spread_of_host(best)
+            if math.isclose(spread, problem.host_spread, rel_tol=_SAME_SPREAD):
+                break
+            asked = msgspec.structs.replace(asked, host_spread=spread)
+            problem = _Problem(asked, assumed, huber=_HUBER)
+            ends = [_descend(problem, end) for end in sorted(ends, key=problem.loss)[:_VARIED_STARTS]]
+            best = min(ends, key=problem.loss)
         if (errors := _errors(problem, best)) != (_MODEL_ERROR, _MODEL_ERROR):
             problem = _Problem(asked, assumed, huber=_HUBER, errors=errors)
             ends += [_descend(problem, end) for end in sorted(ends, key=problem.loss)[:_VARIED_STARTS]]
@@ -218,7 +226,7 @@ class _Problem:
         self.host_spread, self.huber = asked.host_spread, huber
         self._asked, self.fitted_on, self.assumed, self.model = asked, fitted_on, assumed, load_model(fitted_on.model)
         self.measured = np.array([point.measured_s for point in fitted_on.points])
-        self.noise = _noise(fitted_on.points)
+        self.noise = relative_noise(fitted_on.points)
         self.together = np.array([point.concurrency > 1 for point in fitted_on.points], dtype=bool)
         # The inverse of what a point may be off by: its noise, and what the model is taken to miss it by (lone ones,
         # and those of requests sent together).
@@ -356,34 +364,6 @@ class _Problem:
         found |= {n: None for n in self.free if n not in shown and not n.endswith("shared_bytes_per_s")}
         found |= {n: a.value for n, a in self.assumed.items() if a.value is not None}
         return found | {n: found[a.same_as] for n, a in self.assumed.items() if a.same_as is not None}
-
-
-def _noise(points: Sequence[CalibrationPoint]) -> Array:
-    """The relative standard error of each point.
-
-    A point's few samples tell little of their own spread, so that of its tier's points counts, over the root of its
-    samples. A point without samples, read off a figure, has the interval that it states.
-    """
-    spreads: dict[tuple[str, str], list[float]] = {}
-    for point in points:
-        width = (point.high_s or point.measured_s) - (point.low_s or point.measured_s)
-        if (samples := point.samples or 1) >= TELLING_SAMPLES:
-            spread = width / (2 * NORMAL_975 * point.measured_s) * math.sqrt(samples)
-            spreads.setdefault((point.tier, point.metric), []).append(spread)
-    typical = {of: float(np.median(found)) for of, found in spreads.items()}
-    largest = max(typical.values(), default=0.0)
-    noise = [
-        _read_off(point) or typical.get((point.tier, point.metric), largest) / math.sqrt(point.samples or 1)
-        for point in points
-    ]
-    return np.array(noise)
-
-
-def _read_off(point: CalibrationPoint) -> float | None:
-    """The relative error of a point without samples that states an interval."""
-    if point.samples is not None or point.low_s is None or point.high_s is None:
-        return None
-    return (point.high_s - point.low_s) / (2 * NORMAL_975 * point.measured_s)
 
 
 def _solve(matrix: Array, target: Array, weights: Array) -> Array:

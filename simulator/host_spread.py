@@ -8,11 +8,9 @@ from statistics import median
 
 from simulator.calibration import ASKING, PARSING, CalibrationPoint, FittedOn
 from simulator.point_costs import for_each_request, is_behind_gpu, reading_share
+from simulator.point_noise import NORMAL_975, TELLING_SAMPLES
 from traces.tiers import state_named
 
-# Of so many samples, an interval tells how they spread.
-TELLING_SAMPLES = 5
-NORMAL_975 = 1.96
 # Of normal times, the variance of a mean over that of the mean of the middle third.
 _MIDDLE_EFFICIENCY = 0.77
 

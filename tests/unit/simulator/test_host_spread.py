@@ -13,8 +13,9 @@ from scipy.optimize import nnls
 
 from simulator.calibration import HOST_STEP, Assumption, Calibration, CalibrationPoint, FittedOn, load_calibration
 from simulator.fitting import fit
+from simulator.host_spread import host_spread
 from simulator.models import load_model
-from simulator.point_costs import predicted_s
+from simulator.point_costs import design, predicted_s, slope_of
 from simulator.probing import simulated_s
 from simulator.simulate import Completion, Simulator
 from traces.request import Request, Segment
@@ -112,6 +113,9 @@ def test_a_fit_finds_the_spread_in_lone_hits_and_only_where_it_is_the_host_s() -
     settings, assumed = hits_of(varied(0.2), (1537, 2), (1537, 4))
     found = fit(settings, assumed, host_varies=True)
     assert found.host_spread == pytest.approx(0.2, rel=0.25), "what trades between tasks moves it a little"
+    lone = [(point, design(point, settings)) for point in settings.points if point.concurrency == 1]
+    slopes = {name: slope_of(name, value) for name, value in found.constants.items() if value is not None}
+    assert host_spread(lone, slopes, settings) == pytest.approx(found.host_spread, rel=0.05), "its own tasks give it"
     assert fit(settings, assumed).host_spread == 0.0
     for point, fitted_s in zip(settings.points, found.fitted_s, strict=True):
         assert fitted_s == pytest.approx(point.measured_s, rel=0.03)
