@@ -135,15 +135,16 @@ def _fit(
     problem, ends = _with_stores(asked, assumed, ends)
     best = min(ends, key=problem.loss)
     if host_varies:
+        spread = problem.spread_of_host(best)
         # What a fit takes for parsing, waiting and answering follows the spread, and the spread follows that.
         for _ in range(_SPREAD_ROUNDS):
-            spread = problem.spread_of_host(best)
-            if math.isclose(spread, problem.host_spread, rel_tol=_SAME_SPREAD):
-                break
             asked = msgspec.structs.replace(asked, host_spread=spread)
             problem = _Problem(asked, assumed, huber=_HUBER)
             ends = [_descend(problem, end) for end in sorted(ends, key=problem.loss)[:_VARIED_STARTS]]
             best = min(ends, key=problem.loss)
+            spread = problem.spread_of_host(best)
+            if math.isclose(spread, problem.host_spread, rel_tol=_SAME_SPREAD):
+                break
         if (errors := _errors(problem, best)) != (_MODEL_ERROR, _MODEL_ERROR):
             problem = _Problem(asked, assumed, huber=_HUBER, errors=errors)
             ends += [_descend(problem, end) for end in sorted(ends, key=problem.loss)[:_VARIED_STARTS]]

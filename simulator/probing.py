@@ -29,7 +29,9 @@ def simulated_s(point: CalibrationPoint, calibration: Calibration, model: ModelS
     if point.concurrency == 1 and calibration.host_spread:
         calibration = msgspec.structs.replace(calibration, host_spread=0.0)
     simulator = _simulator(point, calibration, model)
-    others = (simulator.anew(seed) for seed in range(1, _SEEDS if calibration.host_spread else 1))
+    if not calibration.host_spread:
+        return _once_s(point, simulator)
+    others = (simulator.anew(seed) for seed in range(1, _SEEDS))
     return float(middle_mean([_once_s(point, each) for each in (simulator, *others)]))
 
 

@@ -19,6 +19,7 @@ from tests.support.real_runs import left_behind
 
 pytestmark = [
     pytest.mark.real,
+    pytest.mark.alone,  # its answer is a matter of times
     pytest.mark.skipif(not PYTHON.exists(), reason="no engine environment; `scripts/engine_env vllm` makes it"),
 ]
 
