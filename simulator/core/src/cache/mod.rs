@@ -344,8 +344,7 @@ impl Cache {
             next = extent.newer;
             picked += extent.chunks();
             if extent.staged > 0 {
-                extent.set(PASSED, true);
-                self.passed.push(at);
+                self.pass_over(at);
                 continue;
             }
             // A victim without a write in flight is settled and in a queue.
@@ -364,6 +363,17 @@ impl Cache {
             self.chunks.remove(at);
         }
         self.chunks.prefetch(next);
+        self.end_search();
+    }
+
+    /// The search for victims that goes on does not look at an extent again.
+    fn pass_over(&mut self, at: ExtentId) {
+        self.chunks[at].set(PASSED, true);
+        self.passed.push(at);
+    }
+
+    /// What a search has passed over, the next one looks at.
+    fn end_search(&mut self) {
         self.passed.drain(..).for_each(|at| self.chunks[at].set(PASSED, false));
     }
 

@@ -2,7 +2,7 @@
 
 use super::Cache;
 use crate::chunks::spans::Span;
-use crate::chunks::{NONE, OFFLOADED, PASSED};
+use crate::chunks::{NONE, OFFLOADED};
 use crate::eviction::Eviction;
 use crate::keys::Key;
 
@@ -17,8 +17,7 @@ impl Cache {
             let key = self.chunks[at].key;
             debug_assert_eq!(self.chunks[at].chunks(), 1);
             if self.chunks[at].staged > 0 {
-                self.chunks[at].set(PASSED, true);
-                self.passed.push(at);
+                self.pass_over(at);
             } else if self.chunks[at].is(OFFLOADED) || copied(key) {
                 self.remove(at);
                 if self.notes_gone {
@@ -31,7 +30,7 @@ impl Cache {
                 lacking.push((key, span));
             }
         }
-        self.passed.drain(..).for_each(|at| self.chunks[at].set(PASSED, false));
+        self.end_search();
         (dropped, lacking)
     }
 

@@ -54,9 +54,13 @@ impl Server {
 
     /// Ends the next transfer if it is due. Returns when it ended, and what the engine has to know.
     pub fn end_next(&mut self, now: Ticks) -> Option<(Ticks, Ended)> {
-        while self.tiers.lower_tick_is_due(self.next_at(true).min(now)) {
-            // What it begins may end before what was the next.
-            self.tiers.tick_some(self.next_at(true).min(now));
+        loop {
+            // What a tick begins may end before what was the next.
+            let at = self.next_at(true).min(now);
+            if !self.tiers.lower_tick_is_due(at) {
+                break;
+            }
+            self.tiers.tick_some(at);
             self.take_begun();
         }
         let ends = if self.quiet.next() < self.loud.next() { &mut self.quiet } else { &mut self.loud };
