@@ -17,6 +17,17 @@ use crate::time::{self, Ticks};
 /// What an idle engine sleeps of a poll (vLLM, v1/engine/core.py, _process_engine_step).
 const IDLE_SLEEP_S: f64 = 1e-3;
 
+/// What sets one step that only polls apart from others.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Pass {
+    /// It has just asked a server that sleeps.
+    pub wakes: bool,
+    /// It goes behind a step that computed.
+    pub follows: bool,
+    /// How many loads it begins.
+    pub loads: u64,
+}
+
 /// Seconds: per step, per new token, per pair of new tokens, per pair of a new token and a token of its context, per
 /// token of a sequence's context, per request that a step begins, per cached token of those, per token that a step
 /// stores. launch_s: the least that a step takes before what the engine's own thread adds; 0: no such bound.
@@ -284,9 +295,21 @@ impl Cost {
         if wakes { self.poll * 4 / 3 } else { self.poll * 5 / 6 }
     }
 
-    /// What the engine's own thread does of a poll, where the front end waits for it.
-    pub fn own_work(&self, wakes: bool) -> Ticks {
-        self.poll(wakes).saturating_sub(time::from_s(IDLE_SLEEP_S)).min(self.response_next)
+    /// What a step takes on average that only polls. Behind one that computed, the engine has its own work on a step to do
+    /// before it sleeps, and half as much for each load that it begins.
+    pub fn pass(&self, of: Pass) -> Ticks {
+        let poll = self.poll(of.wakes);
+        if poll == 0 || self.response_next == 0 {
+            return poll;
+        }
+        let work = if of.follows && !of.wakes { time::from_s(IDLE_SLEEP_S) + self.response_next } else { 0 };
+        poll.max(work) + self.response_next / 2 * Ticks::from(of.loads)
+    }
+
+    /// What the engine's own thread does of a step that only polls, where the front end waits for it.
+    pub fn own_work(&self, of: Pass) -> Ticks {
+        let most = self.response_next + self.response_next / 2 * Ticks::from(of.loads);
+        self.pass(of).saturating_sub(time::from_s(IDLE_SLEEP_S)).min(most)
     }
 
     /// What is left of a poll at some moment.

@@ -104,17 +104,21 @@ impl Engine {
 
     /// The engine has just begun what comes next: its own work on that goes ahead of the front end's.
     pub(super) fn hold_front_end(&mut self) {
-        let (computes, wakes) = match &self.step {
+        let polls = match &self.step {
             None => return,
-            Some(Step::Batch { batch, .. }) => (!batch.slots.is_empty(), batch.wakes),
-            Some(Step::Decode(_)) => (true, false),
+            Some(Step::Batch { batch, .. }) if batch.slots.is_empty() => Some(self.cost.own_work(batch.pass)),
+            Some(Step::Batch { .. } | Step::Decode(_)) => None,
         };
-        if computes && self.front_end.awaits_step() {
-            let work = self.cost.vary(self.cost.response_next);
-            self.front_end.hold_answers(work);
-        } else if !computes && self.front_end.is_busy() && !self.config.cost.shared_core {
-            let work = self.cost.vary(self.cost.own_work(wakes));
-            self.front_end.hold(work);
+        match polls {
+            Some(work) if self.front_end.is_busy() && !self.config.cost.shared_core => {
+                let work = self.cost.vary(work);
+                self.front_end.hold(work);
+            }
+            None if self.front_end.awaits_step() => {
+                let work = self.cost.vary(self.cost.response_next);
+                self.front_end.hold_answers(work);
+            }
+            _ => {}
         }
     }
 

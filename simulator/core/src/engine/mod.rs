@@ -373,7 +373,7 @@ impl Engine {
 
     fn begin_next_step(&mut self) {
         if let Some(decode) = self.plan_decode() {
-            self.step = Some(Step::Decode(decode));
+            (self.polls.computed, self.step) = (true, Some(Step::Decode(decode)));
             return;
         }
         let mut batch = self.schedule();
@@ -386,6 +386,7 @@ impl Engine {
             batch = self.schedule();
         }
         self.note_transfers();
+        self.polls.computed = !batch.slots.is_empty();
         let polled = self.polled_at(&batch);
         let start = self.now.max(self.loading_until).max(polled);
         if !batch.slots.is_empty() {

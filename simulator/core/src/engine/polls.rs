@@ -39,6 +39,8 @@ const MOST_POLLS: Ticks = 32;
 pub(super) struct Polls {
     /// The last schedule gave the engine nothing to do but to ask again.
     pub idle: bool,
+    /// The step before the one to come computed, and the engine has been busy since.
+    pub computed: bool,
     /// How many requests wait for an answer.
     awaiting: u64,
     /// The server has been woken up, and no poll has passed since.
@@ -90,7 +92,7 @@ impl Engine {
         let told_at = if answered && request.polls_left == 0 { self.told_at(slot) } else { 0 };
         if answered && (self.requests[slot].polls_left > 0 || self.now < told_at) {
             (batch.steady, batch.polls) = (false, true);
-            batch.wakes |= std::mem::take(&mut self.polls.wakes);
+            batch.pass.wakes |= std::mem::take(&mut self.polls.wakes);
             batch.told_at = batch.told_at.max(told_at);
             return false;
         }
@@ -146,7 +148,7 @@ impl Engine {
         if !batch.only_polls() {
             return 0;
         }
-        let poll = self.cost.vary(self.cost.poll(batch.wakes));
+        let poll = self.cost.vary(self.cost.pass(batch.pass));
         self.now + poll.max(batch.told_at.saturating_sub(self.now) / MOST_POLLS)
     }
 
@@ -156,6 +158,7 @@ impl Engine {
         request.polls_left = if self.cost.synchronous_loads { 0 } else { self.config.load_polls };
         if request.polls_left > 0 && self.step.is_none() {
             // An engine that waits for loads alone asks about them all the time.
+            self.polls.computed = false;
             let end = self.now.saturating_add(self.cost.rest_of_poll());
             self.step = Some(Step::Batch { end: self.end_on_shared_core(end), batch: Batch::default() });
         }

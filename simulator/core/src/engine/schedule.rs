@@ -45,6 +45,7 @@ impl Engine {
         if self.config.reads_ahead {
             batch.steady &= !self.end_pass();
         }
+        batch.pass.follows = self.polls.computed;
         self.polls.idle = batch.only_polls() && self.loading_until <= self.now;
         batch
     }
@@ -159,7 +160,9 @@ impl Engine {
                 let prefix = self.prefix(slot);
                 if prefix.external_tokens > 0 {
                     let verdict = self.admit_load(slot, prefix);
-                    batch.steady &= matches!(verdict, Verdict::Block);
+                    let blocked = matches!(verdict, Verdict::Block);
+                    batch.steady &= blocked;
+                    batch.pass.loads += u64::from(!blocked);
                     verdict
                 } else {
                     self.admit(slot, prefix, budget)

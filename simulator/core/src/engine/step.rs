@@ -1,6 +1,6 @@
 //! What the GPU computes now: one scheduled batch, or many decode steps at once.
 
-use super::cost::{Pace, Work, largest};
+use super::cost::{Pace, Pass, Work, largest};
 use crate::tiers::Slot;
 use crate::time::Ticks;
 
@@ -31,8 +31,7 @@ pub struct Batch {
     pub loads_until: Ticks,
     /// The scheduler will ask again for a look-up's answer.
     pub polls: bool,
-    /// It has just asked a server that sleeps.
-    pub wakes: bool,
+    pub pass: Pass,
     /// When an answer comes that it waits for; 0: it waits for none whose moment is known.
     pub told_at: Ticks,
 }

@@ -87,28 +87,32 @@ fn a_question_takes_the_server_as_long_as_its_chunks_and_an_answer_waits_for_oth
 
 /// First tokens of prompts whose one chunk lies in CPU RAM, in seconds after they were sent at once.
 fn firsts_of_loads(load_polls: u64, count: usize) -> Vec<f64> {
+    firsts_of_loads_at(0.0, load_polls, &vec![0; count])
+}
+
+/// The same, of prompts that are sent at these moments, after the first one is.
+fn firsts_of_loads_at(response_next_s: f64, load_polls: u64, at: &[Ticks]) -> Vec<f64> {
     let plain = config(400, Some(tiers(lmcache(), 100, None)));
-    let cost = CostConfig { poll_s: 0.6e-3, request_s: 0.0, request_token_s: 0.0, ..plain.cost };
+    let cost =
+        CostConfig { poll_s: 0.6e-3, request_s: 0.0, request_token_s: 0.0, response_next_s, ..plain.cost };
     let mut engine = Engine::new(EngineConfig { load_polls, cost, ..plain }).expect("good");
-    let prompts: Vec<_> = (0..count).map(|number| [(number as i64, 9)]).collect();
+    let prompts: Vec<_> = (0..at.len()).map(|number| [(number as i64, 9)]).collect();
     for prompt in &prompts {
         one(&mut engine, ask("warm", prompt, 1));
     }
     drain(&mut engine);
     engine.reset(&["gpu"]).expect("idle");
     let sent = engine.now();
-    for (number, prompt) in prompts.iter().enumerate() {
-        engine.submit(ask(&number.to_string(), prompt, 1), sent).expect("taken");
+    for (number, (prompt, at)) in prompts.iter().zip(at).enumerate() {
+        engine.submit(ask(&number.to_string(), prompt, 1), sent + at).expect("taken");
     }
     let mut done = Vec::new();
-    while done.len() < count {
+    while done.len() < at.len() {
         done.extend(engine.advance(FOREVER).expect("no dead end"));
     }
     assert!(done.iter().all(|each| each.sources.levels[0] == 8), "loaded, not computed");
-    let mut found: Vec<f64> =
-        done.iter().map(|each| to_s(each.first_token.expect("a token") - sent)).collect();
-    found.sort_by(f64::total_cmp);
-    found
+    done.sort_by(|a, b| a.id.cmp(&b.id));
+    done.iter().map(|each| to_s(each.first_token.expect("a token") - sent)).collect()
 }
 
 #[test]
@@ -140,4 +144,20 @@ fn a_load_that_ends_during_a_step_is_computed_with_a_poll_after_it() {
     let (at_once, seen) = (firsts_of_loads(0, 2), firsts_of_loads(1, 2));
     let step_s = at_once[1] - at_once[0];
     assert!((seen[1] - seen[0] - step_s - 0.5e-3).abs() < 1e-9, "{at_once:?} {seen:?}");
+}
+
+#[test]
+fn a_pass_behind_a_step_takes_the_work_on_a_step_and_half_as_much_for_each_load_that_it_begins() {
+    let (at_once, seen) = (firsts_of_loads_at(0.4e-3, 0, &[0, 0]), firsts_of_loads_at(0.4e-3, 1, &[0, 0]));
+    let step_s = at_once[1] - at_once[0];
+    // The engine sleeps 1 ms of it.
+    assert!((seen[1] - seen[0] - step_s - 1.4e-3).abs() < 1e-9, "{at_once:?} {seen:?}");
+    // One more comes during the first one's step, or much later. Where it comes meanwhile, its load begins behind the step.
+    let later = firsts_of_loads_at(0.4e-3, 1, &[0, 0, from_s(1.0)]);
+    let more = firsts_of_loads_at(0.4e-3, 1, &[0, 0, from_s(later[0]) - from_s(1e-3)]);
+    // The first one's token, which passes on the same core, waits for that; the second one's for the third one's step, too.
+    let waits_s = [0.2e-3, 0.2e-3 + 0.4e-3];
+    for (number, wait_s) in waits_s.into_iter().enumerate() {
+        assert!((more[number] - later[number] - wait_s).abs() < 1e-9, "{later:?} {more:?}");
+    }
 }
