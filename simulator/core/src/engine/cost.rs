@@ -302,13 +302,19 @@ impl Cost {
         if poll == 0 || self.response_next == 0 {
             return poll;
         }
-        let work = if of.follows && !of.wakes { time::from_s(IDLE_SLEEP_S) + self.response_next } else { 0 };
-        poll.max(work) + self.response_next / 2 * Ticks::from(of.loads)
+        let behind =
+            if of.follows && !of.wakes { time::from_s(IDLE_SLEEP_S) + self.response_next } else { 0 };
+        poll.max(behind) + self.begins(of.loads)
+    }
+
+    /// What the engine's own thread does for loads that it begins.
+    fn begins(&self, loads: u64) -> Ticks {
+        self.response_next / 2 * Ticks::from(loads)
     }
 
     /// What the engine's own thread does of a step that only polls, where the front end waits for it.
     pub fn own_work(&self, of: Pass) -> Ticks {
-        let most = self.response_next + self.response_next / 2 * Ticks::from(of.loads);
+        let most = self.response_next + self.begins(of.loads);
         self.pass(of).saturating_sub(time::from_s(IDLE_SLEEP_S)).min(most)
     }
 

@@ -104,14 +104,14 @@ impl Engine {
 
     /// The engine has just begun what comes next: its own work on that goes ahead of the front end's.
     pub(super) fn hold_front_end(&mut self) {
-        let polls = match &self.step {
+        let pass = match &self.step {
             None => return,
-            Some(Step::Batch { batch, .. }) if batch.slots.is_empty() => Some(self.cost.own_work(batch.pass)),
+            Some(Step::Batch { batch, .. }) if batch.slots.is_empty() => Some(batch.pass),
             Some(Step::Batch { .. } | Step::Decode(_)) => None,
         };
-        match polls {
-            Some(work) if self.front_end.is_busy() && !self.config.cost.shared_core => {
-                let work = self.cost.vary(work);
+        match pass {
+            Some(pass) if self.front_end.is_busy() && !self.config.cost.shared_core => {
+                let work = self.cost.vary(self.cost.own_work(pass));
                 self.front_end.hold(work);
             }
             None if self.front_end.awaits_step() => {

@@ -31,6 +31,7 @@ pub struct Batch {
     pub loads_until: Ticks,
     /// The scheduler will ask again for a look-up's answer.
     pub polls: bool,
+    /// What its time depends on where it only polls.
     pub pass: Pass,
     /// When an answer comes that it waits for; 0: it waits for none whose moment is known.
     pub told_at: Ticks,

@@ -3,6 +3,7 @@ use super::{ask, config, drain, lmcache, one, tiers};
 use crate::engine::Engine;
 use crate::engine::config::EngineConfig;
 use crate::engine::cost::CostConfig;
+use crate::engine::request::Completion;
 use crate::time::{FOREVER, Ticks, from_s, to_s};
 
 #[test]
@@ -42,15 +43,22 @@ fn cost() -> CostConfig {
 fn firsts_of(cost: CostConfig, wake_polls: u64, at: &[Ticks]) -> Vec<f64> {
     let plain = config(400, Some(tiers(lmcache(), 100, None)));
     let mut engine = Engine::new(EngineConfig { lookup_polls: 2, wake_polls, cost, ..plain }).expect("good");
-    for (number, &at) in at.iter().enumerate() {
-        engine.submit(ask(&number.to_string(), &[(number as i64, 9)], 1), at).expect("taken");
+    let done = served(&mut engine, at);
+    done.iter().map(|one| to_s(one.first_token.expect("a token"))).collect()
+}
+
+/// Prompts that are sent so long from now, once all are served; in that order.
+fn served(engine: &mut Engine, at: &[Ticks]) -> Vec<Completion> {
+    let now = engine.now();
+    for (number, at) in at.iter().enumerate() {
+        engine.submit(ask(&number.to_string(), &[(number as i64, 9)], 1), now + at).expect("taken");
     }
     let mut done = Vec::new();
     while done.len() < at.len() {
         done.extend(engine.advance(FOREVER).expect("no dead end"));
     }
     done.sort_by(|a, b| a.id.cmp(&b.id));
-    done.iter().map(|one| to_s(one.first_token.expect("a token"))).collect()
+    done
 }
 
 #[test]
@@ -96,22 +104,14 @@ fn firsts_of_loads_at(response_next_s: f64, load_polls: u64, at: &[Ticks]) -> Ve
     let cost =
         CostConfig { poll_s: 0.6e-3, request_s: 0.0, request_token_s: 0.0, response_next_s, ..plain.cost };
     let mut engine = Engine::new(EngineConfig { load_polls, cost, ..plain }).expect("good");
-    let prompts: Vec<_> = (0..at.len()).map(|number| [(number as i64, 9)]).collect();
-    for prompt in &prompts {
-        one(&mut engine, ask("warm", prompt, 1));
+    for number in 0..at.len() {
+        one(&mut engine, ask("warm", &[(number as i64, 9)], 1));
     }
     drain(&mut engine);
     engine.reset(&["gpu"]).expect("idle");
     let sent = engine.now();
-    for (number, (prompt, at)) in prompts.iter().zip(at).enumerate() {
-        engine.submit(ask(&number.to_string(), prompt, 1), sent + at).expect("taken");
-    }
-    let mut done = Vec::new();
-    while done.len() < at.len() {
-        done.extend(engine.advance(FOREVER).expect("no dead end"));
-    }
+    let done = served(&mut engine, at);
     assert!(done.iter().all(|each| each.sources.levels[0] == 8), "loaded, not computed");
-    done.sort_by(|a, b| a.id.cmp(&b.id));
     done.iter().map(|each| to_s(each.first_token.expect("a token") - sent)).collect()
 }
 
