@@ -9,12 +9,17 @@ import httpx
 
 
 class Metrics:
-    """The samples of one scrape."""
+    """The samples of one scrape, by the names that the page gives them.
+
+    A page has hundreds of lines, most of them buckets, and one is read several times for each sample of a run: only
+    the lines of the metrics that are asked for are parsed.
+    """
 
     def __init__(self, text: str) -> None:
-        from prometheus_client.parser import text_string_to_metric_families
-
-        self._samples = [sample for family in text_string_to_metric_families(text) for sample in family.samples]
+        self._lines: dict[str, list[str]] = {}
+        for line in text.splitlines():
+            if line and not line.startswith("#"):
+                self._lines.setdefault(line.partition(" ")[0].partition("{")[0], []).append(line)
 
     def total(self, name: str, **labels: str) -> int | None:
         """Sums over all label sets that contain `labels`; None if the metric has no such sample."""
@@ -34,8 +39,12 @@ class Metrics:
         return next((dict(sample.labels) for sample in self._matching(name, {})), {})
 
     def _matching(self, name: str, labels: dict[str, str]) -> Iterator[Any]:
+        from prometheus_client.parser import text_string_to_metric_families
+
         wanted = labels.items()
-        return (s for s in self._samples if s.name == name and all(s.labels.get(k) == v for k, v in wanted))
+        families = text_string_to_metric_families("\n".join(self._lines.get(name, ())) + "\n")
+        samples = (sample for family in families for sample in family.samples)
+        return (s for s in samples if all(s.labels.get(k) == v for k, v in wanted))
 
 
 async def scrape(client: httpx.AsyncClient, url: str) -> Metrics:

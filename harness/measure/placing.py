@@ -7,7 +7,9 @@ says from counters who served the request.
 The prompt is the shared prefix and a suffix that no other request ever has, so the hit is exactly the prefix.
 
 Pushing out takes seconds. So where a state needs it, several sets of prefixes are placed at once, as many as the
-state's tier keeps, and each serves one sample.
+state's tier keeps, and each serves one sample. And what only has to leave the engine's own cache is pushed out by the
+same fillers again and again: the tiers below hold them, so that they are loaded in place of computed and stored. What
+was asked for least recently leaves first, whether the fillers come from below or are new.
 
 Of several instances, the last one is asked. Where the state's tier is shared, the first one has computed the prefix: a
 hit is then of what another instance stored.
@@ -52,8 +54,8 @@ class Probe:
     """The requests that one cell sends, and where its prefixes are right now.
 
     sets: those that were made so far; most samples use the first one. current: the one that the next sample asks for.
-    stray_tokens: what else was stored since the prefixes were computed. generation: which prefixes these are; a new
-    one, where the old cannot be removed.
+    stray_tokens: what else was stored since the prefixes were computed. fillers_kept: whether that has the fillers of
+    the engine's own cache. generation: which prefixes these are; a new one, where the old cannot be removed.
     """
 
     cell: str
@@ -62,6 +64,7 @@ class Probe:
     resolved: Resolved
     capabilities: Capabilities
     stray_tokens: int = 0
+    fillers_kept: bool = False
     generation: int = 0
     sets: list[Prefixes] = field(default_factory=lambda: [Prefixes(0)])
     current: int = 0
@@ -118,9 +121,11 @@ class Probe:
         ]
 
     def fillers(self, tiers: Iterable[str], state: str, index: int) -> list[Request]:
-        """Prompts that nothing else ever has, as many as push all else out of these tiers."""
+        """Prompts that nothing else ever has, as many as push all else out of these tiers: always the same ones for
+        the engine's own cache, and new ones for a tier below."""
         each_tokens, count = fillers_for(self.experiment, self.resolved, tiers)
-        name = (self.experiment.seed, self.cell, state, index)
+        own = () if self.pushes_own(tiers) else (state, index)
+        name = (self.experiment.seed, self.cell, *own)
         return [
             Request(
                 id=f"fill-{state}-{index:05d}-{number:05d}",
@@ -130,6 +135,10 @@ class Probe:
             )
             for number in range(count)
         ]
+
+    def pushes_own(self, tiers: Iterable[str]) -> bool:
+        """Whether fillers for these tiers push out of the engine's own cache alone."""
+        return _engines_own(self.capabilities).issuperset(tiers)
 
     def _prefix(self, slot: int, number: int, *own: object) -> tuple[Segment, ...]:
         """number: of the set."""
@@ -237,7 +246,7 @@ def sets_of(state: State, probe: Probe) -> int:
     way = way_to(state, probe.capabilities)
     if not way.pushes or state.restarted or probe.capabilities.deterministic:
         return 1
-    left_tokens = _kept_tokens(probe, way) - _filler_tokens(probe, way)
+    left_tokens = _kept_tokens(probe, way) - _filler_tokens(probe, way.pushes)
     return max(1, min(left_tokens // _sample_tokens(probe) - 1, _MOST_SETS))
 
 
@@ -275,7 +284,8 @@ async def place(engine: Engine, probe: Probe, name: str, index: int, emit: Emit)
     if pushes:
         fillers = probe.fillers(pushes, name, index)
         await engine.replay(Load(fillers, concurrency=1), emit)
-        probe.stray_tokens += sum(filler.prompt_tokens for filler in fillers)
+        probe.stray_tokens += _new_filler_tokens(probe, pushes)
+        probe.fillers_kept |= probe.pushes_own(pushes)
         _left(probe, pushes)
     if lost or pushes:
         await engine.metrics()  # waits for the stores, so that nothing is still on its way down
@@ -307,14 +317,20 @@ def _foreign(one: Prefixes, probe: Probe, state: State) -> bool:
 def _crowded(probe: Probe, group: list[Prefixes], way: Way) -> bool:
     """Whether what else is stored, with fillers yet to come, could push prefixes out of the smallest tier that is to
     keep them. They and the next sample have to fit."""
-    to_come = _filler_tokens(probe, way) if _to_push(group, way) else 0
+    pushes = _to_push(group, way)
+    to_come = _new_filler_tokens(probe, pushes) if pushes else 0
     need_tokens = to_come + (len(group) + 1) * _sample_tokens(probe)
     return probe.stray_tokens > max(0, _kept_tokens(probe, way) - need_tokens)
 
 
-def _filler_tokens(probe: Probe, way: Way) -> int:
-    each_tokens, count = fillers_for(probe.experiment, probe.resolved, way.pushes)
+def _filler_tokens(probe: Probe, pushes: frozenset[str]) -> int:
+    each_tokens, count = fillers_for(probe.experiment, probe.resolved, pushes)
     return each_tokens * count
+
+
+def _new_filler_tokens(probe: Probe, pushes: frozenset[str]) -> int:
+    """What the next fillers for these tiers store: nothing, where they were stored before."""
+    return 0 if probe.fillers_kept and probe.pushes_own(pushes) else _filler_tokens(probe, pushes)
 
 
 async def _empty(engine: Engine, probe: Probe, what: frozenset[str]) -> None:
@@ -322,7 +338,7 @@ async def _empty(engine: Engine, probe: Probe, what: frozenset[str]) -> None:
         await engine.reset(what)
     _left(probe, what)
     if _in_no_tier(probe):
-        probe.stray_tokens = 0
+        _nothing_else(probe)
 
 
 def _left(probe: Probe, tiers: frozenset[str]) -> None:
@@ -342,7 +358,12 @@ async def _start_over(engine: Engine, probe: Probe) -> None:
     if not _in_no_tier(probe):
         probe.generation += 1
         _left(probe, probe.capabilities.tiers)
-    probe.stray_tokens = 0
+    _nothing_else(probe)
+
+
+def _nothing_else(probe: Probe) -> None:
+    """No tier has anything beside the prefixes that counts."""
+    probe.stray_tokens, probe.fillers_kept = 0, False
 
 
 def _in_storage_alone(one: Prefixes, can: Capabilities) -> bool:

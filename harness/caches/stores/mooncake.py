@@ -21,8 +21,6 @@ from harness.processes.child import Child
 # The environment that cache.remote is for: SGLang has no LMCache.
 _ENGINE = "vllm"
 PLUGIN = Path(__file__).with_name("plugin")
-# The master names this counter without _total, which a parser of its page appends.
-_READS = "mem_cache_hit_nums__total"
 # A client's own buffer, which put_from and get_into do not use.
 _LOCAL_BUFFER_BYTES = 16 * 2**20
 
@@ -89,7 +87,7 @@ class MooncakeStore:
         metrics, client = await self._pool.metrics(), self._pool.client
         return StoreAccount(
             sent_bytes=metrics.total("mem_cache_hit_bytes_total") or 0,
-            reads=metrics.total(_READS) or 0,
+            reads=metrics.total("mem_cache_hit_nums_") or 0,
             device_bytes=client.storage_read_bytes() if client else None,
         )
 

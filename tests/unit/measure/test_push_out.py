@@ -70,6 +70,37 @@ def test_one_push_serves_as_many_samples_as_the_tier_keeps_prefixes_for(tmp_path
     assert len(fills) == -(-8 // at_once)
 
 
+def fills(folder: Path) -> list[list[int]]:
+    """Cached tokens of the filler prompts, push by push."""
+    pushes: dict[str, list[int]] = {}
+    for row in read_rows(folder):
+        if row.id.startswith("fill-"):
+            pushes.setdefault(row.id.rsplit("-", 1)[0], []).append(row.cached_tokens or 0)
+    return list(pushes.values())
+
+
+def test_fillers_of_the_engines_own_cache_come_again_from_the_tier_below(tmp_path: Path) -> None:
+    """Computing and storing them anew takes seconds of each push; only the first one does."""
+    measure = {"tiers": ["cpu"], "samples": 8}
+    workload = {"kind": "prefix", "prompt_tokens": 1025, "hit_rate": 1.0, "concurrency": 2}
+    cache, engines = {**SMALL, "gpu": "96MiB"}, {"fake": {"resets": FLUSH}}
+    folder = run(request(tmp_path, workload=workload, measure=measure, cache=cache, engines=engines), Quiet())
+    assert {(row.verdict, row.verdict_reason) for row in measured(folder)} == {("proven", None)}
+    first, *later = fills(folder)
+    assert set(first) == {0} and len(later) >= 3
+    assert all(cached >= 768 for push in later for cached in push), "of prompts of 1,024 tokens, all but a chunk"
+
+
+def test_fillers_of_a_tier_below_are_new_ones(tmp_path: Path) -> None:
+    """What the tier has already would push nothing out of it."""
+    measure, engines = {"tiers": ["disk"], "samples": 14}, {"fake": {"resets": [["gpu"]]}}
+    cache = {"gpu": "64MiB", "cpu": "96MiB", "disk": {"capacity": "4GiB"}}
+    folder = run(request(tmp_path, measure=measure, cache=cache, engines=engines), Quiet())
+    assert {(row.verdict, row.verdict_reason) for row in measured(folder)} == {("proven", None)}
+    pushes = fills(folder)
+    assert len(pushes) == 3 and {cached for push in pushes for cached in push} == {0}
+
+
 def test_a_sample_that_was_not_proven_makes_all_sets_new_ones(tmp_path: Path) -> None:
     engines = {"fake": {"resets": FLUSH, "fail_every": 11}}
     measure = {"tiers": ["cpu"], "samples": 8}
