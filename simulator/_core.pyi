@@ -12,6 +12,15 @@ from traces.request import Segment
 def cache_hits(eviction: str, capacity: int, keys: Buffer) -> bytes: ...
 def most_hits(hash_ids: Buffer, tokens: Buffer, ends: Buffer, capacity: int) -> list[int]: ...
 
+# A request: its id, prompt, output tokens and reply's stream.
+_Asked = tuple[str, Sequence[Segment], int, int]
+
+def probed(
+    config: object, first: Sequence[_Asked], emptied: Sequence[str], together: Sequence[_Asked], seeds: Sequence[int]
+) -> list[tuple[float, float, list[tuple[float, float]]]]:
+    """By a fresh engine for each seed: `first` one after another, then the `emptied` tiers forget, then `together` at
+    one moment. That moment, the end of all, and the first and the last token of each, in seconds."""
+
 class Completion:
     id: str
     first_token_s: float | None

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import functools
 from statistics import fmean
 
 import msgspec
 
+from simulator import _core
 from simulator.calibration import Calibration, CalibrationPoint, at_host_time
 from simulator.middle import middle_mean
 from simulator.models import ModelSpec
-from simulator.simulate import Completion, Simulator
-from traces.request import Request, Segment
+from simulator.simulate import Simulator
+from traces.request import Segment, reply_stream
 from traces.tiers import state_named
 
 # So large that nothing is evicted: a point's time does not depend on evictions.
@@ -28,27 +29,34 @@ def simulated_s(point: CalibrationPoint, calibration: Calibration, model: ModelS
     calibration = at_host_time(calibration, point.host_time)
     if point.concurrency == 1 and calibration.host_spread:
         calibration = msgspec.structs.replace(calibration, host_spread=0.0)
-    simulator = _simulator(point, calibration, model)
-    if not calibration.host_spread:
-        return _once_s(point, simulator)
-    others = (simulator.anew(seed) for seed in range(1, _SEEDS))
-    return float(middle_mean([_once_s(point, each) for each in (simulator, *others)]))
+    each_s = _each_s(point, _simulator(point, calibration, model), varies=calibration.host_spread > 0)
+    return each_s[0] if len(each_s) == 1 else float(middle_mean(each_s))
 
 
-def _once_s(point: CalibrationPoint, simulator: Simulator) -> float:
-    if point.hit_tokens and state_named(point.tier).served_by is not None:
-        for slot in range(point.concurrency):
-            simulator.submit(Request(id=f"warm{slot}", prompt=_prefix(point, slot), output_tokens=1), simulator.now_s)
-            _finish(simulator, 1)
-        simulator.drain()
-        simulator.reset(state_named(point.tier).must_not_have)
-    sent_s = simulator.now_s
-    for slot in range(point.concurrency):
-        simulator.submit(Request(id=f"{slot}", prompt=_prompt(point, slot), output_tokens=point.output_tokens), sent_s)
-    done = _finish(simulator, point.concurrency)
+def _each_s(point: CalibrationPoint, simulator: Simulator, *, varies: bool) -> list[float]:
+    """The metric by a fresh engine for each of some seeds; for one where nothing varies."""
+    hit = point.hit_tokens and state_named(point.tier).served_by is not None
+    slots = range(point.concurrency)
+    probed = _core.probed(
+        simulator.config,
+        [_asked(f"warm{slot}", _prefix(point, slot), 1) for slot in slots] if hit else [],
+        sorted(state_named(point.tier).must_not_have) if hit else [],
+        [_asked(f"{slot}", _prompt(point, slot), point.output_tokens) for slot in slots],
+        range(_SEEDS if varies else 1),
+    )
     if point.metric == "batch_s":
-        return simulator.now_s - sent_s
-    return fmean(_metric(one, point, sent_s) for one in done)
+        return [ended_s - sent_s for sent_s, ended_s, _ in probed]
+    if point.metric == "ttft_s":
+        return [fmean(first_s - sent_s for first_s, _ in tokens) for sent_s, _, tokens in probed]
+    gaps = point.output_tokens - 1
+    return [fmean((last_s - first_s) / gaps for first_s, last_s in tokens) for _, _, tokens in probed]
+
+
+def _asked(name: str, prompt: tuple[Segment, ...], output_tokens: int) -> tuple[str, tuple[Segment, ...], int, int]:
+    return name, prompt, output_tokens, _reply(name)
+
+
+_reply = functools.cache(reply_stream)
 
 
 def _simulator(point: CalibrationPoint, calibration: Calibration, model: ModelSpec) -> Simulator:
@@ -79,17 +87,3 @@ def _prefix(point: CalibrationPoint, slot: int) -> tuple[Segment, ...]:
 def _prompt(point: CalibrationPoint, slot: int) -> tuple[Segment, ...]:
     rest = Segment(1 + point.concurrency + slot, point.prompt_tokens - point.hit_tokens)
     return (*_prefix(point, slot), rest) if rest.tokens else _prefix(point, slot)
-
-
-def _finish(simulator: Simulator, count: int) -> Sequence[Completion]:
-    done: list[Completion] = []
-    while len(done) < count:
-        done += simulator.advance()
-    return done
-
-
-def _metric(done: Completion, point: CalibrationPoint, sent_s: float) -> float:
-    assert done.first_token_s is not None and done.last_token_s is not None, done.error
-    if point.metric == "ttft_s":
-        return done.first_token_s - sent_s
-    return (done.last_token_s - done.first_token_s) / (point.output_tokens - 1)

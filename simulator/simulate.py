@@ -11,7 +11,6 @@ It knows no HTTP, no files of results and no wall clock. The same calls give the
 
 from __future__ import annotations
 
-import copy
 import math
 from collections.abc import Callable, Iterable, Sequence
 from types import SimpleNamespace
@@ -250,14 +249,6 @@ class Simulator(Driver[_core.Engine]):
             **rules,
         )
         self._core = checked(lambda: _core.Engine(self.config))
-
-    def anew(self, seed: int) -> Simulator:
-        """One with the same settings and another seed, before its first request."""
-        other = copy.copy(self)
-        other.seed = seed
-        other.config = SimpleNamespace(**{**vars(self.config), "cost": other._cost()})
-        other._core = _core.Engine(other.config)
-        return other
 
     def bytes_of(self, tier: str) -> int | None:
         """The capacity of a level; None: there is no such level."""

@@ -15,7 +15,7 @@ import msgspec
 import yaml
 
 from harness.calibration.cores import core_times
-from harness.calibration.points import PASSES, least_measuring_s, micro_cells, points_of
+from harness.calibration.points import ENGINE_START_S, PASSES, least_measuring_s, micro_cells, points_of
 from harness.calibration.timed import timed
 from harness.engines import ENGINES
 from harness.engines.kind import EngineName, Packs
@@ -42,8 +42,6 @@ from traces.tiers import PAGE_CACHE, all_states, all_tiers, state_named
 
 # What leave-one-out may miss by: the ±5 % that a validation asks for on average, twice that in any point.
 LOO_MEAN, LOO_WORST = 0.05, 0.10
-# Bringing an engine up, and sealing the run, are not measuring; an engine is started for each chunk size.
-_START_S = 60.0
 # A cold read of so much of its device's limit is the limit's.
 _DECIDES = 0.8
 _STORES = "stores were not timed by themselves: in a step without a GPU they are part of token_s; taken to be as reads"
@@ -223,7 +221,7 @@ def planned_micro_cells(plan: Plan, budget_s: float, passes: int = PASSES, optio
     Raises ConfigError, which names the option that gave the budget and the least that every point can be measured in.
     """
     chunk_sizes = plan.axes.get("cache.chunk_tokens", (plan.experiment.cache.chunk_tokens,))
-    starts_s = _START_S * len(chunk_sizes)
+    starts_s = ENGINE_START_S * len(chunk_sizes)  # an engine is started for each
     cells = micro_cells(plan.experiment, chunk_sizes, budget_s - starts_s, passes)
     least_s = starts_s + least_measuring_s(len(cells))
     if budget_s < least_s:

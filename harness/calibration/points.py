@@ -51,6 +51,8 @@ _RESAMPLED = 1000
 # With fewer samples than these, a point stands with those of slow cores, too.
 _FEWEST = 3
 _UNIT_TOKENS = 256
+# What a real engine and its cache server take to start, where no run has shown it yet: on a quick core half as long.
+ENGINE_START_S = 60.0
 # Emptying the tiers and computing the prefixes again, before a cell's own time begins.
 _PLACING_S = 3.0
 # Enough for a round of samples to begin, which then ends whatever it takes.

@@ -87,7 +87,7 @@ class TierMeasurement:
         self._memory, self._steady = memory, steady
         self._memory_of = {tier: self._memory_for(tier) for tier in self._measure.tiers}
         self._engine_memory = ResidentPages(engine.pids) if isinstance(engine, HasProcesses) else None
-        self._errors = 0
+        self._errors, self._warm = 0, set[str]()
         self._placed_s: float | None = None  # what placing took for the last sample that needed a restart
         self._attempt = _attempt(folder, engine)
 
@@ -97,19 +97,26 @@ class TierMeasurement:
         if not self._engine.capabilities.deterministic:
             self._recall()
         await self._engine.reset(everything(self._engine.capabilities))
-        for number in range(1, self._measure.warm_up + 1):
-            for tier in dict.fromkeys(self._sampler.round(0.0)):
-                if state_named(tier).restarted:
-                    continue  # each of its samples meets processes that nothing has warmed up
-                self._progress.state(f"{self._cell.key} {tier} warming up")
-                await self._sample(tier, -number)
         start_s = self._engine.now_s()
         while tiers := self._sampler.round(self._engine.now_s() - start_s):
             for tier in tiers:
+                start_s += await self._warm_up(tier)  # which the budget is not for
                 self._progress.state(self._state(tier, self._engine.now_s() - start_s))
                 await self._sample(tier, self._sampler.samples_of(tier))
         for tier in self._sampler.gave_up():
             self._progress.note(f"{self._cell.key}: {tier} could not be proven; its rows are kept, and left out")
+
+    async def _warm_up(self, tier: str) -> float:
+        """Samples that do not count, before the first one of a tier that does; the seconds that they took. What was
+        placed for them serves that one, too."""
+        if tier in self._warm or state_named(tier).restarted:
+            return 0.0  # each sample after a restart meets processes that nothing has warmed up
+        self._warm.add(tier)
+        began_s = self._engine.now_s()
+        for number in range(1, self._measure.warm_up + 1):
+            self._progress.state(f"{self._cell.key} {tier} warming up")
+            await self._sample(tier, -number)
+        return self._engine.now_s() - began_s
 
     def _state(self, tier: str, elapsed_s: float) -> str:
         """What is measured now and, where the number of samples is open, the most time that they may take."""

@@ -58,10 +58,14 @@ class Running:
         self.used = False
         # A cell before has restarted it: what is measured next meets processes that have just begun.
         self.restarted = False
+        self.start_s = 0.0
 
     async def start(self) -> Resolved:
+        began_s = self.engine.now_s()
         await self.engine.start()
-        return await self.engine.ready()
+        resolved = await self.engine.ready()
+        self.start_s = self.engine.now_s() - began_s
+        return resolved
 
     async def start_again(self) -> Resolved:
         await self.engine.stop()
@@ -102,7 +106,7 @@ async def run_group(
                     progress.state("starting the engine again: the cell before has restarted it")
                     resolved = await running.start_again()
                 entry = folder.manifest.cell(cell.key)
-                entry.status, entry.resolved = "started", resolved
+                entry.status, entry.resolved, entry.start_s = "started", resolved, running.start_s
                 folder.save_cells()
                 if isinstance(cell.experiment.workload, PrefixWorkload):
                     running.restarted = any(state_named(name).restarted for name in cell.experiment.measure.tiers)

@@ -252,7 +252,7 @@ def sets_of(state: State, probe: Probe) -> int:
 
 async def place(engine: Engine, probe: Probe, name: str, index: int, emit: Emit) -> None:
     """Brings a set of prefixes into the state of that name, for the next sample; warm-up and filler requests are
-    emitted. index: of the sample; below 0 for one that only warms up, after which no other of its state follows.
+    emitted. index: of the sample; below 0 for one that only warms up.
     """
     state, can = state_named(name), probe.capabilities
     way = way_to(state, can)
@@ -260,7 +260,7 @@ async def place(engine: Engine, probe: Probe, name: str, index: int, emit: Emit)
     if state.served_by is None:
         await _empty(engine, probe, everything(can))
         return
-    group = _group(probe, state, way, 1 if index < 0 else sets_of(state, probe))
+    group = _group(probe, state, way, sets_of(state, probe))
     probe.current = group[0].number
     below = tier_named(state.served_by).offload
     lost = [one for one in group if state.served_by not in one.resident or (below and _foreign(one, probe, state))]

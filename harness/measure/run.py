@@ -310,7 +310,8 @@ async def _run_chosen(request: RunRequest, folder: RunFolder, choose: Choose, pr
                         # The run's device is in the first cell's experiment alone.
                         placed = cells[0].experiment.model_copy(update={"workload": wanted.cell.experiment.workload})
                         on_device = msgspec.structs.replace(wanted.cell, experiment=placed)
-                        _enter(folder, wanted, resolved, exact=trials_measured(placed, request.engine) == 1)
+                        exact = trials_measured(placed, request.engine) == 1
+                        _enter(folder, wanted, resolved, running.start_s, exact=exact)
                         load = loads.of(wanted.cell.experiment)
                         resolved = await _measure_wanted(
                             running, wanted._replace(cell=on_device), resolved, load, folder, progress
@@ -319,13 +320,13 @@ async def _run_chosen(request: RunRequest, folder: RunFolder, choose: Choose, pr
                 await asyncio.shield(running.engine.stop())
 
 
-def _enter(folder: RunFolder, wanted: NextLoad, resolved: Resolved, *, exact: bool) -> None:
+def _enter(folder: RunFolder, wanted: NextLoad, resolved: Resolved, start_s: float, *, exact: bool) -> None:
     """The cell's entry in the manifest, with as many trials as were asked of it so far."""
     cells = folder.manifest.cells
     if all(entry.key != wanted.cell.key for entry in cells):
         cells.append(msgspec.structs.replace(_cell_entry(wanted.cell), device=cells[0].device))
     entry = folder.manifest.cell(wanted.cell.key)
-    entry.status, entry.resolved = "started", resolved
+    entry.status, entry.resolved, entry.start_s = "started", resolved, start_s
     # Rows of a first trial that was broken off are told from whole ones where there are several.
     broken_off = not exact and len(folder.manifest.attempts) > 1
     entry.ask_trials(max(wanted.trial, int(broken_off)) + 1)

@@ -156,7 +156,8 @@ class _Spread:
     def _write(self, outcome: CellOutcome) -> None:
         """The next cell in the run's order. Raises what ended it."""
         entry = self._folder.manifest.cells[self._written]
-        entry.resolved, entry.trace, entry.record = outcome.resolved, outcome.trace, outcome.record
+        entry.resolved, entry.start_s = outcome.resolved, outcome.start_s
+        entry.trace, entry.record = outcome.trace, outcome.record
         entry.status = "started" if outcome.error else "complete"
         self._folder.append_encoded(outcome.rows, outcome.samples)
         self._folder.save_cells()

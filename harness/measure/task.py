@@ -36,13 +36,14 @@ class Batch(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CellOutcome(msgspec.Struct, frozen=True, kw_only=True):
-    """What came of one cell. resolved, trace, record: of its manifest entry. rows, samples: lines, as files have them.
+    """What came of one cell. resolved, start_s, trace, record: of its manifest entry. rows, samples: lines of files.
 
     advanced, notes: what its progress told. took_s: on the worker. error: what ended it, pickled; None: it is complete.
     """
 
     key: str
     resolved: Resolved | None
+    start_s: float | None
     trace: TraceOrigin | None
     record: CellRecord | None
     rows: bytes
@@ -99,6 +100,7 @@ def _measured(asked: Batch, entry: CellEntry, loads: Mapping[str, bytes]) -> Cel
     return CellOutcome(
         key=entry.key,
         resolved=entry.resolved,
+        start_s=entry.start_s,
         trace=entry.trace,
         record=entry.record,
         rows=rows,

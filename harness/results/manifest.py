@@ -63,7 +63,7 @@ class DeviceEntry(msgspec.Struct, frozen=True, kw_only=True):
 class CellEntry(msgspec.Struct, kw_only=True, dict=True):
     """One cell. config: the experiment as it was written; the properties below read it.
 
-    resolved None: no engine has started for this cell.
+    resolved None: no engine has started for this cell. start_s: what the one that measured it took until it was ready.
     """
 
     key: str
@@ -71,6 +71,7 @@ class CellEntry(msgspec.Struct, kw_only=True, dict=True):
     status: CellStatus = "waiting"
     config: dict[str, Any] = {}
     resolved: Resolved | None = None
+    start_s: float | None = None
     trace: TraceOrigin | None = None
     device: DeviceEntry | None = None
     record: CellRecord | None = None

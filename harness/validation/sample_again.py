@@ -8,6 +8,7 @@ import math
 import statistics
 from collections.abc import Sequence
 
+from harness.calibration.points import ENGINE_START_S
 from harness.experiment.read import Cell, changed
 from harness.results.summary import FREE_LOAD
 from harness.validation.equivalence import Comparison, Figure, PointResult
@@ -15,8 +16,6 @@ from harness.validation.points import Side
 from harness.validation.resampling import FEWEST_CLUSTERS
 
 MOST_SAMPLES = 400
-# What a real engine and its cache server take to start, before the first sample: counted against the budget.
-START_S = 40.0
 # More than a validation has passes: a resumed one tells the samples of those from these by the key.
 _AFTER = 1000
 
@@ -35,10 +34,11 @@ def more_cells(comparison: Comparison, reference: Side, cells: Sequence[Cell], l
             wanted.append((extra * _cost_s(reference, point), extra, point))
     chosen: dict[str, dict[str, int]] = {}
     engines: set[str] = set()
+    start_s = _start_s(reference)
     for cost_s, extra, point in sorted(wanted, key=lambda each: each[0]):
         experiment = by_key[point.cell].experiment
         engine = repr((experiment.deployment, experiment.cache, experiment.storage))
-        cost_s += 0.0 if engine in engines else START_S
+        cost_s += 0.0 if engine in engines else start_s
         if cost_s <= left_s:
             left_s -= cost_s
             engines.add(engine)
@@ -76,6 +76,12 @@ def _sampled_again(cell: Cell, extra: dict[str, int]) -> list[Cell]:
         measure = {"tiers": tiers, "samples": samples - before, "until": None, "budget": None}
         found.append(Cell(f"{cell.key}#{_AFTER + number}", cell.overrides, changed(cell.experiment, measure=measure)))
     return found
+
+
+def _start_s(reference: Side) -> float:
+    """Seconds that an engine takes to start: as in the runs so far, by most of their cells."""
+    known = [cell.start_s for manifest in reference.manifests for cell in manifest.cells if cell.start_s is not None]
+    return statistics.median(known) if known else ENGINE_START_S
 
 
 def _cost_s(reference: Side, point: PointResult) -> float:

@@ -9,6 +9,7 @@ mod eviction;
 mod journal;
 mod keys;
 mod memory;
+mod probing;
 #[cfg(feature = "python")]
 mod python;
 pub mod storage;
@@ -26,6 +27,7 @@ pub use engine::{Counters, Engine};
 pub use eviction::kind::EvictionKind;
 pub use journal::Note;
 pub use keys::Segment;
+pub use probing::{Probe, Probed, probe};
 pub use time::{FOREVER, Ticks, from_s, to_s};
 
 /// A request is a few dozen small vectors that live as long as it does: a fast allocator pays.

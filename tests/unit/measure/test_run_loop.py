@@ -169,6 +169,22 @@ def test_samples_that_warm_up_are_kept_and_count_for_nothing(tmp_path: Path) -> 
     assert seal(folder).rows.measured == 6
 
 
+def test_a_tier_warms_up_right_before_its_first_sample_with_the_prefix_that_serves_that_one(tmp_path: Path) -> None:
+    measure = {"tiers": ["recompute", "cpu"], "samples": 2, "warm_up": 1}
+    folder = run(request(tmp_path, measure=measure), Quiet())
+    sent = sorted(read_rows(folder), key=lambda row: row.sent_s)
+    tiers = ["recompute--0001", "recompute-00000", "cpu--0001", "cpu-00000", "recompute-00001"]
+    assert [row.id.removesuffix("-000") for row in sent if not row.id.startswith("warm")][:5] == tiers
+    assert not any(row.id.startswith("warm-cpu") for row in sent), "recompute has left it in all tiers"
+
+
+@pytest.mark.parametrize("warm_up", [0, 4])
+def test_warming_up_is_not_in_the_budget(tmp_path: Path, warm_up: int) -> None:
+    """The fake's clock moves 1.025 s a recompute: the third round begins after 2.05 s."""
+    measure = {"tiers": ["recompute"], "samples": 1000, "budget": "2s", "warm_up": warm_up}
+    assert len(measured(run(request(tmp_path, measure=measure), Quiet()))) == 2
+
+
 def test_sampling_gives_up_on_a_tier_that_is_never_proven(tmp_path: Path) -> None:
     measure = {"tiers": ["recompute", "cpu"], "until": {"min_samples": 3, "max_samples": 50}}
     progress = Quiet()

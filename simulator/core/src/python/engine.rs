@@ -11,6 +11,7 @@ use super::convert::{
 use crate::engine::config::EngineConfig;
 use crate::engine::request::Submission;
 use crate::keys::Segment;
+use crate::probing::{Probe, Probed, probe};
 use crate::tiers::outbox;
 use crate::time;
 
@@ -42,6 +43,47 @@ impl Issued {
         let chunks = chunks.collect::<PyResult<_>>()?;
         Ok(Self { id: issued.id, owner: issued.owner, write: issued.write, chunks })
     }
+}
+
+/// `Probed`, in seconds.
+type ProbedRow = (f64, f64, Vec<(f64, f64)>);
+/// A request of a probe: its id, prompt, output tokens and reply's stream.
+type Asked = (String, Vec<Segment>, u64, i64);
+
+/// Asks an engine of its own for each seed.
+#[pyfunction]
+pub fn probed(
+    py: Python<'_>,
+    config: EngineConfig,
+    first: Vec<Asked>,
+    emptied: Vec<String>,
+    together: Vec<Asked>,
+    seeds: Vec<u64>,
+) -> PyResult<Vec<ProbedRow>> {
+    let asked = |(id, prompt, output_tokens, reply_id): Asked| Submission {
+        id,
+        prompt: prompt.into(),
+        output_tokens,
+        reply_id,
+    };
+    let asks = Probe {
+        first: first.into_iter().map(asked).collect(),
+        emptied,
+        together: together.into_iter().map(asked).collect(),
+    };
+    let found: Result<Vec<Probed>, String> = py.detach(|| {
+        let of = |&seed: &u64| {
+            let mut config = config.clone();
+            config.cost.seed = seed;
+            probe(config, &asks)
+        };
+        seeds.iter().map(of).collect()
+    });
+    let row = |found: Probed| {
+        let tokens = found.tokens.iter().map(|&(first, last)| (time::to_s(first), time::to_s(last)));
+        (time::to_s(found.sent), time::to_s(found.ended), tokens.collect())
+    };
+    Ok(found.map_err(PyValueError::new_err)?.into_iter().map(row).collect())
 }
 
 #[pymethods]

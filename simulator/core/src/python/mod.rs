@@ -12,6 +12,7 @@ use pyo3::prelude::*;
 fn _core(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(policies::cache_hits, module)?)?;
     module.add_function(wrap_pyfunction!(policies::most_hits, module)?)?;
+    module.add_function(wrap_pyfunction!(engine::probed, module)?)?;
     module.add_class::<engine::Engine>()?;
     module.add_class::<cluster::Cluster>()?;
     module.add_class::<storage::Store>()

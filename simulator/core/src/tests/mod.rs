@@ -23,6 +23,7 @@ mod levels;
 mod nodes;
 mod placement;
 mod polls;
+mod probing;
 mod schedule;
 
 const CHUNK_BYTES: u64 = 1000;
