@@ -12,13 +12,13 @@ neither: not resolvable. Counts have no interval: they are equal or not.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgspec
 import numpy as np
 
-from harness.records import Counters, Resolved
+from harness.records import Resolved
 from harness.results.provenance import is_simulated
 from harness.stats import Equivalence, Values, equivalence, samples_to_resolve, wasserstein
 from harness.validation.points import Point, PointKey, Side, axes
@@ -230,10 +230,11 @@ def _moved(point: Point) -> dict[str, list[Any]]:
     """What moved a request, once for each pass over a free load, and once for all samples of a warm state; of several
     instances, what each one moved, too."""
     observed = point.observed()
-    expected = [s.expected for repeat in point.repeats.values() for s in repeat.samples]
+    expected = {name for repeat in point.repeats.values() for s in repeat.samples for name in s.expected.named()}
     requests = len(point.rows) // max(1, len(observed)) if observed else 0
     chunk = _chunk_bytes(point)
-    instances = [*zip(*(one.by_instance for one in observed), strict=True)]
+    moved = [one.named() for one in observed]
+    instances = [[one.named() for one in each] for each in zip(*(one.by_instance for one in observed), strict=True)]
     found: dict[str, list[Any]] = {}
     for name, field, factor in (
         ("computed_tokens", "computed_tokens", 1),
@@ -247,17 +248,17 @@ def _moved(point: Point) -> dict[str, list[Any]]:
         ("device_read_bytes", "disk_device_read_bytes", 1),
     ):
         # A warm state says which counters mean something for it; a free load uses all.
-        told = point.free or field == "stores_ended" or any(field in one.named() for one in expected)
+        told = point.free or field == "stores_ended" or field in expected
         if not told or not factor:
             continue
-        found[name] = _per_request(observed, field, factor, requests)
+        found[name] = _per_request(moved, field, factor, requests)
         for number, each in enumerate(instances):
             found[f"instance_{number}_{name}"] = _per_request(each, field, factor, requests)
     return found
 
 
-def _per_request(observed: Sequence[Counters], field: str, factor: int, requests: int) -> list[Any]:
-    values = [one.named().get(field) for one in observed]
+def _per_request(moved: Sequence[Mapping[str, int]], field: str, factor: int, requests: int) -> list[Any]:
+    values = [one.get(field) for one in moved]
     return [None if value is None else value * factor / max(1, requests) for value in values]
 
 
