@@ -25,6 +25,7 @@ class Capabilities(msgspec.Struct, frozen=True, kw_only=True):
     starts_empty: each start of it has empty caches; not of a server that runs already.
     keeps: the tiers that a restart of it and its cache server leaves as they are, while it empties the others; empty:
     it is not restarted (base.py, Restarts). no_restart: why not, and the cure, as a clause.
+    evicts_when_full: the RAM behind its GPU; otherwise from a watermark on, as LMCache and Mooncake do.
     """
 
     tiers: frozenset[str] = frozenset()
@@ -37,6 +38,7 @@ class Capabilities(msgspec.Struct, frozen=True, kw_only=True):
     starts_empty: bool = True
     keeps: frozenset[str] = frozenset()
     no_restart: str = "the harness does not start it; use an engine that the harness starts"
+    evicts_when_full: bool = False
 
 
 def singly(names: Iterable[str]) -> frozenset[frozenset[str]]:

@@ -6,10 +6,10 @@ says from counters who served the request.
 
 The prompt is the shared prefix and a suffix that no other request ever has, so the hit is exactly the prefix.
 
-Pushing out takes seconds. So where a state needs it, several sets of prefixes are placed at once, as many as the
-state's tier keeps, and each serves one sample. And what only has to leave the engine's own cache is pushed out by the
-same fillers again and again: the tiers below hold them, so that they are loaded in place of computed and stored. What
-was asked for least recently leaves first, whether the fillers come from below or are new.
+Pushing out takes seconds. What only has to leave the engine's own cache is pushed out by the same fillers again and
+again: the tiers below hold them, so that they are loaded in place of computed and stored. What was asked for least
+recently leaves first, whether the fillers come from below or are new. Fillers for a tier below are always new. So for
+those, several sets of prefixes are placed at once, as many as the state's tier keeps, and each serves one sample.
 
 Of several instances, the last one is asked. Where the state's tier is shared, the first one has computed the prefix: a
 hit is then of what another instance stored.
@@ -120,11 +120,11 @@ class Probe:
             for slot in range(width)
         ]
 
-    def fillers(self, tiers: Iterable[str], state: str, index: int) -> list[Request]:
+    def fillers(self, tiers: frozenset[str], state: str, index: int) -> list[Request]:
         """Prompts that nothing else ever has, as many as push all else out of these tiers: always the same ones for
         the engine's own cache, and new ones for a tier below."""
         each_tokens, count = fillers_for(self.experiment, self.resolved, tiers)
-        own = () if self.pushes_own(tiers) else (state, index)
+        own = () if _engines_own(tiers) else (state, index)
         name = (self.experiment.seed, self.cell, *own)
         return [
             Request(
@@ -135,10 +135,6 @@ class Probe:
             )
             for number in range(count)
         ]
-
-    def pushes_own(self, tiers: Iterable[str]) -> bool:
-        """Whether fillers for these tiers push out of the engine's own cache alone."""
-        return _engines_own(self.capabilities).issuperset(tiers)
 
     def _prefix(self, slot: int, number: int, *own: object) -> tuple[Segment, ...]:
         """number: of the set."""
@@ -209,7 +205,7 @@ def obstacle(state: State, experiment: Experiment, can: Capabilities, resolved: 
     assert isinstance(workload, PrefixWorkload)
     sample_tokens = workload.concurrency * (workload.prompt_tokens + workload.output_tokens)
     need = (each_tokens * count + sample_tokens) * (resolved.kv_bytes_per_token or 0)
-    kept = int(kept_share(state.served_by, experiment) * size)
+    kept = int(kept_share(state.served_by, experiment, can) * size)
     if need <= kept:
         return None
     return (
@@ -222,29 +218,36 @@ def _and(names: Iterable[str]) -> str:
     return " and ".join(sorted(names))
 
 
-def kept_share(tier: str, experiment: Experiment) -> float:
-    """The share of a tier's capacity that it fills before it evicts: LMCache evicts its RAM from a watermark on."""
-    return (experiment.cache.eviction or Eviction()).watermark if tier_named(tier).kind == "memory" else 1.0
+def kept_share(tier: str, experiment: Experiment, can: Capabilities) -> float:
+    """The share of a tier's capacity that it fills before it evicts."""
+    return _filled_share(experiment, can) if tier_named(tier).kind == "memory" else 1.0
 
 
-def fillers_for(experiment: Experiment, resolved: Resolved, tiers: Iterable[str]) -> tuple[int, int]:
-    """(tokens of each filler, how many): the largest of these tiers, filled anew. A filler is as long as a prompt."""
+def _filled_share(experiment: Experiment, can: Capabilities) -> float:
+    """Of RAM: LMCache evicts from a watermark on."""
+    return 1.0 if can.evicts_when_full else (experiment.cache.eviction or Eviction()).watermark
+
+
+def fillers_for(experiment: Experiment, resolved: Resolved, tiers: frozenset[str]) -> tuple[int, int]:
+    """(tokens of each filler, how many): the largest of these tiers, filled anew. A filler is at most as long as a
+    prompt. The engine's own cache drops what is oldest, block by block; of a tier below, one filler more makes sure."""
     workload, chunk_tokens = experiment.workload, experiment.cache.chunk_tokens
     assert isinstance(workload, PrefixWorkload)
-    each_tokens = max(1, workload.prompt_tokens // chunk_tokens) * chunk_tokens
+    most_tokens = max(1, workload.prompt_tokens // chunk_tokens) * chunk_tokens
     largest = max((resolved.bytes_for_one(tier) or 0 for tier in tiers), default=0)
-    tokens = -(-largest // (resolved.kv_bytes_per_token or 1))
-    return each_tokens, -(-tokens // each_tokens) + 1
+    tokens = -(-largest // (resolved.kv_bytes_per_token or 1)) + (1 if _engines_own(tiers) else most_tokens)
+    count = -(-tokens // most_tokens)
+    return -(-tokens // (count * chunk_tokens)) * chunk_tokens, count
 
 
 def sets_of(state: State, probe: Probe) -> int:
     """How many sets of prefixes are placed at once: as many as the tiers keep beside the fillers and one more sample.
 
-    One where nothing is pushed out, each sample restarts the engine, or a model computes the samples: it takes no
-    time for fillers.
+    One where only the engine's own cache has to forget them, as its fillers come back sooner than more prefixes are
+    stored; where each sample restarts the engine; or where a model computes the samples: it takes no time for fillers.
     """
     way = way_to(state, probe.capabilities)
-    if not way.pushes or state.restarted or probe.capabilities.deterministic:
+    if _engines_own(way.pushes) or state.restarted or probe.capabilities.deterministic:
         return 1
     left_tokens = _kept_tokens(probe, way) - _filler_tokens(probe, way.pushes)
     return max(1, min(left_tokens // _sample_tokens(probe) - 1, _MOST_SETS))
@@ -277,7 +280,7 @@ async def place(engine: Engine, probe: Probe, name: str, index: int, emit: Emit)
         warmers = probe.warmers(name, index, [one.number for one in lost])
         await engine.replay(Load(warmers, concurrency=1), emit)
         for one in lost:
-            one.resident |= can.tiers if one in computed else _engines_own(can)
+            one.resident |= can.tiers if one in computed else _own_tiers(can)
             one.home = probe.home_for(state) if one in computed else one.home
             one.absent.clear()
     pushes = _to_push(group, way)
@@ -285,7 +288,7 @@ async def place(engine: Engine, probe: Probe, name: str, index: int, emit: Emit)
         fillers = probe.fillers(pushes, name, index)
         await engine.replay(Load(fillers, concurrency=1), emit)
         probe.stray_tokens += _new_filler_tokens(probe, pushes)
-        probe.fillers_kept |= probe.pushes_own(pushes)
+        probe.fillers_kept |= _engines_own(pushes)
         _left(probe, pushes)
     if lost or pushes:
         await engine.metrics()  # waits for the stores, so that nothing is still on its way down
@@ -330,7 +333,7 @@ def _filler_tokens(probe: Probe, pushes: frozenset[str]) -> int:
 
 def _new_filler_tokens(probe: Probe, pushes: frozenset[str]) -> int:
     """What the next fillers for these tiers store: nothing, where they were stored before."""
-    return 0 if probe.fillers_kept and probe.pushes_own(pushes) else _filler_tokens(probe, pushes)
+    return 0 if probe.fillers_kept and _engines_own(pushes) else _filler_tokens(probe, pushes)
 
 
 async def _empty(engine: Engine, probe: Probe, what: frozenset[str]) -> None:
@@ -374,8 +377,13 @@ def _in_storage_alone(one: Prefixes, can: Capabilities) -> bool:
     return bool(ram and stored and not ram & one.resident)
 
 
-def _engines_own(can: Capabilities) -> set[str]:
-    return {tier.name for tier in all_tiers() if not tier.offload and tier.name in can.tiers}
+def _own_tiers(can: Capabilities) -> set[str]:
+    return {tier for tier in can.tiers if _engines_own([tier])}
+
+
+def _engines_own(tiers: Iterable[str]) -> bool:
+    """Whether the engine itself holds these."""
+    return not any(tier_named(tier).offload for tier in tiers)
 
 
 def _kept_tokens(probe: Probe, way: Way) -> int:
@@ -384,7 +392,7 @@ def _kept_tokens(probe: Probe, way: Way) -> int:
     per_token = probe.resolved.kv_bytes_per_token or 1
     tiers = [tier.name for tier in all_tiers() if tier.offload and tier.name not in way.pushes]
     sizes = [size for tier in tiers if (size := probe.resolved.bytes_for_one(tier))]
-    share = (probe.experiment.cache.eviction or Eviction()).watermark - 0.05
+    share = _filled_share(probe.experiment, probe.capabilities) - 0.05
     return int(share * min(sizes) / per_token) if sizes else _UNKNOWN_TOKENS // 2
 
 
@@ -408,7 +416,7 @@ def after_sample(probe: Probe, name: str, verdict: Verdict, *, fresh_prefix: boo
     own = probe.workload.prompt_tokens - (0 if fresh_prefix else probe.hit_tokens)
     probe.stray_tokens += probe.workload.concurrency * own
     if state_named(name).served_by is not None:
-        now.resident |= _engines_own(probe.capabilities)
+        now.resident |= _own_tiers(probe.capabilities)
     elif not fresh_prefix:
         now.resident |= probe.capabilities.tiers
         now.home = probe.asked

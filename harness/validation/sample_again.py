@@ -85,7 +85,8 @@ def _start_s(reference: Side) -> float:
 
 
 def _cost_s(reference: Side, point: PointResult) -> float:
-    """Seconds that one more sample takes, placing the prefix included: from the end of the one before to its end."""
+    """Seconds that one more sample takes, placing the prefix included: from the end of the one before to its end. Their
+    mean: what a few take, as where a prefix has to be pushed out, adds to the whole."""
     costs = []
     tiers = [one for (cell, _), one in reference.points.items() if cell == point.cell]
     for name, repeat in reference.points[point.cell, point.tier].repeats.items():
@@ -93,4 +94,4 @@ def _cost_s(reference: Side, point: PointResult) -> float:
         for sample in repeat.samples:
             before = bisect.bisect(ends, sample.started_s)
             costs += [sample.ended_s - ends[before - 1]] if before else []
-    return statistics.median(costs) if costs else 1.0
+    return statistics.fmean(costs) if costs else 1.0

@@ -231,4 +231,5 @@ def _capabilities(experiment: Experiment) -> Capabilities:
         starts_empty=attach is None,
         keeps=keeps,
         no_restart=kind.no_restart if attach is None else runs_already("sglang"),
+        evicts_when_full=cache.pool is None,
     )

@@ -9,7 +9,7 @@ import pytest
 from harness.engines.fake.engine import FakeEngine
 from harness.experiment.model import Experiment
 from harness.experiment.workloads import PrefixWorkload
-from harness.measure.placing import Probe, after_sample, needs_fresh_prefix, place
+from harness.measure.placing import Probe, after_sample, fillers_for, kept_share, needs_fresh_prefix, place
 from harness.measure.proof import expected_counters, prove, stored_below_memory, with_verdict
 from harness.records import Counters, Resolved
 from simulator.models import load_model
@@ -271,3 +271,23 @@ def test_where_a_tier_cannot_be_emptied_the_prefix_is_a_new_one() -> None:
     assert needs_fresh_prefix(one.capabilities, "recompute") and not needs_fresh_prefix(one.capabilities, "cpu")
     after_sample(one, "recompute", "proven", fresh_prefix=True)
     assert one.stray_tokens == 1025 and "gpu" not in one.prefixes.resident
+
+
+@pytest.mark.parametrize("prompt_tokens", [257, 1025, 2561, 3073, 4097])
+def test_fillers_of_the_engines_own_cache_are_little_more_than_it_holds(prompt_tokens: int) -> None:
+    one = probe()
+    workload = one.workload.model_copy(update={"prompt_tokens": prompt_tokens})
+    experiment = one.experiment.model_copy(update={"workload": workload})
+    resolved = Resolved(kv_bytes_per_token=KV_BYTES, gpu_bytes=8192 * KV_BYTES, cpu_bytes=8192 * KV_BYTES)
+    each_tokens, count = fillers_for(experiment, resolved, frozenset({"gpu"}))
+    assert each_tokens % 256 == 0 and each_tokens <= prompt_tokens
+    assert 8192 < each_tokens * count <= 8192 + 256 * count
+    each_tokens, count = fillers_for(experiment, resolved, frozenset({"cpu"}))
+    assert each_tokens <= prompt_tokens and each_tokens * count >= 8192 + prompt_tokens // 256 * 256
+
+
+def test_what_ram_keeps_depends_on_when_it_evicts() -> None:
+    one = probe()
+    watermark, full = one.capabilities, msgspec.structs.replace(one.capabilities, evicts_when_full=True)
+    assert [kept_share("cpu", one.experiment, can) for can in (watermark, full)] == [0.8, 1.0]
+    assert [kept_share("disk", one.experiment, can) for can in (watermark, full)] == [1.0, 1.0]

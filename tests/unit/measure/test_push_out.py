@@ -58,16 +58,16 @@ def test_the_fake_reaches_every_state_by_pushing_out(tmp_path: Path, resets: lis
 def test_one_push_serves_as_many_samples_as_the_tier_keeps_prefixes_for(tmp_path: Path, concurrency: int) -> None:
     """Each of them has a prefix of its own, which no earlier sample has brought back up."""
     workload = {"kind": "prefix", "prompt_tokens": 1025, "hit_rate": 0.5, "concurrency": concurrency}
-    measure = {"tiers": ["cpu", "disk"], "samples": 8}
-    cache, engines = {**SMALL, "gpu": "96MiB"}, {"fake": {"resets": FLUSH}}
+    measure = {"tiers": ["gpu", "disk"], "samples": 8}
+    cache = {"gpu": "96MiB", "cpu": "128MiB", "disk": {"capacity": "512MiB"}}
+    engines = {"fake": {"resets": [["gpu"]]}}
     folder = run(request(tmp_path, workload=workload, measure=measure, cache=cache, engines=engines), Quiet())
     rows = measured(folder)
     assert {(row.verdict, row.verdict_reason) for row in rows} == {("proven", None)}
-    at_once = {1: 6, 2: 2}[concurrency]
+    at_once = {1: 5, 2: 2}[concurrency]
     tiers = [row.expected_tier for row in rows[::concurrency]]
-    assert tiers[: at_once + 1] == ["cpu"] * at_once + ["disk"] and Counter(tiers) == {"cpu": 8, "disk": 8}
-    fills = {row.id.rsplit("-", 1)[0] for row in read_rows(folder) if row.id.startswith("fill-cpu")}
-    assert len(fills) == -(-8 // at_once)
+    assert tiers[: at_once + 2] == ["gpu", *["disk"] * at_once, "gpu"] and Counter(tiers) == {"gpu": 8, "disk": 8}
+    assert len(fills(folder)) == -(-8 // at_once)
 
 
 def fills(folder: Path) -> list[list[int]]:
@@ -102,9 +102,10 @@ def test_fillers_of_a_tier_below_are_new_ones(tmp_path: Path) -> None:
 
 
 def test_a_sample_that_was_not_proven_makes_all_sets_new_ones(tmp_path: Path) -> None:
-    engines = {"fake": {"resets": FLUSH, "fail_every": 11}}
-    measure = {"tiers": ["cpu"], "samples": 8}
-    folder = run(request(tmp_path, measure=measure, cache=SMALL, engines=engines), Quiet())
+    engines = {"fake": {"resets": [["gpu"]], "fail_every": 13}}
+    measure = {"tiers": ["disk"], "samples": 8}
+    cache = {"gpu": "64MiB", "cpu": "96MiB", "disk": {"capacity": "4GiB"}}
+    folder = run(request(tmp_path, measure=measure, cache=cache, engines=engines), Quiet())
     rows = measured(folder)
     assert {row.verdict for row in rows if row.error is None} == {"proven"} and any(row.error for row in rows)
 
