@@ -17,7 +17,7 @@ class Metrics:
 
     def __init__(self, text: str) -> None:
         self._lines: dict[str, list[str]] = {}
-        for line in text.splitlines():
+        for line in text.split("\n"):
             if line and not line.startswith("#"):
                 self._lines.setdefault(line.partition(" ")[0].partition("{")[0], []).append(line)
 

@@ -92,7 +92,7 @@ class TierMeasurement:
         self._attempt = _attempt(folder, engine)
 
     async def run(self) -> None:
-        check_working_set(self._cell.experiment, self._probe.capabilities, self._probe.resolved)
+        check_working_set(self._cell.experiment, self._probe.resolved)
         check_states(self._cell.experiment, self._probe.capabilities, self._probe.resolved)
         if not self._engine.capabilities.deterministic:
             self._recall()

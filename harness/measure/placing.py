@@ -205,7 +205,7 @@ def obstacle(state: State, experiment: Experiment, can: Capabilities, resolved: 
     assert isinstance(workload, PrefixWorkload)
     sample_tokens = workload.concurrency * (workload.prompt_tokens + workload.output_tokens)
     need = (each_tokens * count + sample_tokens) * (resolved.kv_bytes_per_token or 0)
-    kept = int(kept_share(state.served_by, experiment, can) * size)
+    kept = int(kept_share(state.served_by, experiment) * size)
     if need <= kept:
         return None
     return (
@@ -218,14 +218,9 @@ def _and(names: Iterable[str]) -> str:
     return " and ".join(sorted(names))
 
 
-def kept_share(tier: str, experiment: Experiment, can: Capabilities) -> float:
-    """The share of a tier's capacity that it fills before it evicts."""
-    return _filled_share(experiment, can) if tier_named(tier).kind == "memory" else 1.0
-
-
-def _filled_share(experiment: Experiment, can: Capabilities) -> float:
-    """Of RAM: LMCache evicts from a watermark on."""
-    return 1.0 if can.evicts_when_full else (experiment.cache.eviction or Eviction()).watermark
+def kept_share(tier: str, experiment: Experiment) -> float:
+    """The share of a tier's capacity that it fills before it evicts: LMCache evicts its RAM from a watermark on."""
+    return (experiment.cache.eviction or Eviction()).watermark if tier_named(tier).kind == "memory" else 1.0
 
 
 def fillers_for(experiment: Experiment, resolved: Resolved, tiers: frozenset[str]) -> tuple[int, int]:
@@ -392,7 +387,8 @@ def _kept_tokens(probe: Probe, way: Way) -> int:
     per_token = probe.resolved.kv_bytes_per_token or 1
     tiers = [tier.name for tier in all_tiers() if tier.offload and tier.name not in way.pushes]
     sizes = [size for tier in tiers if (size := probe.resolved.bytes_for_one(tier))]
-    share = _filled_share(probe.experiment, probe.capabilities) - 0.05
+    filled = 1.0 if probe.capabilities.evicts_when_full else (probe.experiment.cache.eviction or Eviction()).watermark
+    share = filled - 0.05
     return int(share * min(sizes) / per_token) if sizes else _UNKNOWN_TOKENS // 2
 
 

@@ -43,7 +43,7 @@ def check_experiment(
             kv_bytes_per_token=model.kv_bytes_per_token,
             max_prompt_tokens=model.max_position - 1,
         )
-        check_working_set(experiment, capabilities, configured)
+        check_working_set(experiment, configured)
         check_states(experiment, capabilities, configured)
     kind.check(experiment, results)
 
@@ -119,7 +119,7 @@ def _check_trials(experiment: Experiment, capabilities: Capabilities, engine: st
         )
 
 
-def check_working_set(experiment: Experiment, capabilities: Capabilities, resolved: Resolved) -> None:
+def check_working_set(experiment: Experiment, resolved: Resolved) -> None:
     """Whether the probe's prompts fit the tiers that have to hold them. Raises PreflightError."""
     workload = experiment.workload
     assert isinstance(workload, PrefixWorkload)
@@ -137,7 +137,7 @@ def check_working_set(experiment: Experiment, capabilities: Capabilities, resolv
     )
     # KV passes through the tiers above the one that serves it.
     for tier in names[: lowest + 1]:
-        size, share = resolved.bytes_for_one(tier), kept_share(tier, experiment, capabilities)
+        size, share = resolved.bytes_for_one(tier), kept_share(tier, experiment)
         if size is not None and need > share * size:
             needed, stays = format_compared(need, share * size)
             raise PreflightError(

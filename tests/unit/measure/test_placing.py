@@ -9,7 +9,7 @@ import pytest
 from harness.engines.fake.engine import FakeEngine
 from harness.experiment.model import Experiment
 from harness.experiment.workloads import PrefixWorkload
-from harness.measure.placing import Probe, after_sample, fillers_for, kept_share, needs_fresh_prefix, place
+from harness.measure.placing import Probe, after_sample, fillers_for, needs_fresh_prefix, place
 from harness.measure.proof import expected_counters, prove, stored_below_memory, with_verdict
 from harness.records import Counters, Resolved
 from simulator.models import load_model
@@ -248,11 +248,15 @@ def test_only_the_counters_that_an_engine_gives_as_evidence_are_asked_of_it() ->
     assert prove(one, "cpu", seen, [row()]) == ("unproven", "the engine's counters are no evidence for cpu")
 
 
-def test_suffixes_that_could_push_the_prefix_out_make_the_next_sample_start_over() -> None:
+@pytest.mark.parametrize(("evicts_when_full", "share"), [(False, 0.75), (True, 0.95)])
+def test_suffixes_that_could_push_the_prefix_out_make_the_next_sample_start_over(
+    evicts_when_full: bool, share: float
+) -> None:
     one = probe(cpu_bytes=(10_000 * KV_BYTES))
+    one.capabilities = msgspec.structs.replace(one.capabilities, evicts_when_full=evicts_when_full)
     engine = FakeEngine(one.experiment, load_model("tiny-llama"))
     sent: list[str] = []
-    limit = int(0.75 * 10_000) - 2 * 1025
+    limit = int(share * 10_000) - 2 * 1025
     for index, stray_tokens in enumerate((limit, limit, limit + 1)):
         asyncio.run(place(engine, one, "cpu", index, lambda row: sent.append(row.id)))
         assert one.prefixes.resident == {"cpu", "disk"} and "gpu" in one.prefixes.absent
@@ -284,10 +288,3 @@ def test_fillers_of_the_engines_own_cache_are_little_more_than_it_holds(prompt_t
     assert 8192 < each_tokens * count <= 8192 + 256 * count
     each_tokens, count = fillers_for(experiment, resolved, frozenset({"cpu"}))
     assert each_tokens <= prompt_tokens and each_tokens * count >= 8192 + prompt_tokens // 256 * 256
-
-
-def test_what_ram_keeps_depends_on_when_it_evicts() -> None:
-    one = probe()
-    watermark, full = one.capabilities, msgspec.structs.replace(one.capabilities, evicts_when_full=True)
-    assert [kept_share("cpu", one.experiment, can) for can in (watermark, full)] == [0.8, 1.0]
-    assert [kept_share("disk", one.experiment, can) for can in (watermark, full)] == [1.0, 1.0]
