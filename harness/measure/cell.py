@@ -242,6 +242,32 @@ def _watch(engine: Engine, cell: Cell, results: Path) -> Callable[[], HostSample
     return lambda: between(before, read_host(device_path, *first))
 
 
+class LoadMemory:
+    """Free memory for the next pass of a load: half more than its last one read from the device and stored. A virtual
+    machine's host takes what one pass has freed before the next one needs it."""
+
+    def __init__(self, memory: OwnMemory | None = None) -> None:
+        """memory: of all cells of one engine; None: nothing is seen to, as where no time passes."""
+        self._memory, self._moved_bytes = memory, dict[str, int]()
+
+    async def have(self, cell: Cell) -> float | None:
+        """As OwnMemory.have; None, too, before the first pass."""
+        size_bytes = int(_FREE_TIMES * self._moved_bytes.get(self._name(cell), 0))
+        if self._memory is None or not size_bytes:
+            return None
+        return await asyncio.to_thread(self._memory.have, size_bytes)
+
+    def passed(self, cell: Cell, resolved: Resolved, observed: Counters, host: HostSample) -> None:
+        # Of what is stored, the kernel may write most to the device after the pass: it has to have memory all the same.
+        chunk_bytes = cell.experiment.cache.chunk_tokens * (resolved.kv_bytes_per_token or 0)
+        stored_bytes = (observed.stores_ended or 0) * chunk_bytes
+        self._moved_bytes[self._name(cell)] = stored_bytes + (host.device_read_bytes or 0)
+
+    def _name(self, cell: Cell) -> str:
+        """The same for cells that send the same load."""
+        return repr(cell.experiment.workload)
+
+
 async def measure_load(
     engine: Engine,
     cell: Cell,
@@ -249,10 +275,11 @@ async def measure_load(
     load: FreeLoad,
     folder: RunFolder,
     progress: Progress,
-    trial: int | None = None,
+    trial: int | None,
+    held: LoadMemory,
 ) -> None:
     """Sends the load once, from fresh caches. trial: which of several, begun anew after an earlier attempt; None: the
-    only one, which goes on where an earlier attempt stopped."""
+    only one, which goes on where an earlier attempt stopped. held: what sees to free memory."""
     check_prompts(load.requests, resolved, cell.experiment.workload.kind)
     check_reach(cell.experiment, load.requests, resolved)
     folder.manifest.cell(cell.key).trace = load.trace
@@ -262,44 +289,56 @@ async def measure_load(
     finished = set() if engine.capabilities.deterministic or several else _finished(folder, cell.key)
     rest = [request for request in load.requests if request.id not in finished]
     progress.advance(len(finished))
-    attempt = _attempt(folder, engine)
     services = {request.id: request.service for request in load.requests if request.service is not None}
 
     def writer(phase: str, phase_of: PhaseOf | None = None) -> Emit:
-        common = {"cell": cell.key, "phase": phase, "sample": trial or 0, "attempt": attempt}
+        common = {"cell": cell.key, "phase": phase, "sample": trial or 0, "attempt": _attempt(folder, engine)}
         return _writer(folder, progress, label, common, services, phase_of)
 
     for number in range(1, cell.experiment.measure.warm_up + 1) if rest else ():
         await _fresh(engine, load, label, progress, writer("warm"), several=several)
         progress.state(f"{label} warming up, pass {number}")
-        await engine.replay(load.schedule(load.requests), writer("warm"))
+        _, observed, host = await _pass(engine, cell, folder, load.schedule(load.requests), lambda: writer("warm"))
+        held.passed(cell, resolved, observed, host)
     if rest:
         await _fresh(engine, load, label, progress, writer("warm"), several=several)
     progress.state(label)
-    before, started_s = await engine.metrics(), engine.now_s()
-    host = _watch(engine, cell, folder.path)
+    touch_s_per_gib = await held.have(cell)
     schedule = load.schedule(_from_now(rest))
     # More requests at a time could keep the core busy, and the cache servers would starve.
     with _before_others(engine, cell) if load.concurrency == 1 else contextlib.nullcontext():
-        await engine.replay(schedule, writer("measure", _phases(schedule, engine)))
+        started_s, observed, host = await _pass(
+            engine, cell, folder, schedule, lambda: writer("measure", _phases(schedule, engine))
+        )
     progress.advance(schedule.unsent)
-    observed = (await engine.metrics()).since(before)
+    held.passed(cell, resolved, observed, host)
     folder.append_sample(
         Sample(
             cell=cell.key,
             tier=FREE_LOAD,
             index=trial or 0,
-            attempt=attempt,
+            attempt=_attempt(folder, engine),
             started_s=started_s,
             ended_s=engine.now_s(),
             verdict=None,
             observed=observed,
             expected=Counters(),
-            host=host(),
+            host=msgspec.structs.replace(host, touch_s_per_gib=touch_s_per_gib),
             load=_facts(load, schedule),
             storage=engine.record().storage if several and isinstance(engine, KeepsRecord) else None,
         )
     )
+
+
+async def _pass(
+    engine: Engine, cell: Cell, folder: RunFolder, load: Load, writer: Callable[[], Emit]
+) -> tuple[float, Counters, HostSample]:
+    """Sends a load; when it began, what the counters moved by, and what the machine did meanwhile. writer: called when
+    it begins."""
+    before, started_s = await engine.metrics(), engine.now_s()
+    host = _watch(engine, cell, folder.path)
+    await engine.replay(load, writer())
+    return started_s, (await engine.metrics()).since(before), host()
 
 
 def _facts(load: FreeLoad, schedule: Load) -> LoadFacts:

@@ -24,7 +24,7 @@ from harness.experiment.loads import FreeLoad, Loads
 from harness.experiment.model import Experiment
 from harness.experiment.read import Cell
 from harness.experiment.workloads import PrefixWorkload
-from harness.measure.cell import Progress, TierMeasurement, measure_load
+from harness.measure.cell import LoadMemory, Progress, TierMeasurement, measure_load
 from harness.measure.placing import empties_all
 from harness.records import CellRecord, Resolved
 from harness.results.folder import RunFolder, read_rows, read_samples
@@ -92,6 +92,7 @@ async def run_group(
         return
     cores = ENGINES[name].cores(cells[0].experiment)
     memory = OwnMemory(None if can.virtual_time else RestedPages())
+    held = LoadMemory(None if can.virtual_time else memory)
     steady = SteadyCores(() if can.virtual_time else cores.firsts)
     try:
         progress.state("starting the engine")
@@ -114,7 +115,8 @@ async def run_group(
                     tiers = TierMeasurement(running.engine, cell, resolved, folder, progress, memory, steady, later)
                     await tiers.run()
                 else:
-                    resolved = await _send_trials(running, cell, resolved, loads.of(cell.experiment), folder, progress)
+                    load = loads.of(cell.experiment)
+                    resolved = await _send_trials(running, cell, resolved, load, folder, progress, held)
                 if isinstance(running.engine, KeepsRecord):
                     several = trials_measured(cell.experiment, name) > 1
                     entry.record = last_trial(folder, cell.key) if several else running.engine.record()
@@ -141,7 +143,13 @@ def _measured(folder: RunFolder, cells: Collection[str]) -> int:
 
 
 async def _send_trials(
-    running: Running, cell: Cell, resolved: Resolved, load: FreeLoad, folder: RunFolder, progress: Progress
+    running: Running,
+    cell: Cell,
+    resolved: Resolved,
+    load: FreeLoad,
+    folder: RunFolder,
+    progress: Progress,
+    held: LoadMemory,
 ) -> Resolved:
     """Sends the load as often as measure.trials asks, but for trials that an earlier attempt ended."""
     can, trials = running.engine.capabilities, trials_measured(cell.experiment, running.engine.name)
@@ -155,7 +163,8 @@ async def _send_trials(
         if trials > 1 and running.used and not empties_all(can):
             progress.state("starting the engine again, for fresh caches")
             resolved = await running.start_again()
-        await measure_load(running.engine, cell, resolved, load, folder, progress, trial if trials > 1 else None)
+        number = trial if trials > 1 else None
+        await measure_load(running.engine, cell, resolved, load, folder, progress, number, held)
         running.used = True
     return resolved
 

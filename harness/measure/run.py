@@ -28,7 +28,7 @@ from harness.experiment.loads import FreeLoad, Loads
 from harness.experiment.model import results_root
 from harness.experiment.read import Cell
 from harness.experiment.workloads import PrefixWorkload
-from harness.measure.cell import Progress, measure_load
+from harness.measure.cell import LoadMemory, Progress, measure_load
 from harness.measure.executors import chosen
 from harness.measure.group import Running, engine_key, last_trial, pinned, repeats, run_group, trials_measured
 from harness.measure.placing import empties_all
@@ -344,7 +344,7 @@ async def _measure_wanted(
             progress.state("starting the engine again, for fresh caches")
             resolved = await running.start_again()
         trial = None if exact else wanted.trial
-        await measure_load(running.engine, cell, resolved, load, folder, progress, trial)
+        await measure_load(running.engine, cell, resolved, load, folder, progress, trial, LoadMemory())
         running.used = True
     entry = folder.manifest.cell(cell.key)
     if isinstance(running.engine, KeepsRecord):

@@ -8,8 +8,10 @@ import msgspec
 import pytest
 
 from harness.collectors.memory import OwnMemory
+from harness.engines.fake import engine as fake
 from harness.engines.fake.engine import FakeEngine
 from harness.measure.run import run
+from harness.records import Counters
 from harness.results.folder import read_samples
 from simulator.models import load_model
 from tests.unit.measure.test_run_loop import Quiet, request
@@ -129,3 +131,25 @@ def test_an_engine_of_virtual_time_does_not_look(tmp_path: Path) -> None:
     run(request(tmp_path, model="tiny-llama", measure={"tiers": ["gpu"], "samples": 2}), Quiet())
     [folder] = {path.parent for path in tmp_path.rglob("samples.jsonl")}
     assert [sample.host.taken_share for sample in read_samples(folder)] == [None, None]
+
+
+def test_a_load_finds_what_its_last_pass_stored_and_half_more(
+    tmp_path: Path, ledger: Ledger, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before the measured pass: of the second one that warms up. Prefixes are sent before each, and do not count."""
+
+    class Storing(fake.FakeEngine):
+        passes = 0
+
+        async def replay(self, load: Any, emit: Any) -> None:
+            self.passes += 1
+            await super().replay(load, emit)
+
+        async def metrics(self) -> Counters:
+            return msgspec.structs.replace(await super().metrics(), stores_ended=2**self.passes)
+
+    monkeypatch.setattr(fake, "FakeEngine", Storing)
+    workload = {"kind": "synthetic", "requests": 6, "prompt_tokens": 1025, "output_tokens": 2, "concurrency": 1}
+    run(request(tmp_path, model="tiny-llama", workload=workload, measure={"warm_up": 2}), Quiet())
+    chunk_bytes = 256 * load_model("tiny-llama").kv_bytes_per_token
+    assert [event for event in ledger.events if event[0] == "have"] == [("have", 8 * chunk_bytes * 3 // 2)]
