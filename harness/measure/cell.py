@@ -147,9 +147,9 @@ class TierMeasurement:
         began_s = engine.now_s()
         warm: list[RequestRecord] = []
         rows: list[RequestRecord] = []
-        await self._have(max(self._memory_of.values()))
+        await _have(self._memory, max(self._memory_of.values()))
         await place(engine, probe, tier, index, warm.append)
-        touch_s_per_gib = await self._have(self._memory_of[tier])
+        touch_s_per_gib = await _have(self._memory, self._memory_of[tier])
         fresh = needs_fresh_prefix(engine.capabilities, tier)
         taken_share = self._memory.taken_share()
         engine_touch_s = await self._get_back(taken_share)
@@ -190,9 +190,6 @@ class TierMeasurement:
         # One write for the sample: a crash leaves all of its rows or none.
         self._folder.append_rows([*(msgspec.structs.replace(row, phase="warm", **common) for row in warm), *done])
         self._add(tier, done, started_s - began_s, engine.now_s() - started_s)
-
-    async def _have(self, size_bytes: int) -> float | None:
-        return await asyncio.to_thread(self._memory.have, size_bytes) if size_bytes > 0 else None
 
     async def _get_back(self, taken_share: float | None) -> float | None:
         """Of the engine's memory, what the host has taken: a machine that keeps its memory answers without."""
@@ -242,6 +239,10 @@ def _watch(engine: Engine, cell: Cell, results: Path) -> Callable[[], HostSample
     return lambda: between(before, read_host(device_path, *first))
 
 
+async def _have(memory: OwnMemory, size_bytes: int) -> float | None:
+    return await asyncio.to_thread(memory.have, size_bytes) if size_bytes > 0 else None
+
+
 class LoadMemory:
     """Free memory for the next pass of a load: half more than its last one read from the device and stored. A virtual
     machine's host takes what one pass has freed before the next one needs it."""
@@ -252,10 +253,8 @@ class LoadMemory:
 
     async def have(self, cell: Cell) -> float | None:
         """As OwnMemory.have; None, too, before the first pass."""
-        size_bytes = int(_FREE_TIMES * self._moved_bytes.get(self._name(cell), 0))
-        if self._memory is None or not size_bytes:
-            return None
-        return await asyncio.to_thread(self._memory.have, size_bytes)
+        moved_bytes = self._moved_bytes.get(self._name(cell), 0)
+        return None if self._memory is None else await _have(self._memory, int(_FREE_TIMES * moved_bytes))
 
     def passed(self, cell: Cell, resolved: Resolved, observed: Counters, host: HostSample) -> None:
         # Of what is stored, the kernel may write most to the device after the pass: it has to have memory all the same.
