@@ -76,6 +76,22 @@ fn a_prompt_in_two_lower_levels_is_read_from_one_after_the_other() {
 }
 
 #[test]
+fn a_chunk_of_the_pool_behind_one_of_the_ssd_counts_as_the_pool_s() {
+    // Another prompt pushes the first three chunks out of the pool, before the other five come.
+    let mut engine = engine(lru(), [100, CHUNKS, 100]);
+    for asked in [[(1, 25)], [(2, 65)], PROMPT] {
+        one(&mut engine, ask("before", &asked, 1));
+        drain(&mut engine);
+    }
+    engine.reset(&["gpu", "cpu"]).expect("idle");
+    let before = engine.counters().tiers.levels;
+    assert_eq!(ask_again(&mut engine, "mixed"), [0, 40, 24]);
+    let after = engine.counters().tiers.levels;
+    assert_eq!([0, 1, 2].map(|level| after[level].hit_chunks - before[level].hit_chunks), [0, 5, 3]);
+    engine.check_idle();
+}
+
+#[test]
 fn chunks_fall_down_a_waterfall_level_by_level() {
     let policy = TierPolicy { placement: Placement::Waterfall, read_in_place: true, ..lru() };
     let mut engine = engine(TierPolicy { keep_prefetched: false, ..policy }, [8, 8, 8]);

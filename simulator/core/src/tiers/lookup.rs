@@ -367,11 +367,14 @@ impl Tiers {
     }
 }
 
-/// Levels with the chunks that a hit counts there. A level counts what it adds beyond the prefix that those above it hold,
-/// as LMCache does: behind a chunk from below, what the first level holds counts there.
+/// Levels with the chunks that a hit counts there: a lower level's chunks where they lay, as Mooncake's master counts
+/// them. The first level counts only the prefix that it holds, as LMCache does: what it holds behind a chunk from below
+/// counts there.
 fn counted(hit: &Hit) -> impl Iterator<Item = (usize, u64)> {
-    hit.ranges().scan(0, |deepest, (chunks, level)| {
-        *deepest = level.max(*deepest);
-        Some((*deepest as usize, chunks.len() as u64))
+    hit.ranges().scan(0, |below, (chunks, level)| {
+        if level > 0 {
+            *below = level;
+        }
+        Some((*below as usize, chunks.len() as u64))
     })
 }
