@@ -131,7 +131,9 @@ def _cell(experiment: Experiment, spec: Spec, again: int, budget_s: float) -> Ce
     config["cache"] |= {"chunk_tokens": spec.chunk_tokens}
     until = {"metric": "ttft_s", "half_width": HALF_WIDTH, "min_samples": 5, "max_samples": 60}
     asked = experiment.measure
-    kept = {"request_timeout": asked.request_timeout, "steady": asked.steady, "warm_up": WARM_UP if again == 1 else 0}
+    # A slow moment is a small part of a long decoding: no sample of it is worth a wait for quick cores.
+    steady = None if "output_tokens" in spec.workload else asked.steady
+    kept = {"request_timeout": asked.request_timeout, "steady": steady, "warm_up": WARM_UP if again == 1 else 0}
     config["measure"] = {"tiers": spec.tiers, "until": until, "budget": budget_s, **kept}
     overrides = {f"workload.{key}": value for key, value in spec.workload.items()}
     overrides |= {"cache.chunk_tokens": spec.chunk_tokens}

@@ -400,3 +400,10 @@ def test_prompts_longer_than_the_experiments_own_are_not_measured(folder: Path) 
 def test_points_warm_up_in_the_first_pass_alone(folder: Path) -> None:
     cells = micro_cells(load_experiment(experiment(folder)).experiment, (64, 256), 600.0, passes=3)
     assert {(cell.key[-2:], cell.experiment.measure.warm_up) for cell in cells} == {("#1", 1), ("#2", 0), ("#3", 0)}
+
+
+def test_only_points_that_a_slow_moment_is_much_of_wait_for_quick_cores(folder: Path) -> None:
+    asked = experiment(folder, measure={"tiers": ["recompute"], "samples": 1, "steady": "5s"})
+    cells = micro_cells(load_experiment(asked).experiment, (64, 256), 600.0, passes=1)
+    waits = {("workload.output_tokens" in cell.overrides, cell.experiment.measure.steady) for cell in cells}
+    assert waits == {(False, 5.0), (True, None)}
