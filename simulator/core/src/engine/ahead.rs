@@ -146,11 +146,19 @@ impl Engine {
 
     /// What was read ahead for a request is in the first level.
     pub(super) fn read_was_ahead(&mut self, slot: Slot, read: ReadAhead) {
-        let lookup = &mut self.requests[slot].lookup;
-        if let Lookup::Ahead(matched) = *lookup {
-            *lookup = Lookup::Read(read, matched);
+        if let Lookup::Ahead(matched) = self.requests[slot].lookup {
+            self.has_read(slot, read, matched);
             self.questions.read.push(slot);
         }
+    }
+
+    fn has_read(&mut self, slot: Slot, read: ReadAhead, matched: Matched) {
+        let request = &mut self.requests[slot];
+        let blocks = |chunks: usize| chunks as u64 * self.config.chunk_tokens / self.config.block_tokens;
+        for (chunks, _) in &read {
+            self.pool.read_into_host(&request.runs, blocks(chunks.start)..blocks(chunks.end));
+        }
+        request.lookup = Lookup::Read(read, matched);
     }
 
     /// Ends the wait for storage if the request has waited long enough. False: it waits on.
@@ -166,8 +174,9 @@ impl Engine {
                 self.questions.asking.retain(|&other| other != slot);
             }
             Lookup::Ahead(matched) => {
+                let matched = *matched;
                 let Some(read) = server.tiers.stop_ahead(now, name) else { return false };
-                *lookup = Lookup::Read(read, *matched);
+                self.has_read(slot, read, matched);
             }
             _ => {}
         }

@@ -90,11 +90,13 @@ impl Held {
     }
 }
 
-/// What a request makes findable: what it has loaded, or a chunk of what it has computed.
+/// What a request makes findable: what it has loaded from the first level, or what a read ahead has brought there for it,
+/// or what it has computed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Adds {
     Loaded,
-    Chunk,
+    Fetched,
+    Computed,
 }
 
 #[derive(Debug)]

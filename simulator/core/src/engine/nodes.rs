@@ -4,6 +4,7 @@
 //! used then (_split_node). A node's blocks so always have the same users, and are neighbours in the free queue.
 
 use std::mem;
+use std::ops::Range;
 
 use super::blocks::{Adds, BlockPool, ExtentId, Held, NONE};
 use super::node_ids::{NO_NODE, Nodes};
@@ -144,14 +145,16 @@ impl BlockPool {
         for number in start..start + blocks {
             let (cut, ended) = (nodes.cut.remove(&(key, number)), nodes.ended.remove(&(key, number)));
             if cut || ended {
-                return (number + 1 - start, cut || adds == Adds::Loaded);
+                // What is computed, the first level has lost since, and with it where its nodes ended.
+                let ends = adds == Adds::Loaded || (adds == Adds::Fetched && cut);
+                return (number + 1 - start, ends);
             }
         }
         (blocks, false)
     }
 
     /// A match ended behind this block of a prompt, which the host holds and the GPU does not: a node ends there.
-    pub(super) fn cut_on_host(&mut self, runs: &[BlockRun], block: u64) {
+    pub fn cut_on_host(&mut self, runs: &[BlockRun], block: u64) {
         let (Some(nodes), mut left) = (&mut self.nodes, block) else { return };
         for run in runs {
             if left < u64::from(run.blocks) {
@@ -159,6 +162,21 @@ impl BlockPool {
                 return;
             }
             left -= u64::from(run.blocks);
+        }
+    }
+
+    /// The host has got these blocks of a prompt anew, as one node: where it was cut before counts no more.
+    pub fn read_into_host(&mut self, runs: &[BlockRun], blocks: Range<u64>) {
+        let Some(nodes) = &mut self.nodes else { return };
+        let mut first = 0;
+        for run in runs {
+            let numbers = blocks.start.max(first)..blocks.end.min(first + u64::from(run.blocks));
+            for number in numbers {
+                let last = (run.key, (number - first) as u32);
+                nodes.cut.remove(&last);
+                nodes.ended.remove(&last);
+            }
+            first += u64::from(run.blocks);
         }
     }
 

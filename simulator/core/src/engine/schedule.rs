@@ -364,7 +364,7 @@ impl Engine {
                 let unloaded = request.unloaded.min(end);
                 self.pool.register(&request.runs, unloaded, &mut request.blocks, Adds::Loaded);
             }
-            self.pool.register(&request.runs, end, &mut request.blocks, Adds::Chunk);
+            self.pool.register(&request.runs, end, &mut request.blocks, Adds::Computed);
         }
     }
 
@@ -372,7 +372,7 @@ impl Engine {
     pub(super) fn register_loaded(&mut self, slot: Slot, computed: u64) {
         let request = &mut self.requests[slot];
         let Range { start, end: fetched } = request.fetched;
-        for (end, adds) in [(start, Adds::Loaded), (fetched, Adds::Chunk), (u64::MAX, Adds::Loaded)] {
+        for (end, adds) in [(start, Adds::Loaded), (fetched, Adds::Fetched), (u64::MAX, Adds::Loaded)] {
             let blocks = end.min(computed) / self.config.block_tokens;
             if blocks > request.blocks.findable.blocks {
                 self.pool.register(&request.runs, blocks, &mut request.blocks, adds);

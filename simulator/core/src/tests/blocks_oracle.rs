@@ -296,7 +296,7 @@ mod tests {
         let end = pair.keys.len().min(pair.ids.len()).min(pair.registered + count as usize);
         (pair.registered..end).for_each(|i| pools.0.register(pair.ids[i], pair.keys[i]));
         pair.registered = pair.registered.max(end);
-        pools.1.register(&pair.runs, end as u64, &mut pair.held, Adds::Chunk);
+        pools.1.register(&pair.runs, end as u64, &mut pair.held, Adds::Computed);
     }
 
     #[test]

@@ -21,7 +21,7 @@ fn compute(pool: &mut BlockPool, runs: &[BlockRun], chunk: u64, held: &mut Held)
         let blocks = chunk.min(all - end);
         assert_eq!(pool.allocate(blocks, held), blocks);
         end += blocks;
-        pool.register(runs, end, held, Adds::Chunk);
+        pool.register(runs, end, held, Adds::Computed);
     }
     pool.check([&*held].into_iter());
     cached.end.blocks
@@ -76,7 +76,7 @@ fn a_block_that_is_there_already_is_not_kept_twice() {
     let mut held = Held::default();
     pool.take(&pool.find(&runs, 3), &mut held);
     pool.allocate(1, &mut held);
-    pool.register(&runs, 4, &mut held, Adds::Chunk);
+    pool.register(&runs, 4, &mut held, Adds::Computed);
     pool.check([&held].into_iter());
     assert_eq!((pool.free(), held.len()), (4, 4));
     pool.release(&mut held);
@@ -91,7 +91,7 @@ fn a_reply_is_one_node() {
     let (runs, mut held) = (prompt(2, 9, 3), Held::default());
     for end in [2, 5] {
         pool.allocate(end - held.len(), &mut held);
-        pool.register(&runs, end, &mut held, Adds::Chunk);
+        pool.register(&runs, end, &mut held, Adds::Computed);
     }
     pool.release(&mut held);
     serve(&mut pool, &prompt(0, 3, 2), 8);
@@ -113,6 +113,34 @@ fn what_is_loaded_comes_back_as_the_nodes_that_it_was() {
     assert_eq!(evicted(&mut pool), [(runs[0].key, 4), (runs[0].key, 5)]);
 }
 
+/// How many of a prompt's four blocks go as one, which a request has made findable so.
+fn first_to_go(pool: &mut BlockPool, runs: &[BlockRun], adds: Adds) -> usize {
+    let mut held = Held::default();
+    pool.allocate(4, &mut held);
+    pool.register(runs, 4, &mut held, adds);
+    pool.release(&mut held);
+    serve(pool, &prompt(0, 2, 3), 8);
+    evicted(pool).len()
+}
+
+#[test]
+fn a_match_cuts_what_the_host_holds_until_the_host_has_it_anew() {
+    let (runs, pool) = (prompt(4, 0, 0), || BlockPool::of_nodes(6, Journal::new(true)));
+    for adds in [Adds::Loaded, Adds::Fetched] {
+        let mut cut = pool();
+        cut.cut_on_host(&runs, 1);
+        assert_eq!(first_to_go(&mut cut, &runs, adds), 2, "{adds:?}");
+        let mut anew = pool();
+        anew.cut_on_host(&runs, 1);
+        anew.read_into_host(&runs, 0..4);
+        assert_eq!(first_to_go(&mut anew, &runs, adds), 4, "{adds:?}");
+    }
+    // What a request computes, the host has lost.
+    let mut computed = pool();
+    computed.cut_on_host(&runs, 1);
+    assert_eq!(first_to_go(&mut computed, &runs, Adds::Computed), 4);
+}
+
 #[test]
 fn a_node_has_the_place_of_its_last_use() {
     let mut pool = BlockPool::of_nodes(8, Journal::new(true));
@@ -120,7 +148,7 @@ fn a_node_has_the_place_of_its_last_use() {
     compute(&mut pool, &old, 8, &mut held);
     let (newer, mut other) = (prompt(0, 2, 4), Held::default());
     pool.allocate(4, &mut other);
-    pool.register(&newer, 4, &mut other, Adds::Chunk);
+    pool.register(&newer, 4, &mut other, Adds::Computed);
     pool.release(&mut other);
     // It is released after the newer one, and was used before it.
     pool.release(&mut held);
@@ -136,8 +164,8 @@ fn requests_that_compute_the_same_keep_one_of_it() {
     for (held, runs) in helds.iter_mut().zip([&short, &long]) {
         pool.allocate(runs.iter().map(|run| u64::from(run.blocks)).sum(), held);
     }
-    pool.register(&long, 5, &mut helds[1], Adds::Chunk);
-    pool.register(&short, 3, &mut helds[0], Adds::Chunk);
+    pool.register(&long, 5, &mut helds[1], Adds::Computed);
+    pool.register(&short, 3, &mut helds[0], Adds::Computed);
     pool.check(helds.iter());
     assert_eq!(pool.free(), 7);
     helds.iter_mut().rev().for_each(|held| pool.release(held));
