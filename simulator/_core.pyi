@@ -48,6 +48,7 @@ class CompletionColumns:
 
 class LevelTotals:
     hit_chunks: int
+    taken_tokens: int
     loaded_chunks: int
     read_bytes: int
 

@@ -127,7 +127,7 @@ class Cluster(Driver[_core.Cluster]):
 
     def totals(self) -> Totals:
         """Over all instances."""
-        return totals_of(self._core.totals(), self.like.chunk_tokens, self.like.engine_policy)
+        return totals_of(self._core.totals(), self.like)
 
     def counters(self) -> SimCounters:
         """Over all instances."""
@@ -137,7 +137,7 @@ class Cluster(Driver[_core.Cluster]):
         """Without what a cache server counts that all instances share: it does not tell them apart."""
         found = []
         for instance in range(self.instances):
-            totals = totals_of(self._core.totals_of(instance), self.like.chunk_tokens, self.like.engine_policy)
+            totals = totals_of(self._core.totals_of(instance), self.like)
             if self.shares_server:
                 own = {"gpu": totals.hit_tokens["gpu"]}
                 totals = msgspec.structs.replace(totals, hit_tokens=own, loaded_chunks={}, read_bytes={})

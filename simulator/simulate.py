@@ -317,7 +317,7 @@ class Simulator(Driver[_core.Engine]):
         return [note_of(note) for note in notes.engine], [note_of(note) for note in notes.tiers]
 
     def totals(self) -> Totals:
-        return totals_of(self._core.totals(), self.chunk_tokens, self.engine_policy)
+        return totals_of(self._core.totals(), self)
 
     def counters(self) -> SimCounters:
         return counters_of(self.totals())
@@ -383,18 +383,15 @@ def note_of(note: _core.Note) -> Note:
     return Note(note.what, note.request, note.numbers)
 
 
-def totals_of(totals: _core.Totals, chunk_tokens: int, policy: EnginePolicy) -> Totals:
-    """The core counts chunks where the totals by tier count tokens.
-
-    An engine that looks into its own tiers itself (prefills_first) counts of the first one what it takes beyond the
-    GPU; a cache server counts all that it finds.
-    """
+def totals_of(totals: _core.Totals, of: Simulator) -> Totals:
+    """An engine that looks into its own tiers itself (prefills_first) counts what it takes from each, and so do some
+    cache servers; others count all that they find."""
     levels = totals.levels
     lower = dict(list(levels.items())[1:])
-    hit_tokens = {tier: level.hit_chunks * chunk_tokens for tier, level in levels.items()}
-    if policy.prefills_first and hit_tokens:
-        first, *others = hit_tokens
-        hit_tokens[first] = totals.external_tokens - sum(hit_tokens[tier] for tier in others)
+    if of.engine_policy.prefills_first or of.tier_policy.counts_taken:
+        hit_tokens = {tier: level.taken_tokens for tier, level in levels.items()}
+    else:
+        hit_tokens = {tier: level.hit_chunks * of.chunk_tokens for tier, level in levels.items()}
     return Totals(
         computed_tokens=totals.computed_tokens,
         external_tokens=totals.external_tokens,

@@ -27,6 +27,7 @@ MOONCAKE = TierPolicy(
     tick_share="surplus",
     keep_prefetched=False,
     read_in_place=True,
+    counts_taken=True,
     max_prefetches=NO_LIMIT,
     disk_evicts=True,
     disk_watermark=0.9,

@@ -38,6 +38,8 @@ class TierPolicy(msgspec.Struct, frozen=True, kw_only=True):
     keep_prefetched: chunks read from disk stay in the CPU tier.
     read_in_place: chunks read from disk take no room in the CPU tier, and do not stay.
     connector: how the engine asks this cache server.
+    counts_taken: its counters have what requests take from each tier beyond the GPU's and the tiers' above; otherwise
+        all that look-ups find, as LMCache's.
     max_prefetches: requests that read from disk at a time, 65,534 at most; further ones wait.
     min_prefetch_tokens: the server does not read hits of fewer tokens from disk.
     prefetch_share: the server reads nothing more while it is reading into this share of the CPU tier; None: no limit.
@@ -71,6 +73,7 @@ class TierPolicy(msgspec.Struct, frozen=True, kw_only=True):
     keep_prefetched: bool
     read_in_place: bool = False
     connector: Connector = Connector()
+    counts_taken: bool = False
     max_prefetches: int
     min_prefetch_tokens: int = 0
     prefetch_share: float | None = None

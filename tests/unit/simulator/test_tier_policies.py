@@ -132,10 +132,11 @@ def test_hicache_evicts_a_prompt_from_its_tail_however_many_steps_stored_it() ->
 
 
 @pytest.mark.parametrize(("engine", "pack", "counted"), [
-    ("sglang-0.5.23", "sglang-0.5.23-hicache", 4), ("vllm-0.32", "lmcache-0.5.6-mp", 8),
+    ("sglang-0.5.23", "sglang-0.5.23-hicache", 4), ("vllm-0.32", "mooncake-0.3.13", 4),
+    ("vllm-0.32", "lmcache-0.5.6-mp", 8),
 ])  # fmt: skip
-def test_sglang_counts_of_host_memory_what_it_takes_beyond_the_gpu(engine: str, pack: str, counted: int) -> None:
-    """LMCache's server counts all that it finds; it does not know what the GPU has."""
+def test_only_lmcache_counts_what_the_gpu_has_too(engine: str, pack: str, counted: int) -> None:
+    """Its server counts all that it finds. SGLang counts what it takes beyond the GPU, and Mooncake's master too."""
     sim = simulator(pack, 40, None, engine=engine)
     ask(sim, 1, 8)
     ask(sim, 1, 4)  # empties the GPU, and brings the first half back

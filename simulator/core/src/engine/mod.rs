@@ -26,14 +26,14 @@ pub mod request;
 mod schedule;
 mod step;
 
-use std::collections::VecDeque;
+use std::{array, collections::VecDeque};
 
 use hashbrown::HashSet;
 
 use crate::journal::{Journal, Note};
 use crate::keys::Key;
 use crate::tiers::server::Server;
-use crate::tiers::{Ended, Slot, TierCounters, Tiers};
+use crate::tiers::{Ended, Slot, TierCounters, Tiers, config::MOST_LEVELS};
 use crate::time::{FOREVER, Ticks};
 use arrivals::Arrivals;
 use blocks::BlockPool;
@@ -48,7 +48,7 @@ use step::{Batch, Step};
 pub struct Counters {
     pub computed_tokens: u64,
     pub gpu_hit_tokens: u64,
-    pub external_tokens: u64,
+    pub level_tokens: [u64; MOST_LEVELS],
     pub tiers: TierCounters,
 }
 
@@ -57,7 +57,7 @@ impl Counters {
         Self {
             computed_tokens: self.computed_tokens + other.computed_tokens,
             gpu_hit_tokens: self.gpu_hit_tokens + other.gpu_hit_tokens,
-            external_tokens: self.external_tokens + other.external_tokens,
+            level_tokens: array::from_fn(|level| self.level_tokens[level] + other.level_tokens[level]),
             tiers: self.tiers.plus(other.tiers),
         }
     }

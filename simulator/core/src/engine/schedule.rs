@@ -316,7 +316,9 @@ impl Engine {
             };
             self.counters.computed_tokens += request.sources.computed;
             self.counters.gpu_hit_tokens += request.sources.gpu;
-            self.counters.external_tokens += external;
+            for (all, own) in self.counters.level_tokens.iter_mut().zip(levels) {
+                *all += own;
+            }
         }
     }
 

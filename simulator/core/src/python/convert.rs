@@ -246,6 +246,7 @@ pub struct CompletionColumns {
 #[pyclass(frozen, get_all)]
 pub struct LevelTotals {
     hit_chunks: u64,
+    taken_tokens: u64,
     loaded_chunks: u64,
     read_bytes: u64,
 }
@@ -264,15 +265,17 @@ pub struct Totals {
 impl Totals {
     pub fn new(py: Python<'_>, tiers: &[String], all: Counters) -> PyResult<Self> {
         let levels = PyDict::new(py);
-        for (tier, level) in tiers.iter().skip(1).zip(all.tiers.levels) {
+        let counted = all.tiers.levels.into_iter().zip(all.level_tokens);
+        for (tier, (level, taken_tokens)) in tiers.iter().skip(1).zip(counted) {
             let (hit_chunks, loaded_chunks) = (level.hit_chunks, level.loaded_chunks);
-            let totals = LevelTotals { hit_chunks, loaded_chunks, read_bytes: level.read_bytes };
+            let totals =
+                LevelTotals { hit_chunks, taken_tokens, loaded_chunks, read_bytes: level.read_bytes };
             levels.set_item(tier, Bound::new(py, totals)?)?;
         }
         Ok(Self {
             computed_tokens: all.computed_tokens,
             gpu_hit_tokens: all.gpu_hit_tokens,
-            external_tokens: all.external_tokens,
+            external_tokens: all.level_tokens.iter().sum(),
             stores_begun: all.tiers.stores_begun,
             stores_ended: all.tiers.stores_ended,
             levels: levels.unbind(),

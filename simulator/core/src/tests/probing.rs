@@ -43,7 +43,7 @@ fn a_probe_is_what_the_engine_gives_when_it_is_stepped_by_hand() {
         near(to_s(first - found.sent), to_s(one.first_token.expect("a token") - sent));
         near(to_s(last - found.sent), to_s(one.last_token.expect("a token") - sent));
     }
-    assert_eq!((found.tokens.len(), engine.counters().external_tokens), (2, 64));
+    assert_eq!((found.tokens.len(), engine.counters().level_tokens[0]), (2, 64));
 }
 
 #[test]
