@@ -145,7 +145,8 @@ def test_requests_run_together_as_in_sglang() -> None:
 
 @pytest.mark.parametrize("crowd", [random_crowd_over_host, random_crowd_over_storage])
 def test_requests_run_together_over_hicache_nearly_as_in_sglang(crowd: Callable[[int], Crowd]) -> None:
-    """The rules that the simulator lacks there concern few requests (docs/simulator.md)."""
+    """Over host memory that holds everything all are equal. The rules that the simulator lacks below it concern few
+    requests (docs/simulator.md)."""
     served = together([crowd(seed) for seed in range(RANDOM_CASES)])
     equal = different = 0
     for seed, (case, mine, real) in enumerate(served):
@@ -154,7 +155,8 @@ def test_requests_run_together_over_hicache_nearly_as_in_sglang(crowd: Callable[
         print(f"seed {seed}: {[*rows, *evictions]}")
     requests = sum(len(case.requests) for case, _, _ in served)
     print(f"{equal} of {len(served)} workloads are equal in everything; {different} of {requests} requests are not")
-    assert equal >= 0.6 * len(served) and different <= 0.05 * requests
+    least = len(served) if crowd is random_crowd_over_host else 0.6 * len(served)
+    assert equal >= least and different <= 0.05 * requests
     seen = strain_together(served)
     tiers = ("device", "host", "storage") if crowd is random_crowd_over_storage else ("device", "host")
     assert min(seen[tier] for tier in ("evicted", *tiers)) > 10 * RANDOM_CASES, "the workloads do not strain the tiers"

@@ -164,11 +164,11 @@ impl Engine {
     /// Stores what a step has computed, and makes it findable if the pool gets it then.
     #[inline(always)]
     pub(super) fn keep_computed(&mut self, slot: Slot) {
-        if self.config.stores_replies || self.requests[slot].lacks_stores() {
-            self.store_chunks(slot);
-        }
         if self.config.prefills_first {
             self.insert_prompt(slot);
+        }
+        if self.config.stores_replies || self.requests[slot].lacks_stores() {
+            self.store_chunks(slot);
         }
     }
 

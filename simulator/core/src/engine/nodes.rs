@@ -153,6 +153,11 @@ impl BlockPool {
         (blocks, false)
     }
 
+    /// Nodes have ended, or were cut, that the host may hold.
+    pub(super) fn knows_ends(&self) -> bool {
+        self.nodes.as_ref().is_some_and(|nodes| !nodes.ended.is_empty() || !nodes.cut.is_empty())
+    }
+
     /// A match ended behind this block of a prompt, which the host holds and the GPU does not: a node ends there.
     pub fn cut_on_host(&mut self, runs: &[BlockRun], block: u64) {
         let (Some(nodes), mut left) = (&mut self.nodes, block) else { return };

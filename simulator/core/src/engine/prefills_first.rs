@@ -151,7 +151,6 @@ impl Engine {
             self.release_hit(slot);
         }
         let request = &mut self.requests[slot];
-        request.unloaded = (computed + prefix.unloaded_tokens) / self.config.block_tokens;
         (request.computed, request.status) = (computed, Status::Running);
         Verdict::Run(tokens)
     }

@@ -174,8 +174,6 @@ pub struct Request {
     pub stored_chunks: u64,
     /// Tokens that a lower level than the first one held: they came as one piece.
     pub fetched: Range<u64>,
-    /// Blocks of the prompt up to where the tiers held what was computed again: in the tree they are what they were.
-    pub unloaded: u64,
     pub stores_in_flight: u64,
     /// Tokens at the front end: the first, the last, or both.
     pub answers: u64,

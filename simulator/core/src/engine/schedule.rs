@@ -29,8 +29,6 @@ pub(super) struct Prefix {
     pub local_tokens: u64,
     /// Tokens that the tiers hold beyond the GPU's, and load.
     pub external_tokens: u64,
-    /// Tokens that they hold and do not load.
-    pub unloaded_tokens: u64,
 }
 
 impl Engine {
@@ -195,7 +193,7 @@ impl Engine {
         };
         let beyond = hit_tokens.min(most).saturating_sub(local_tokens);
         let external_tokens = if beyond < self.config.min_load_tokens { 0 } else { beyond };
-        Prefix { local, local_tokens, external_tokens, unloaded_tokens: beyond - external_tokens }
+        Prefix { local, local_tokens, external_tokens }
     }
 
     /// Tokens of the longest prefix that this engine holds now: whole blocks on the GPU, or whole chunks in the tiers.
@@ -361,10 +359,16 @@ impl Engine {
     pub(super) fn insert(&mut self, slot: Slot, end: u64) {
         let request = &mut self.requests[slot];
         if end >= (request.blocks.findable.blocks + 1).saturating_mul(self.config.block_tokens) {
-            let end = end / self.config.block_tokens;
-            if request.unloaded > request.blocks.findable.blocks {
-                let unloaded = request.unloaded.min(end);
-                self.pool.register(&request.runs, unloaded, &mut request.blocks, Adds::Loaded);
+            let (size, end) = (self.config.block_tokens, end / self.config.block_tokens);
+            if let Some(server) = self.server.as_ref().filter(|_| self.pool.knows_ends()) {
+                // What the first level holds of it is in the tree already, as the nodes that it was.
+                let chunks = match self.config.stores_replies {
+                    true => (end * size / self.config.chunk_tokens) as usize,
+                    false => request.chunks.len(),
+                };
+                let held = server.tiers.first_holds(&request.chunks.slice(0..chunks));
+                let held = held * self.config.chunk_tokens / size;
+                self.pool.register(&request.runs, held.min(end), &mut request.blocks, Adds::Loaded);
             }
             self.pool.register(&request.runs, end, &mut request.blocks, Adds::Computed);
         }
