@@ -147,12 +147,13 @@ impl Engine {
     /// What was read ahead for a request is in the first level.
     pub(super) fn read_was_ahead(&mut self, slot: Slot, read: ReadAhead) {
         if let Lookup::Ahead(matched) = self.requests[slot].lookup {
-            self.has_read(slot, read, matched);
+            self.note_read(slot, read, matched);
             self.questions.read.push(slot);
         }
     }
 
-    fn has_read(&mut self, slot: Slot, read: ReadAhead, matched: Matched) {
+    /// Notes that a wait for storage has ended, with what was read.
+    fn note_read(&mut self, slot: Slot, read: ReadAhead, matched: Matched) {
         let request = &mut self.requests[slot];
         let blocks = |chunks: usize| chunks as u64 * self.config.chunk_tokens / self.config.block_tokens;
         for (chunks, _) in &read {
@@ -176,7 +177,7 @@ impl Engine {
             Lookup::Ahead(matched) => {
                 let matched = *matched;
                 let Some(read) = server.tiers.stop_ahead(now, name) else { return false };
-                self.has_read(slot, read, matched);
+                self.note_read(slot, read, matched);
             }
             _ => {}
         }

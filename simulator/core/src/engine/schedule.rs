@@ -366,9 +366,16 @@ impl Engine {
                     true => (end * size / self.config.chunk_tokens) as usize,
                     false => request.chunks.len(),
                 };
-                let held = server.tiers.first_holds(&request.chunks.slice(0..chunks));
-                let held = held * self.config.chunk_tokens / size;
-                self.pool.register(&request.runs, held.min(end), &mut request.blocks, Adds::Loaded);
+                let held =
+                    server.tiers.first_holds(&request.chunks.slice(0..chunks)) * self.config.chunk_tokens;
+                if held / size > request.blocks.findable.blocks {
+                    self.pool.register(
+                        &request.runs,
+                        end.min(held / size),
+                        &mut request.blocks,
+                        Adds::Loaded,
+                    );
+                }
             }
             self.pool.register(&request.runs, end, &mut request.blocks, Adds::Computed);
         }
