@@ -35,6 +35,11 @@ impl Nodes {
         id
     }
 
+    /// Nodes have ended, or were cut, that the host may hold.
+    pub fn has_ends(&self) -> bool {
+        !self.ended.is_empty() || !self.cut.is_empty()
+    }
+
     pub fn tick(&mut self) -> u64 {
         self.clock += 1;
         self.clock

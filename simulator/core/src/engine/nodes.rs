@@ -139,7 +139,7 @@ impl BlockPool {
         let Some(nodes) = &mut self.nodes else { return (blocks, false) };
         let start = held.findable.offset;
         let blocks = if self.first.contains_key(&key) { 1 } else { blocks };
-        if nodes.ended.is_empty() && nodes.cut.is_empty() {
+        if !nodes.has_ends() {
             return (blocks, false);
         }
         for number in start..start + blocks {
@@ -153,9 +153,9 @@ impl BlockPool {
         (blocks, false)
     }
 
-    /// Nodes have ended, or were cut, that the host may hold.
+    /// The host may hold what was a node of its own.
     pub(super) fn knows_ends(&self) -> bool {
-        self.nodes.as_ref().is_some_and(|nodes| !nodes.ended.is_empty() || !nodes.cut.is_empty())
+        self.nodes.as_ref().is_some_and(Nodes::has_ends)
     }
 
     /// A match ended behind this block of a prompt, which the host holds and the GPU does not: a node ends there.

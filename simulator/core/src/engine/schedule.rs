@@ -357,28 +357,28 @@ impl Engine {
 
     #[inline(always)]
     pub(super) fn insert(&mut self, slot: Slot, end: u64) {
-        let request = &mut self.requests[slot];
-        if end >= (request.blocks.findable.blocks + 1).saturating_mul(self.config.block_tokens) {
-            let (size, end) = (self.config.block_tokens, end / self.config.block_tokens);
-            if let Some(server) = self.server.as_ref().filter(|_| self.pool.knows_ends()) {
-                // What the first level holds of it is in the tree already, as the nodes that it was.
-                let chunks = match self.config.stores_replies {
-                    true => (end * size / self.config.chunk_tokens) as usize,
-                    false => request.chunks.len(),
-                };
-                let held =
-                    server.tiers.first_holds(&request.chunks.slice(0..chunks)) * self.config.chunk_tokens;
-                if held / size > request.blocks.findable.blocks {
-                    self.pool.register(
-                        &request.runs,
-                        end.min(held / size),
-                        &mut request.blocks,
-                        Adds::Loaded,
-                    );
-                }
+        let findable = self.requests[slot].blocks.findable.blocks;
+        if end >= (findable + 1).saturating_mul(self.config.block_tokens) {
+            let end = end / self.config.block_tokens;
+            let held = if self.pool.knows_ends() { self.first_holds(slot, end) } else { 0 };
+            let request = &mut self.requests[slot];
+            if held > findable {
+                self.pool.register(&request.runs, held, &mut request.blocks, Adds::Loaded);
             }
             self.pool.register(&request.runs, end, &mut request.blocks, Adds::Computed);
         }
+    }
+
+    /// How many of a request's first `blocks` the first level holds: they are in the tree as the nodes that they were.
+    fn first_holds(&self, slot: Slot, blocks: u64) -> u64 {
+        let (request, chunk, block) =
+            (&self.requests[slot], self.config.chunk_tokens, self.config.block_tokens);
+        let chunks = match self.config.stores_replies {
+            true => (blocks * block / chunk) as usize,
+            false => request.chunks.len(),
+        };
+        let Some(server) = &self.server else { return 0 };
+        blocks.min(server.tiers.first_holds(&request.chunks.slice(0..chunks)) * chunk / block)
     }
 
     /// As `register`, of what the tiers have brought.

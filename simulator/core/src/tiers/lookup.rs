@@ -367,9 +367,8 @@ impl Tiers {
     }
 }
 
-/// Levels with the chunks that a hit counts there: a lower level's chunks where they lay, as Mooncake's master counts
-/// them. The first level counts only the prefix that it holds, as LMCache does: what it holds behind a chunk from below
-/// counts there.
+/// Levels with the chunks that a hit counts there: a lower level's chunks where they lay. The first level counts only
+/// the prefix that it holds, as LMCache does: what it holds behind a chunk from below counts there.
 fn counted(hit: &Hit) -> impl Iterator<Item = (usize, u64)> {
     hit.ranges().scan(0, |below, (chunks, level)| {
         if level > 0 {
